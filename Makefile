@@ -1,0 +1,85 @@
+# `make` sets up .venv; `make demo` shows the library at work; `make test` checks everything.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP_FLAGS := -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := setup
+.DELETE_ON_ERROR:
+.PHONY: setup demo test lint format lock clean help
+
+setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
+
+# Debian splits venv, the compiler and the headers off python3. As root we fetch what is missing; without
+# venv nothing can go on, while compiler and headers matter only if a package has no ready-made wheel.
+define CHECK_MACHINE
+command -v $(PYTHON) >/dev/null \
+  || { echo "dmtrl needs Python 3.11 or newer, and '$(PYTHON)' was not found: install it or run 'make PYTHON=/path/to/python3'." >&2; exit 1; }; \
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  || { echo "dmtrl needs Python 3.11 or newer, and '$(PYTHON)' is older: run 'make PYTHON=/path/to/newer/python3'." >&2; exit 1; }; \
+missing=""; \
+$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
+command -v gcc >/dev/null || command -v cc >/dev/null || missing="$$missing gcc"; \
+$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' \
+  || missing="$$missing python3-dev"; \
+if [ -n "$$missing" ] && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+  echo "Installing system packages:$$missing"; \
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; } >/dev/null \
+    || echo "apt-get could not install:$$missing; going on without." >&2; \
+elif [ -n "$$missing" ]; then \
+  echo "These system packages are missing:$$missing (on Debian or Ubuntu: sudo apt-get install$$missing)." >&2; \
+fi; \
+$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+  || { echo "'$(PYTHON)' cannot create virtual environments: install its venv module (python3-venv), then run make again." >&2; exit 1; }
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(CHECK_MACHINE)
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  echo "Creating $(VENV) ..."; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); \
+	fi
+	@echo "Installing dmtrl and its tools into $(VENV) (a minute or two the first time) ..."
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt
+	@touch $@
+	@echo "Ready. Next: 'make demo' or 'make test'."
+
+demo: setup  ## run the main job on built-in data and say where the report page lies
+	@$(BIN)/dmtrl demo
+
+test: setup lint  ## lint, then run all tests
+	@echo "Running the tests ..."
+	@$(BIN)/python -m pytest -q -n 2
+
+lint: setup  ## ruff, mypy and the import contract
+	@echo "Checking style, types and imports ..."
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . \
+	  || { echo "Some files are not formatted: run 'make format'." >&2; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
+
+format: setup  ## put the source into the one format, and fix what ruff can fix
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+lock:  ## write constraints.txt anew from the newest versions that fit together
+	@$(CHECK_MACHINE)
+	@echo "Installing the newest versions into a fresh environment ..."
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	$(PYTHON) -m venv "$$dir/venv"; \
+	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[dev]"; \
+	{ echo '# The versions the tests run with: everything in ".[dev]", pinned.'; \
+	  echo '# Written by `make lock`; do not edit by hand.'; \
+	  "$$dir/venv/bin/python" -m pip freeze --disable-pip-version-check --exclude dmtrl; } > constraints.txt.new; \
+	mv constraints.txt.new constraints.txt
+	@echo "Wrote constraints.txt ($$(grep -c == constraints.txt) packages). Run 'make test' to try them."
+
+clean:  ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+	  printf '  make %-8s %s\n' "$$name" "$$text"; done

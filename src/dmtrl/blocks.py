@@ -1,0 +1,63 @@
+"""What a worker holds, and where it comes from.
+
+Room: the ground. `Blocks` are the rows of a worker's units laid one after the other; a unit is a task, or a shard of one. A
+`Source` is what travels to the place where a worker runs: it loads the blocks there, so rows need not pass through anybody
+else's hands.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import sparse
+
+
+@dataclass(frozen=True)
+class Blocks:
+    X: Any  # (n, d) array or CSR matrix, float32 or float64
+    y: np.ndarray
+    sample_weight: np.ndarray | None
+    starts: np.ndarray  # unit i owns rows starts[i]:starts[i+1]
+    tasks: np.ndarray  # number of each unit's task in the whole problem
+    shards: np.ndarray  # number of the shard within its task; 0 where a task is whole
+    names: Sequence[str]  # each unit's task in words, for error messages
+
+    def __post_init__(self) -> None:
+        n = self.X.shape[0]
+        if len(self.y) != n or self.starts[-1] != n or len(self.tasks) != len(self.starts) - 1:
+            raise ValueError(
+                f"blocks do not fit together: {n} rows in X, {len(self.y)} in y, the last unit ends at {self.starts[-1]}"
+            )
+
+    @property
+    def n_units(self) -> int:
+        return len(self.tasks)
+
+
+class Source(Protocol):
+    def load(self) -> Blocks: ...
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """Rows that are already in this process."""
+
+    blocks: Blocks
+
+    def load(self) -> Blocks:
+        return self.blocks
+
+
+def as_rows(X: Any) -> Any:
+    """X as the kernels read it: C-ordered or CSR with sorted, summed indices; float32 stays, all else becomes float64."""
+    if sparse.issparse(X):
+        X = X.tocsr()
+        if not X.has_canonical_format:
+            X = X.copy()
+            X.sum_duplicates()
+        return X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
+    X = np.asarray(X)
+    if X.dtype not in (np.float32, np.float64):
+        X = X.astype(np.float64)
+    return np.ascontiguousarray(X)

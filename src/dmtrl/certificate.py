@@ -1,0 +1,45 @@
+"""Certificates: how far an answer can be from the best there is.
+
+Room: beside relationship. Every number here comes from sums that travel anyway. The primal is a value the model attains,
+the dual a value nothing can go below, so their distance bounds the error of both (docs/math.md sections 1 and 5).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """primal >= optimum >= dual."""
+
+    primal: float
+    dual: float
+
+    @property
+    def gap(self) -> float:
+        return self.primal - self.dual
+
+    @property
+    def relative_gap(self) -> float:
+        scale = max(abs(self.primal), abs(self.dual))
+        return self.gap / scale if scale > 0 else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"objective {self.primal:.6g}, nothing can be below {self.dual:.6g}: "
+            f"within {max(self.relative_gap, 0.0):.2g} of the best possible"
+        )
+
+
+def scaled_dual(conjugate_of_penalty: float, conjugates: float, conjugates_at_zero: float) -> float:
+    """The best dual bound over alpha scaled by c in [0, 1], from sums alone (15).
+
+    By convexity the scaled conjugates are at most the chord between c = 0 and c = 1; for hinge the chord is exact.
+    """
+    slope = conjugates_at_zero - conjugates
+    if slope <= 0:
+        c = 0.0
+    elif slope >= 2.0 * conjugate_of_penalty:
+        c = 1.0
+    else:
+        c = slope / (2.0 * conjugate_of_penalty)
+    return -c * c * conjugate_of_penalty + c * slope - conjugates_at_zero

@@ -1,0 +1,600 @@
+"""Every compiled function of the project, in one file (numba's disk cache misses edits made in other files).
+
+Room: the floor of the house. Nothing is imported from dmtrl here. Three parts: the loss table by integer id, row access
+for dense and CSR data through one name each, and the local solvers that a worker runs on its units. A *unit* is a task's
+rows, or a shard of them. Symbols and equation numbers follow docs/math.md: alpha dual variables, p row weights that sum to
+one over a task, q squared row norms, s the step size, c the centre of the local proximal problem (6).
+"""
+
+import types as python_types
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+HINGE, SMOOTHED_HINGE, SQUARED_HINGE, LOGISTIC, SQUARED, ABSOLUTE = 0, 1, 2, 3, 4, 5
+EPSILON_INSENSITIVE, HUBER, QUANTILE, POISSON, CUSTOM = 6, 7, 8, 9, 10
+
+SDCA, NEWTON, GRAM = 0, 1, 2
+
+# Sums may be reordered (SIMD); NaN and infinity keep their meaning, unlike under full fastmath.
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+TINY = 1e-200
+
+
+class Units(NamedTuple):
+    """The rows of a worker's units, one after the other. X is a C-ordered array or CSR's (data, indices, indptr)."""
+
+    X: Any
+    y: np.ndarray
+    p: np.ndarray
+    q: np.ndarray
+    starts: np.ndarray  # unit i owns rows starts[i]:starts[i+1]
+    loss: np.ndarray  # loss id of each unit
+    param: np.ndarray  # the loss's one number: gamma, epsilon, delta or the quantile
+
+
+class GramFactors(NamedTuple):
+    """Eigen-decomposition of sum_j p_j x_j x_j^T of each unit and sum_j p_j y_j x_j in its basis (quadratic loss only)."""
+
+    values: np.ndarray
+    vectors: np.ndarray
+    target: np.ndarray
+
+
+@njit(cache=True)
+def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
+    """l(z, y)."""
+    if loss == SQUARED:
+        return 0.5 * (z - y) * (z - y)
+    if loss <= LOGISTIC:
+        margin = y * z
+        slack = 1.0 - margin
+        if loss == LOGISTIC:
+            return np.log1p(np.exp(-margin)) if margin > 0 else np.log1p(np.exp(margin)) - margin
+        if slack <= 0:
+            return 0.0
+        if loss == HINGE:
+            return slack
+        if loss == SQUARED_HINGE:
+            return 0.5 * slack * slack
+        return slack - 0.5 * param if slack >= param else 0.5 * slack * slack / param
+    if loss == POISSON:
+        return np.exp(z) - y * z
+    r = y - z
+    if loss == QUANTILE:
+        return param * r if r >= 0 else (param - 1.0) * r
+    r = abs(r)
+    if loss == HUBER:
+        return 0.5 * r * r if r <= param else param * (r - 0.5 * param)
+    return max(r - param, 0.0)  # epsilon-insensitive; absolute is epsilon = 0
+
+
+@njit(cache=True)
+def _xlogx(x):  # type: ignore[no-untyped-def]
+    return x * np.log(x) if x > 0 else 0.0
+
+
+@njit(cache=True)
+def loss_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
+    """l*(-a), infinite outside the domain."""
+    if loss == SQUARED:
+        return 0.5 * a * a - a * y
+    if loss <= LOGISTIC:
+        t = a * y
+        if t < 0 or (t > 1 and loss != SQUARED_HINGE):
+            return np.inf
+        if loss == LOGISTIC:
+            return _xlogx(t) + _xlogx(1.0 - t)
+        if loss == SQUARED_HINGE:
+            return 0.5 * t * t - t
+        return 0.5 * param * t * t - t if loss == SMOOTHED_HINGE else -t
+    if loss == POISSON:
+        return np.inf if a > y else _xlogx(y - a) - (y - a)
+    if loss == QUANTILE:
+        return np.inf if a > param or a < param - 1.0 else -a * y
+    if loss == HUBER:
+        return np.inf if abs(a) > param else 0.5 * a * a - a * y
+    return np.inf if abs(a) > 1 else param * abs(a) - a * y
+
+
+@njit(cache=True)
+def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
+    """t in (0, 1) with logit(t) + margin + sq (t - t0) = 0, by safeguarded Newton on the logit v."""
+    low, high = -margin - sq * (1.0 - t0), -margin + sq * t0
+    v = min(max(np.log((t0 + 1e-12) / (1.0 - t0 + 1e-12)), low), high)
+    for _ in range(60):
+        t = 1.0 / (1.0 + np.exp(-v)) if v > 0 else np.exp(v) / (1.0 + np.exp(v))
+        g = v + margin + sq * (t - t0)
+        if g > 0:
+            high = v
+        else:
+            low = v
+        new = v - g / (1.0 + sq * t * (1.0 - t))
+        if not (low <= new <= high):
+            new = 0.5 * (low + high)
+        if abs(new - v) <= 1e-14 * (1.0 + abs(v)):
+            v = new
+            break
+        v = new
+    return 1.0 / (1.0 + np.exp(-v)) if v > 0 else np.exp(v) / (1.0 + np.exp(v))
+
+
+@njit(cache=True)
+def _poisson_step(a0, z, y, sq):  # type: ignore[no-untyped-def]
+    """r = y - a > 0 with log(r) - z - sq (y - a0 - r) = 0, by safeguarded Newton on v = log(r); returns a."""
+    rest = y - a0
+    v = min(z, np.log(rest)) if rest > 0 else z
+    low, high = -745.0, 709.0
+    v = min(max(v, low), high)
+    for _ in range(100):
+        r = np.exp(v)
+        g = v - z + sq * (r - rest)
+        if g > 0:
+            high = v
+        else:
+            low = v
+        new = v - g / (1.0 + sq * r)
+        if not (low <= new <= high):
+            new = 0.5 * (low + high)
+        if abs(new - v) <= 1e-14 * (1.0 + abs(v)):
+            v = new
+            break
+        v = new
+    return y - np.exp(v)
+
+
+@njit(cache=True)
+def loss_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
+    """The new a that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2  (5); sq may be zero."""
+    if loss == SQUARED:
+        return a + (y - z - a) / (1.0 + sq)
+    sq = max(sq, TINY)
+    if loss <= LOGISTIC:
+        t = a * y
+        slack = 1.0 - y * z
+        if loss == LOGISTIC:
+            return y * _logistic_step(t, y * z, sq)
+        if loss == HINGE:
+            return y * min(max(t + slack / sq, 0.0), 1.0)
+        if loss == SQUARED_HINGE:
+            return y * max(t + (slack - t) / (1.0 + sq), 0.0)
+        return y * min(max(t + (slack - param * t) / (param + sq), 0.0), 1.0)
+    if loss == POISSON:
+        return _poisson_step(a, z, y, sq)
+    if loss == HUBER:
+        return min(max(a + (y - z - a) / (1.0 + sq), -param), param)
+    v = a + (y - z) / sq
+    if loss == QUANTILE:
+        return min(max(v, param - 1.0), param)
+    shrunk = max(abs(v) - param / sq, 0.0)
+    return min(shrunk, 1.0) if v > 0 else -min(shrunk, 1.0)
+
+
+@njit(cache=True)
+def loss_slope(loss, param, z, y):  # type: ignore[no-untyped-def]
+    """-l'(z): the dual variable that belongs to z. Differentiable losses only."""
+    if loss == SQUARED:
+        return y - z
+    if loss <= LOGISTIC:
+        slack = 1.0 - y * z
+        if loss == LOGISTIC:
+            return y / (1.0 + np.exp(y * z))
+        if loss == SQUARED_HINGE:
+            return y * max(slack, 0.0)
+        return y * min(max(slack / param, 0.0), 1.0)
+    if loss == POISSON:
+        return y - np.exp(z)
+    return min(max(y - z, -param), param)  # Huber
+
+
+@njit(cache=True)
+def loss_curvature(loss, param, z, y):  # type: ignore[no-untyped-def]
+    """l''(z), or an element of its generalised derivative. Differentiable losses only."""
+    if loss == SQUARED:
+        return 1.0
+    if loss <= LOGISTIC:
+        slack = 1.0 - y * z
+        if loss == LOGISTIC:
+            t = 1.0 / (1.0 + np.exp(abs(z)))
+            return t * (1.0 - t)
+        if slack <= 0:
+            return 0.0
+        if loss == SQUARED_HINGE:
+            return 1.0
+        return 1.0 / param if slack < param else 0.0
+    if loss == POISSON:
+        return np.exp(z)
+    return 1.0 if abs(y - z) <= param else 0.0  # Huber
+
+
+def row_dot(X, j, u):  # type: ignore[no-untyped-def]
+    """x_j . u in the precision of u."""
+    raise TypeError("row_dot runs in compiled code only")
+
+
+def row_axpy(X, j, f, u):  # type: ignore[no-untyped-def]
+    """u += f x_j."""
+    raise TypeError("row_axpy runs in compiled code only")
+
+
+def row_outer(X, j, f, H):  # type: ignore[no-untyped-def]
+    """Lower triangle of H += f x_j x_j^T."""
+    raise TypeError("row_outer runs in compiled code only")
+
+
+@overload(row_dot, jit_options={"fastmath": FAST})
+def _row_dot(X, j, u):  # type: ignore[no-untyped-def]
+    if isinstance(X, types.Array):
+
+        def dense(X, j, u):  # type: ignore[no-untyped-def]
+            total = u.dtype.type(0)
+            for k in range(u.shape[0]):
+                total += X[j, k] * u[k]
+            return total
+
+        return dense
+
+    def csr(X, j, u):  # type: ignore[no-untyped-def]
+        data, indices, indptr = X
+        total = u.dtype.type(0)
+        for k in range(indptr[j], indptr[j + 1]):
+            total += data[k] * u[indices[k]]
+        return total
+
+    return csr
+
+
+@overload(row_axpy, jit_options={"fastmath": FAST})
+def _row_axpy(X, j, f, u):  # type: ignore[no-untyped-def]
+    if isinstance(X, types.Array):
+
+        def dense(X, j, f, u):  # type: ignore[no-untyped-def]
+            factor = u.dtype.type(f)
+            for k in range(u.shape[0]):
+                u[k] += factor * X[j, k]
+
+        return dense
+
+    def csr(X, j, f, u):  # type: ignore[no-untyped-def]
+        data, indices, indptr = X
+        factor = u.dtype.type(f)
+        for k in range(indptr[j], indptr[j + 1]):
+            u[indices[k]] += factor * data[k]
+
+    return csr
+
+
+@overload(row_outer, jit_options={"fastmath": FAST})
+def _row_outer(X, j, f, H):  # type: ignore[no-untyped-def]
+    if isinstance(X, types.Array):
+
+        def dense(X, j, f, H):  # type: ignore[no-untyped-def]
+            for k in range(H.shape[0]):
+                g = f * X[j, k]
+                if g != 0:
+                    for l in range(k + 1):
+                        H[k, l] += g * X[j, l]
+
+        return dense
+
+    def csr(X, j, f, H):  # type: ignore[no-untyped-def]
+        data, indices, indptr = X
+        for k in range(indptr[j], indptr[j + 1]):
+            for l in range(indptr[j], indptr[j + 1]):
+                if indices[l] <= indices[k]:
+                    H[indices[k], indices[l]] += f * data[k] * data[l]
+
+    return csr
+
+
+@njit(cache=True)
+def _next(state):  # type: ignore[no-untyped-def]
+    """splitmix64: the next state; its mixed value is the random number."""
+    return state + np.uint64(0x9E3779B97F4A7C15)
+
+
+@njit(cache=True)
+def _mix(x):  # type: ignore[no-untyped-def]
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@njit(cache=True)
+def stream(seed, unit, round_number):  # type: ignore[no-untyped-def]
+    """The random stream of (seed, unit, round): the same wherever and with whatever neighbours the unit runs."""
+    state = _mix(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15))
+    state = _mix(state ^ np.uint64(unit) * np.uint64(0xD1342543DE82EF95))
+    return _mix(state ^ np.uint64(round_number) * np.uint64(0xAEF17502108EF2D9))
+
+
+@njit(cache=True)
+def _below(state, n):  # type: ignore[no-untyped-def]
+    return np.int64(((_mix(state) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True)
+def squared_norms(X, q):  # type: ignore[no-untyped-def]
+    one = np.ones(1)
+    for j in range(q.shape[0]):
+        q[j] = row_square(X, j, one)
+
+
+def row_square(X, j, like):  # type: ignore[no-untyped-def]
+    """x_j . x_j in the precision of `like`."""
+    raise TypeError("row_square runs in compiled code only")
+
+
+@overload(row_square, jit_options={"fastmath": FAST})
+def _row_square(X, j, like):  # type: ignore[no-untyped-def]
+    if isinstance(X, types.Array):
+
+        def dense(X, j, like):  # type: ignore[no-untyped-def]
+            total = like.dtype.type(0)
+            for k in range(X.shape[1]):
+                x = like.dtype.type(X[j, k])
+                total += x * x
+            return total
+
+        return dense
+
+    def csr(X, j, like):  # type: ignore[no-untyped-def]
+        data, _, indptr = X
+        total = like.dtype.type(0)
+        for k in range(indptr[j], indptr[j + 1]):
+            x = like.dtype.type(data[k])
+            total += x * x
+        return total
+
+    return csr
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
+    """Sums over unit i of p l(z), p l*(-alpha) and the Fenchel-Young brackets p [l(z) + l*(-alpha) + alpha z]  (4)."""
+    loss, param = units.loss[i], units.param[i]
+    value = conjugate = bracket = 0.0
+    for j in range(units.starts[i], units.starts[i + 1]):
+        p = units.p[j]
+        if p > 0:
+            z = row_dot(units.X, j, w)
+            l = loss_value(loss, param, z, units.y[j])
+            c = loss_conjugate(loss, param, alpha[j], units.y[j])
+            value += p * l
+            conjugate += p * c
+            bracket += p * (l + c + alpha[j] * z)
+    return value, conjugate, bracket
+
+
+@njit(cache=True, nogil=True)
+def evaluate(units, alpha, W, value, conjugate, bracket):  # type: ignore[no-untyped-def]
+    for i in range(W.shape[0]):
+        value[i], conjugate[i], bracket[i] = evaluate_unit(units, i, alpha, W[i])
+
+
+@njit(cache=True, nogil=True)
+def conjugate_at_zero(units, out):  # type: ignore[no-untyped-def]
+    """sum p l*(0) of each unit: what the scaled dual bound (15) needs."""
+    for i in range(out.shape[0]):
+        out[i] = 0.0
+        for j in range(units.starts[i], units.starts[i + 1]):
+            if units.p[j] > 0:
+                out[i] += units.p[j] * loss_conjugate(units.loss[i], units.param[i], 0.0, units.y[j])
+
+
+@njit(cache=True, nogil=True)
+def dual_vector(units, i, alpha, b):  # type: ignore[no-untyped-def]
+    """b_i = sum_j p_j alpha_j x_j, always made anew from alpha so that it cannot drift."""
+    b[:] = 0.0
+    for j in range(units.starts[i], units.starts[i + 1]):
+        f = units.p[j] * alpha[j]
+        if f != 0:
+            row_axpy(units.X, j, f, b)
+
+
+@njit(cache=True, nogil=True)
+def dual_vectors(units, alpha, B):  # type: ignore[no-untyped-def]
+    for i in range(B.shape[0]):
+        dual_vector(units, i, alpha, B[i])
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def sdca_unit(units, i, alpha, u, s, target, steps, shuffled, state, order):  # type: ignore[no-untyped-def]
+    """Coordinate ascent (5) on unit i; u = c + s b is kept in step with alpha. Returns the number of steps taken.
+
+    Shuffled passes stop early once the brackets met on the way, each at the u of its moment, sum to at most `target`;
+    uniform sampling (the paper's Algorithm 2) takes exactly `steps`.
+    """
+    first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
+    loss, param = units.loss[i], units.param[i]
+    taken = 0
+    if n == 0:
+        return taken
+    for k in range(n):
+        order[k] = k
+    while taken < steps:
+        seen = 0.0
+        length = min(n, steps - taken)
+        if shuffled:
+            for k in range(n - 1, 0, -1):
+                state = _next(state)
+                other = _below(state, k + 1)
+                order[k], order[other] = order[other], order[k]
+        for k in range(length):
+            if shuffled:
+                j = first + order[k]
+            else:
+                state = _next(state)
+                j = first + _below(state, n)
+            p, a, y = units.p[j], alpha[j], units.y[j]
+            if p <= 0:
+                continue
+            z = np.float64(row_dot(units.X, j, u))
+            if target > 0:
+                seen += p * (loss_value(loss, param, z, y) + loss_conjugate(loss, param, a, y) + a * z)
+            new = loss_step(loss, param, a, z, y, s * p * units.q[j])
+            if new != a:
+                alpha[j] = new
+                row_axpy(units.X, j, s * p * (new - a), u)
+        taken += length
+        if seen <= target:
+            break
+    return taken
+
+
+@njit(cache=True, nogil=True)
+def _solve_lower(H, g):  # type: ignore[no-untyped-def]
+    """Overwrite g with H^-1 g; H is positive definite and only its lower triangle is read (it becomes its Cholesky factor)."""
+    d = g.shape[0]
+    for k in range(d):
+        for l in range(k + 1):
+            total = H[k, l]
+            for r in range(l):
+                total -= H[k, r] * H[l, r]
+            H[k, l] = np.sqrt(max(total, TINY)) if k == l else total / H[l, l]
+    for k in range(d):
+        for r in range(k):
+            g[k] -= H[k, r] * g[r]
+        g[k] /= H[k, k]
+    for k in range(d - 1, -1, -1):
+        for r in range(k + 1, d):
+            g[k] -= H[r, k] * g[r]
+        g[k] /= H[k, k]
+
+
+@njit(cache=True, nogil=True)
+def newton_unit(units, i, alpha, u, c, s, target, iterations):  # type: ignore[no-untyped-def]
+    """Newton with line search on the primal form (6): min f_i(u) + |u - c|^2 / (2 s), then alpha = -l'(z)."""
+    first, last = units.starts[i], units.starts[i + 1]
+    loss, param = units.loss[i], units.param[i]
+    d = u.shape[0]
+    H = np.empty((d, d))
+    z = np.empty(last - first)
+    along = np.empty(last - first)
+    gradient = np.empty(d)
+    for j in range(first, last):
+        z[j - first] = row_dot(units.X, j, u)
+    for iteration in range(iterations):
+        H[:] = 0.0
+        gradient[:] = (u - c) / s
+        for j in range(first, last):
+            if units.p[j] > 0:
+                alpha[j] = loss_slope(loss, param, z[j - first], units.y[j])
+                row_axpy(units.X, j, -units.p[j] * alpha[j], gradient)
+        size = np.dot(gradient, gradient)
+        # the local gap (7) is (s/2) |gradient|^2; below the rounding of its own terms nothing is left to gain
+        if (iteration > 0 and 0.5 * s * size <= target) or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s)):
+            break
+        for j in range(first, last):
+            curvature = units.p[j] * loss_curvature(loss, param, z[j - first], units.y[j])
+            if curvature > 0:
+                row_outer(units.X, j, curvature, H)
+        for k in range(d):
+            H[k, k] += 1.0 / s
+        direction = -gradient
+        _solve_lower(H, direction)
+        descent = np.dot(gradient, direction)
+        now = 0.0
+        for j in range(first, last):
+            along[j - first] = row_dot(units.X, j, direction)
+            if units.p[j] > 0:
+                now += units.p[j] * loss_value(loss, param, z[j - first], units.y[j])
+        away = np.dot(u - c, u - c)
+        cross = np.dot(u - c, direction)
+        length = np.dot(direction, direction)
+        t = 1.0
+        for _ in range(40):
+            change = 0.5 * (2 * t * cross + t * t * length) / s - now
+            for j in range(first, last):
+                if units.p[j] > 0:
+                    change += units.p[j] * loss_value(loss, param, z[j - first] + t * along[j - first], units.y[j])
+            if change <= 1e-4 * t * descent + 1e-15 * (abs(now) + away / s):
+                break
+            t *= 0.5
+        u += t * direction
+        for j in range(last - first):
+            z[j] += t * along[j]
+    for j in range(first, last):
+        if units.p[j] > 0:
+            alpha[j] = loss_slope(loss, param, z[j - first], units.y[j])
+    return iteration + 1
+
+
+@njit(cache=True, nogil=True)
+def gram_unit(units, i, alpha, u, c, s, gram):  # type: ignore[no-untyped-def]
+    """The exact solution of (6) for squared loss, from the unit's eigen-decomposition."""
+    V = gram.vectors[i]
+    coordinates = np.dot(c, V)
+    for k in range(u.shape[0]):
+        coordinates[k] = (gram.target[i, k] + coordinates[k] / s) / (gram.values[i, k] + 1.0 / s)
+    u[:] = np.dot(V, coordinates)
+    for j in range(units.starts[i], units.starts[i + 1]):
+        alpha[j] = units.y[j] - row_dot(units.X, j, u)
+
+
+@njit(cache=True, nogil=True)
+def local_round(units, ids, alpha, B, C, U, step, solver, gram, steps, shuffled, target, seed, round_number,
+                factor, coupling, work, out):  # type: ignore[no-untyped-def]  # fmt: skip
+    """One round of a worker: solve (6) for each unit, leaving alpha, B (from alpha), U = C + s B.
+
+    `factor` (units x r, r may be 0) holds the worker's rows of a covariance factor: with coupling = rho / lambda the units
+    are swept in turn and each feels what the ones before it changed, the block version (10). out[i] is (loss at u,
+    conjugate, local gap, steps).
+    """
+    d = B.shape[1]
+    moved = np.zeros((factor.shape[1], d))
+    before = np.empty(d)
+    longest = 0
+    for i in range(B.shape[0]):
+        longest = max(longest, units.starts[i + 1] - units.starts[i])
+    order = np.empty(longest, np.int64)
+    for i in range(B.shape[0]):
+        b, c, u, s = B[i], C[i], U[i], step[i]
+        if factor.shape[1] > 0:
+            c += coupling * np.dot(factor[i], moved)
+            before[:] = b
+        u[:] = c + s * b
+        out[i, 3] = 0.0
+        if s > 0 and solver[i] == SDCA:
+            work[:] = u
+            state = stream(seed, ids[i], round_number)
+            out[i, 3] = sdca_unit(units, i, alpha, work, s, target[i], steps[i], shuffled, state, order)
+        elif s > 0 and solver[i] == NEWTON:
+            out[i, 3] = newton_unit(units, i, alpha, u, c, s, target[i], 50)
+        elif s > 0:
+            gram_unit(units, i, alpha, u, c, s, gram)
+            out[i, 3] = 1.0
+        dual_vector(units, i, alpha, b)
+        u[:] = c + s * b
+        out[i, 0], out[i, 1], out[i, 2] = evaluate_unit(units, i, alpha, u)
+        if factor.shape[1] > 0:
+            for r in range(factor.shape[1]):
+                moved[r] += factor[i, r] * (b - before)
+
+
+def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNamespace:
+    """The kernels that look at the loss, compiled anew from the same source with an author's own functions for CUSTOM."""
+    builtin_value, builtin_conjugate, builtin_step = loss_value, loss_conjugate, loss_step
+
+    @njit
+    def any_value(loss, param, z, y):  # type: ignore[no-untyped-def]
+        return value(z, y) if loss == CUSTOM else builtin_value(loss, param, z, y)
+
+    @njit
+    def any_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
+        return conjugate(a, y) if loss == CUSTOM else builtin_conjugate(loss, param, a, y)
+
+    @njit
+    def any_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
+        return step(a, z, y, sq) if loss == CUSTOM else builtin_step(loss, param, a, z, y, sq)
+
+    scope = dict(globals())
+    scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step)
+    names = ("sdca_unit", "evaluate_unit", "evaluate", "conjugate_at_zero", "local_round")
+    for name in names:
+        source = globals()[name].py_func
+        options = {"fastmath": FAST} if name.endswith("_unit") else {}
+        scope[name] = njit(nogil=True, **options)(python_types.FunctionType(source.__code__, scope, name))
+    return python_types.SimpleNamespace(**{name: scope[name] for name in names})

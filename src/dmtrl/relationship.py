@@ -1,0 +1,206 @@
+"""How tasks relate: the penalty on W that a relationship stands for, and Sigma from W.
+
+Room: above covariance, below worker and coordinator. A relationship is a convex penalty g(W) = lambda * penalty(W) and knows five
+things: its penalty, the conjugate, the proximal map of the penalty, Sigma from W (the Omega-step) and the strength `common`
+of a component shared by all tasks. `Fixed` covers every given Sigma (independent, shared, a covariance, a graph); `Learned`
+is the paper's trace-one Sigma, for which the penalty is half the squared nuclear norm (13).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dmtrl.covariance import TaskCovariance
+
+
+@dataclass(frozen=True)
+class Prox:
+    """The result of a proximal map: W, its penalty (an upper bound is enough), and the shared part w_0 for a warm start."""
+
+    W: np.ndarray
+    penalty: float
+    common: np.ndarray
+
+
+class Relationship(Protocol):
+    name: str
+    learned: bool
+    tau: float
+
+    def start(self, m: int) -> TaskCovariance:
+        """Sigma before anything is known, without the common component."""
+
+    def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
+        """Sigma from the tasks' own part of W: the Omega-step."""
+
+    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        """argmin_W |W - V|^2 / 2 + t penalty(W)."""
+
+    def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
+        """penalty(W), or an upper bound of it when part of W is written as `common`."""
+
+    def conjugate(self, B: np.ndarray) -> float:
+        """sup_W <W, B> - penalty(W)."""
+
+
+class Fixed:
+    """A Sigma that is given; with tau > 0, Sigma + tau 1 1^T."""
+
+    learned = False
+
+    def __init__(self, covariance: TaskCovariance, tau: float = 0.0, name: str = "covariance"):
+        self.name = name
+        self.tau = _check_tau(tau)
+        self.covariance = covariance
+        self._total = covariance.plus_common(tau)
+
+    def start(self, m: int) -> TaskCovariance:
+        if self.covariance.m != m:
+            raise ValueError(f"the given task relationship is for {self.covariance.m} tasks, the data has {m}")
+        return self.covariance
+
+    def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
+        return self.covariance
+
+    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        W = self._total.shrink(V, t)
+        # (V - W) / t is the B with W = Sigma B, so the penalty needs no inverse
+        return Prox(W, 0.5 * self._total.quadratic((V - W) / t), common)
+
+    def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
+        return 0.5 * self._total.inverse_quadratic(W)
+
+    def conjugate(self, B: np.ndarray) -> float:
+        return 0.5 * self._total.quadratic(B)
+
+
+class Learned:
+    """Sigma learned with trace one: penalty |W|_*^2 / 2, conjugate |B|_op^2 / 2; with tau > 0 see (22)-(24)."""
+
+    learned = True
+    name = "learned"
+
+    def __init__(self, tau: float = 0.0):
+        self.tau = _check_tau(tau)
+
+    def start(self, m: int) -> TaskCovariance:
+        return TaskCovariance.identity(m)
+
+    def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
+        """(W W^T + eps^2 I)^1/2 over its trace (12), eps = smoothing * the largest singular value of W."""
+        basis, s, _ = np.linalg.svd(W, full_matrices=False)
+        if s[0] == 0:
+            return TaskCovariance.identity(len(W))
+        s = s / s[0]
+        keep = s > 1e-13
+        basis, s = basis[:, keep], s[keep]
+        values = np.sqrt(s**2 + smoothing**2) - smoothing
+        trace = values.sum() + len(W) * smoothing
+        return TaskCovariance(basis, values / trace, smoothing / trace)
+
+    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        if self.tau == 0:
+            W, size = nuclear_prox(V, t)
+            return Prox(W, 0.5 * size**2, common)
+        return self._prox_with_common(V, t, common)
+
+    def _prox_with_common(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        """The fixed point (24) in w_0 alone, by Anderson acceleration: each turn costs one SVD."""
+        weight = len(V) + t / self.tau
+
+        def turn(w0: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+            R, size = nuclear_prox(V - w0, t)
+            return (V - R).sum(axis=0) / weight, R, size
+
+        points: list[np.ndarray] = []
+        moves: list[np.ndarray] = []
+        w0, last = common, np.inf
+        for _ in range(60):
+            image, R, size = turn(w0)
+            move = image - w0
+            length = float(np.linalg.norm(move))
+            if length <= 1e-9 * (np.linalg.norm(image) + 1e-300):
+                break
+            if length > 2 * last:  # the extrapolation misled: go on plainly from here
+                points, moves = [], []
+            last = length
+            points, moves = [*points[-5:], w0], [*moves[-5:], move]
+            w0 = image
+            if len(moves) > 1:
+                differences = np.diff(np.array(moves), axis=0).T
+                mix = np.linalg.lstsq(differences, move, rcond=1e-10)[0]
+                w0 = image - (np.diff(np.array(points), axis=0).T + differences) @ mix
+        penalty = 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau
+        return Prox(R + w0, penalty, w0)
+
+    def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
+        if self.tau == 0:
+            return 0.5 * float(np.linalg.svd(W, compute_uv=False).sum()) ** 2
+        rest = float(np.linalg.svd(W - common, compute_uv=False).sum())
+        return 0.5 * rest**2 + 0.5 * float(common @ common) / self.tau
+
+    def conjugate(self, B: np.ndarray) -> float:
+        shared = B.sum(axis=0)
+        return 0.5 * float(np.linalg.norm(B, 2)) ** 2 + 0.5 * self.tau * float(shared @ shared)
+
+
+def nuclear_prox(V: np.ndarray, t: float) -> tuple[np.ndarray, float]:
+    """argmin_W |W - V|^2 / 2 + t |W|_*^2 / 2 and the nuclear norm of the answer (18)."""
+    left, s, right = np.linalg.svd(V, full_matrices=False)
+    sizes = np.cumsum(s) / (1.0 + t * np.arange(1, len(s) + 1))
+    active = np.flatnonzero(s > t * sizes)
+    if len(active) == 0:
+        return np.zeros_like(V), 0.0
+    rank = active[-1] + 1
+    shrunk = s[:rank] - t * sizes[rank - 1]
+    return (left[:, :rank] * shrunk) @ right[:rank], float(shrunk.sum())
+
+
+def _check_tau(tau: float) -> float:
+    if not (tau >= 0 and np.isfinite(tau)):
+        raise ValueError(f"common (the strength of the shared component) must be at least 0 and finite, got {tau!r}")
+    return float(tau)
+
+
+def independent(m: int, tau: float = 0.0) -> Fixed:
+    """Single-task learning: Sigma = I / m."""
+    return Fixed(TaskCovariance.identity(m), tau, "independent")
+
+
+def shared(m: int, correlation: float = 0.5, tau: float = 0.0) -> Fixed:
+    """All tasks equally related: the same correlation between any two."""
+    if not 0 <= correlation <= 1:
+        raise ValueError(f"the correlation of a shared relationship must lie between 0 and 1, got {correlation!r}")
+    ones = np.full((m, 1), m**-0.5)
+    return Fixed(TaskCovariance(ones, np.array([correlation]), (1 - correlation) / m), tau, "shared")
+
+
+def graph(adjacency: Any, strength: float = 1.0, tau: float = 0.0) -> Fixed:
+    return Fixed(TaskCovariance.from_graph(adjacency, strength), tau, "graph")
+
+
+def covariance(sigma: np.ndarray, tau: float = 0.0) -> Fixed:
+    return Fixed(TaskCovariance.from_dense(sigma), tau, "covariance")
+
+
+def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationship:
+    """A relationship by name, from a covariance array, from a sparse graph, or the object itself."""
+    if isinstance(relationship, str):
+        if relationship == "learned":
+            return Learned(tau)
+        if relationship in ("independent", "shared"):
+            return independent(m, tau) if relationship == "independent" else shared(m, tau=tau)
+        raise ValueError(
+            f"unknown relationship {relationship!r}; choose learned, independent, shared, "
+            "a covariance (array), a graph (sparse adjacency), or a Relationship"
+        )
+    if isinstance(relationship, TaskCovariance):
+        return Fixed(relationship, tau)
+    if hasattr(relationship, "prox"):
+        if tau and relationship.tau != tau:
+            raise ValueError(f"common={tau:g} was given twice: the relationship object has {relationship.tau:g}")
+        return relationship  # type: ignore[no-any-return]
+    if hasattr(relationship, "tocsr"):
+        return graph(relationship, tau=tau)
+    return covariance(np.asarray(relationship), tau)

@@ -1,0 +1,88 @@
+"""All the knobs of the solver in one dataclass, with the two presets.
+
+Room: the ground. `Settings()` is the default; `Settings.paper(...)` is Algorithm 1 and 2 of the paper to the letter.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+CHOICES = {
+    "method": ("auto", "splitting", "dual"),
+    "local_solver": ("auto", "sdca", "newton", "gram"),
+    "sampling": ("shuffled", "uniform"),
+    "rho": ("paper", "spectral", "block"),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    # when to stop
+    tol: float = 1e-3  # relative joint gap
+    max_rounds: int = 1000
+    seed: int = 0
+    # how the server turns B into W: joint splitting (docs/math.md section 6), or the paper's dual alternation
+    method: str = "auto"
+    # what a worker does in a round
+    local_solver: str = "auto"
+    sampling: str = "shuffled"
+    steps: int | None = None  # H, coordinate steps per unit and round; None: passes until accurate enough
+    max_passes: int = 100  # the most passes over a unit's rows in a round when steps is None
+    local_accuracy: float = 0.3  # a round's local gap aims at this share of the last certified gap
+    # splitting
+    relaxation: float = 1.6
+    initial_step: float | None = None
+    # dual alternation
+    eta: float = 1.0
+    rho: str = "spectral"
+    momentum: bool = True
+    w_rounds: int = 10  # T: rounds in a W-step at most
+    w_tol: float = 0.0  # a W-step ends early at this relative W-step gap
+    smoothing: float = 0.3  # epsilon of the Omega-step over the largest singular value of W, at the first Omega-step
+    smoothing_decay: float = 0.9
+    smoothing_floor: float = 1e-7
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        _require(0 < self.relaxation < 2, "relaxation", "between 0 and 2", self.relaxation)
+        _require(0 < self.eta <= 1, "eta", "in (0, 1]", self.eta)
+        _require(0 < self.smoothing_decay <= 1, "smoothing_decay", "in (0, 1]", self.smoothing_decay)
+        for name in ("tol", "w_tol", "smoothing", "smoothing_floor"):
+            _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
+        for name in ("max_rounds", "max_passes", "w_rounds"):
+            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        _require(self.steps is None or self.steps >= 1, "steps", "None or at least 1", self.steps)
+        _require(self.initial_step is None or self.initial_step > 0, "initial_step", "None or positive", self.initial_step)
+
+    @classmethod
+    def paper(
+        cls, *, T: int = 10, P: int = 10, H: int | None = None, eta: float = 1.0, tol: float = 0.0, seed: int = 0, **knobs: Any
+    ) -> "Settings":
+        """Algorithm 1 and 2: P Omega-steps, T rounds before each, H uniform coordinate steps a round (None: one per row)."""
+        fixed: dict[str, Any] = {
+            "method": "dual",
+            "local_solver": "sdca",
+            "sampling": "uniform",
+            "max_passes": 1,
+            "steps": H,
+            "eta": eta,
+            "rho": "paper",
+            "momentum": False,
+            "w_rounds": T,
+            "max_rounds": T * P,
+            "smoothing": 1e-7,
+            "smoothing_decay": 1.0,
+            "tol": tol,
+            "seed": seed,
+        }
+        return cls(**(fixed | knobs))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def _require(ok: bool, name: str, rule: str, value: object) -> None:
+    if not ok:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")

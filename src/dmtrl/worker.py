@@ -1,0 +1,229 @@
+"""A worker: holds blocks and their dual variables, answers messages.
+
+Room: below the coordinator, above relationship. Rows, labels and alpha never leave it; what it sends is B (d numbers a unit) and sums.
+Message names: describe, prepare, round, evaluate. The equations cited are those of docs/math.md.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl import kernels
+from dmtrl.blocks import Blocks, Source
+from dmtrl.losses import AnyLoss, CustomLoss
+from dmtrl.message import Message
+
+SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
+_NO_GRAM = kernels.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((0, 0)))
+_ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
+
+
+class Worker:
+    """One loss for all tasks, or a sequence with one loss per task of the whole problem."""
+
+    def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
+        blocks = source.load()
+        self._losses = [losses[t] for t in blocks.tasks] if isinstance(losses, Sequence) else [losses] * blocks.n_units
+        check_blocks(blocks, self._losses)
+        self._blocks = blocks
+        self._kernels = _kernels_for(self._losses)
+        self._ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
+        self._d = int(blocks.X.shape[1])
+
+    def answer(self, message: Message) -> Message:
+        handler = {
+            "describe": self._describe,
+            "prepare": self._prepare,
+            "round": self._round,
+            "evaluate": self._evaluate,
+        }.get(message.name)
+        if handler is None:
+            raise ValueError(f"a worker was sent a message it does not know: {message.name!r}")
+        return handler(message)
+
+    def _describe(self, message: Message) -> Message:
+        blocks = self._blocks
+        rows = np.diff(blocks.starts)
+        weight = rows.astype(float) if blocks.sample_weight is None else _sum_by_unit(blocks.sample_weight, blocks.starts)
+        arrays = {"tasks": blocks.tasks, "shards": blocks.shards, "rows": rows, "weight": weight}
+        return Message("described", {"features": self._d}, arrays)
+
+    def _prepare(self, message: Message) -> Message:
+        """Normalise the row weights over whole tasks and set every dual variable to zero."""
+        blocks = self._blocks
+        rows = np.diff(blocks.starts)
+        share = np.repeat(1.0 / message.arrays["total_weight"], rows)
+        p = share if blocks.sample_weight is None else share * blocks.sample_weight
+        X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
+        q = np.empty(len(blocks.y))
+        kernels.squared_norms(X, q)
+        loss = np.array([loss.id for loss in self._losses], dtype=np.int64)
+        param = np.array([loss.param for loss in self._losses])
+        self._units = kernels.Units(X, blocks.y.astype(float), p, q, blocks.starts.astype(np.int64), loss, param)
+        self._settings = dict(message.scalars)
+        n_units = blocks.n_units
+        self._gram: kernels.GramFactors | None = None
+        self._smoothness = np.array([loss.smoothness if np.isfinite(loss.smoothness) else 1.0 for loss in self._losses])
+        self._differentiable = np.array([loss.differentiable for loss in self._losses], dtype=bool)
+        self._mean_q = _sum_by_unit(p * q, blocks.starts) / np.maximum(_sum_by_unit(p, blocks.starts), kernels.TINY)
+        self._alpha = np.zeros(len(blocks.y))
+        self._B = np.zeros((n_units, self._d))
+        self._B_before = self._B
+        self._U: np.ndarray | None = None
+        self._W_before: np.ndarray | None = None
+        at_zero = np.zeros(n_units)
+        self._kernels.conjugate_at_zero(self._units, at_zero)
+        return Message("prepared", {}, {"b": self._B.copy(), "conjugate": at_zero.copy(), "conjugate_at_zero": at_zero})
+
+    def _evaluate(self, message: Message) -> Message:
+        loss, _, bracket = self._losses_at(message.arrays["w"])
+        return Message("evaluated", {}, {"loss": loss, "bracket": bracket})
+
+    def _losses_at(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        value, conjugate, bracket = np.zeros((3, len(W)))
+        self._kernels.evaluate(self._units, self._alpha, np.ascontiguousarray(W), value, conjugate, bracket)
+        return value, conjugate, bracket
+
+    def _round(self, message: Message) -> Message:
+        """Evaluate at the weights that came, then improve alpha on the local problem (6) centred by them."""
+        scalars, W, step = message.scalars, message.arrays["w"], message.arrays["step"]
+        U = W if self._U is None else self._U
+        W_before = W if self._W_before is None else self._W_before
+        loss_w, _, bracket_w = self._losses_at(W)
+        momentum = float(scalars.get("momentum", 0.0))
+        anchor = W + float(scalars.get("relax", 0.0)) * (W - U) + momentum * (W - W_before)
+        C = anchor - step[:, None] * (self._B + momentum * (self._B - self._B_before))
+        self._W_before, self._B_before = W.copy(), self._B.copy()
+        eta = float(scalars.get("eta", 1.0))
+        alpha_before = self._alpha.copy() if eta < 1 else None
+        solver, out = self._solve(message, C, step)
+        if alpha_before is not None:
+            self._alpha = alpha_before + eta * (self._alpha - alpha_before)
+            kernels.dual_vectors(self._units, self._alpha, self._B)
+            out[:, 1] = self._losses_at(W)[1]
+        arrays = {
+            "b": self._B.copy(),
+            "loss_w": loss_w,
+            "bracket_w": bracket_w,
+            "loss_u": out[:, 0].copy(),
+            "conjugate": out[:, 1].copy(),
+            "local_gap": out[:, 2].copy(),
+            "steps": out[:, 3].astype(np.int64),
+            "solver": solver.astype(np.int8),
+        }
+        return Message("improved", {}, arrays)
+
+    def _solve(self, message: Message, C: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scalars, settings, n_units = message.scalars, self._settings, len(step)
+        rows = np.diff(self._units.starts)
+        solver = self._choose(step)
+        if (solver == kernels.GRAM).any() and self._gram is None:
+            self._gram = _gram_factors(self._blocks, self._units)
+        gram = self._gram or _NO_GRAM
+        steps, target = self._amount_of_work(rows, float(scalars["target"]))
+        factor = message.arrays.get("factor", np.zeros((n_units, 0)))
+        self._U = np.empty((n_units, self._d))
+        out = np.zeros((n_units, 4))
+        work = np.empty(self._d, dtype=self._blocks.X.dtype)
+        self._kernels.local_round(
+            self._units, self._ids, self._alpha, self._B, C, self._U, np.ascontiguousarray(step), solver, gram,
+            steps, settings["sampling"] == "shuffled", np.full(n_units, target), int(settings["seed"]), int(scalars["round"]),
+            np.ascontiguousarray(factor), float(scalars.get("coupling", 0.0)), work, out,
+        )  # fmt: skip
+        return solver, out
+
+    def _amount_of_work(self, rows: np.ndarray, target: float) -> tuple[np.ndarray, float]:
+        """Steps per unit and the local gap at which a unit may stop early; a negative target means never early."""
+        fixed = int(self._settings["steps"])
+        if fixed > 0:
+            return np.where(rows > 0, fixed, 0), -1.0
+        uniform = self._settings["sampling"] == "uniform"
+        return rows * int(self._settings["max_passes"]), -1.0 if uniform else target
+
+    def _choose(self, step: np.ndarray) -> np.ndarray:
+        """A local solver for each unit: the one that should reach its target in the fewest operations."""
+        wanted = self._settings["local_solver"]
+        n_units, d = len(step), self._d
+        solver = np.full(n_units, kernels.SDCA)
+        squared = self._units.loss == kernels.SQUARED
+        if wanted != "auto":
+            code = next(code for code, name in SOLVER_NAMES.items() if name == wanted)
+            able = squared if code == kernels.GRAM else self._differentiable
+            return np.where(able, code, kernels.SDCA)
+        rows = np.maximum(np.diff(self._units.starts), 1)
+        per_row = self._units.X.shape[1] if isinstance(self._units.X, np.ndarray) else len(self._units.X[0]) / rows.sum()
+        passes = np.minimum(3 * (1 + step * self._mean_q * self._smoothness / rows), int(self._settings["max_passes"]))
+        sdca = 4 * rows * per_row * passes
+        newton = 4 * (rows * per_row**2 + d**3 / 3)
+        gram = rows * per_row**2 + 10 * d**3
+        gram_fits = n_units * d * d <= max(2 * len(self._units.y) * per_row, 1e6)
+        if gram_fits and (squared & (gram < _ROUNDS_AHEAD * sdca)).any():
+            solver[squared] = kernels.GRAM
+        return np.where((solver == kernels.SDCA) & self._differentiable & (newton < sdca), kernels.NEWTON, solver)
+
+
+def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
+    return sums[starts[1:]] - sums[starts[:-1]]
+
+
+def _kernels_for(losses: Sequence[AnyLoss]) -> Any:
+    own = {loss for loss in losses if isinstance(loss, CustomLoss)}
+    if not own:
+        return kernels
+    if len(own) > 1:
+        names = ", ".join(sorted(loss.name for loss in own))
+        raise ValueError(f"one problem may use one custom loss beside the built-in ones, got {names}")
+    loss = own.pop()
+    return kernels.compiled_for(loss.value, loss.conjugate, loss.step)
+
+
+def _gram_factors(blocks: Blocks, units: kernels.Units) -> kernels.GramFactors:
+    d, n_units = blocks.X.shape[1], blocks.n_units
+    gram = np.zeros((n_units, d, d))
+    moment = np.zeros((n_units, d))
+    for i in range(n_units):
+        rows = slice(blocks.starts[i], blocks.starts[i + 1])
+        X = blocks.X[rows].astype(float)
+        p, y = units.p[rows], units.y[rows]
+        weighted = X.multiply(p[:, None]).tocsr() if sparse.issparse(X) else X * p[:, None]
+        product = X.T @ weighted
+        gram[i] = product.toarray() if sparse.issparse(product) else product
+        moment[i] = weighted.T @ y
+    values, vectors = np.linalg.eigh(gram)
+    return kernels.GramFactors(np.maximum(values, 0.0), vectors, np.einsum("ik,ikl->il", moment, vectors))
+
+
+def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss]) -> None:
+    """Refuse rows the solver cannot use, saying which task, row and column."""
+    numbers = blocks.X.data if sparse.issparse(blocks.X) else blocks.X
+    clean = np.isfinite(numbers).all() and np.isfinite(blocks.y).all()
+    weight = blocks.sample_weight
+    for i in range(blocks.n_units):
+        rows = slice(blocks.starts[i], blocks.starts[i + 1])
+        where = f"task {blocks.names[i]!r}"
+        if not clean:
+            _check_finite(blocks.X[rows], blocks.y[rows], where)
+        if weight is not None:
+            wrong = ~(np.isfinite(weight[rows]) & (weight[rows] >= 0))
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                raise ValueError(f"{where}, row {row}: a sample weight must be finite and not negative, got {weight[rows][row]}")
+        losses[i].check_labels(np.asarray(blocks.y[rows], dtype=float), where)
+
+
+def _check_finite(X: Any, y: np.ndarray, where: str) -> None:
+    bad = ~np.isfinite(X.data if sparse.issparse(X) else X)
+    if bad.any():
+        if sparse.issparse(X):
+            entry = X.tocoo()
+            k = int(np.argmax(~np.isfinite(entry.data)))
+            row, column = int(entry.row[k]), int(entry.col[k])
+        else:
+            row, column = (int(v) for v in np.argwhere(bad)[0])
+        raise ValueError(f"{where}, row {row}, column {column}: X holds NaN or infinity; fill it in or drop the row")
+    if not np.isfinite(y).all():
+        row = int(np.argmax(~np.isfinite(y)))
+        raise ValueError(f"{where}, row {row}: y holds NaN or infinity; drop the row")

@@ -1,0 +1,26 @@
+"""The rooms of the library stay in order: imports point down only, and a file fits on a few screens."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_LINES = 450
+
+
+def test_imports_point_down_only() -> None:
+    lint_imports = Path(sys.executable).with_name("lint-imports")
+    run = subprocess.run(
+        [lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_files_fit_on_a_few_screens() -> None:
+    lines = {
+        path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines())
+        for path in sorted((ROOT / "src").rglob("*.py"))
+    }
+    assert lines, "no source files found under src"
+    too_long = {str(path): n for path, n in lines.items() if n > MAX_LINES}
+    assert not too_long, f"files of more than {MAX_LINES} lines, to be split: {too_long}"
