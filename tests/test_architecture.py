@@ -6,6 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 450
+ONE_FILE_ON_PURPOSE = {"kernels.py"}  # numba's disk cache misses edits made in other files
 
 
 def test_imports_point_down_only() -> None:
@@ -22,5 +23,5 @@ def test_files_fit_on_a_few_screens() -> None:
         for path in sorted((ROOT / "src").rglob("*.py"))
     }
     assert lines, "no source files found under src"
-    too_long = {str(path): n for path, n in lines.items() if n > MAX_LINES}
+    too_long = {str(path): n for path, n in lines.items() if n > MAX_LINES and path.name not in ONE_FILE_ON_PURPOSE}
     assert not too_long, f"files of more than {MAX_LINES} lines, to be split: {too_long}"

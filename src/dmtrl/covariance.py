@@ -164,10 +164,13 @@ class TaskCovariance:
     def spectral_rho(self, unit_tasks: np.ndarray | None = None, owner: np.ndarray | None = None) -> float:
         """The smallest safe rho (9), or (10) when `owner` says which worker holds each unit.
 
-        Exact up to a few hundred units; above, the low-rank value (11), which is safe and exact where floor is zero.
+        Exact up to a few hundred units; above, the low-rank value (11), which is safe, exact where floor is zero and
+        otherwise above the exact value by at most the number of workers that share a task.
         """
         tasks = np.arange(self.m) if unit_tasks is None else np.asarray(unit_tasks)
         owner = np.arange(len(tasks)) if owner is None else np.asarray(owner)
+        # shards of one task on one worker act as one unit: only the sum of their b counts
+        tasks, owner = np.unique(np.column_stack([tasks, owner]), axis=0).T
         F = self.factor()[tasks]
         if self.floor > 0 and len(tasks) <= _EXACT_RHO_LIMIT:
             # floor * [same task] is floor G G^T with G the unit-to-task incidence
@@ -175,22 +178,34 @@ class TaskCovariance:
             G = np.zeros((len(tasks), len(distinct)))
             G[np.arange(len(tasks)), column] = np.sqrt(self.floor)
             return _projector_rho(np.hstack([F, G]), owner)
-        shards = np.bincount(tasks).max(initial=1)
-        return max(_projector_rho(F, owner), float(shards))
+        if self.floor == 0:
+            return _projector_rho(F, owner)
+        shards = int(np.bincount(tasks).max(initial=1))
+        apart = max(_projector_rho(F, owner), float(shards))  # F F^T and the floor bounded each for itself
+        return min(apart, _projector_rho(F, owner, self.floor, shards))
 
 
-def _projector_rho(F: np.ndarray, owner: np.ndarray) -> float:
-    """lambda_max of the sum over workers of the projectors on the row spaces of their rows of F (11)."""
+def _projector_rho(F: np.ndarray, owner: np.ndarray, floor: float = 0.0, shards: int = 0) -> float:
+    """lambda_max of the sum over workers of F_k^T (F_k F_k^T + floor I)^-1 F_k, plus shards times the most the floor has in a block.
+
+    With floor 0 the terms are the projectors on the row spaces of the workers' rows of F (11).
+    """
     if F.shape[1] == 0:
-        return 1.0
+        return float(max(shards, 1))
     if len(np.unique(owner)) == len(owner):
-        norms = np.sqrt((F**2).sum(axis=1))
-        scaled = F[norms > 0] / norms[norms > 0, None]
+        size = (F**2).sum(axis=1) + floor
+        scaled = F[size > 0] / np.sqrt(size[size > 0, None])
         total = scaled.T @ scaled
+        smallest = float(size.min())
     else:
         total = np.zeros((F.shape[1], F.shape[1]))
+        smallest = np.inf
         for worker in np.unique(owner):
             _, s, Vt = np.linalg.svd(F[owner == worker], full_matrices=False)
-            rows = Vt[s > 1e-12 * max(s.max(initial=0.0), 1e-300)]
+            keep = s > 1e-12 * max(s.max(initial=0.0), 1e-300)
+            rows = Vt[keep] * (s[keep] / np.sqrt(s[keep] ** 2 + floor))[:, None]
             total += rows.T @ rows
-    return max(float(np.linalg.eigvalsh(total)[-1]), 1.0)
+            full = np.count_nonzero(owner == worker) <= F.shape[1]
+            smallest = min(smallest, (float(s.min()) ** 2 if full else 0.0) + floor)
+    rest = shards * floor / smallest if floor > 0 else 0.0
+    return max(float(np.linalg.eigvalsh(total)[-1]) + rest, 1.0)

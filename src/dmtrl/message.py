@@ -6,8 +6,9 @@ carry: a magic word, the length of a JSON header, the header, then the arrays' b
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -63,3 +64,14 @@ class Message:
             arrays[key] = np.frombuffer(data, kind, count, end).reshape(shape)
             end += count * kind.itemsize
         return cls(name, scalars, arrays)
+
+
+class Engine(Protocol):
+    """Delivers messages to workers and hands back the answers as they come; knows nothing of the algorithm."""
+
+    @property
+    def n_workers(self) -> int: ...
+
+    def exchange(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]: ...
+
+    def close(self) -> None: ...

@@ -16,10 +16,12 @@ from dmtrl.covariance import TaskCovariance
 
 @dataclass(frozen=True)
 class Prox:
-    """The result of a proximal map: W, its penalty (an upper bound is enough), and the shared part w_0 for a warm start."""
+    """The result of a proximal map: W, its penalty (an upper bound is enough), the Sigma of its tasks' own part, and the shared
+    part w_0 (for a warm start)."""
 
     W: np.ndarray
     penalty: float
+    covariance: TaskCovariance
     common: np.ndarray
 
 
@@ -42,6 +44,9 @@ class Relationship(Protocol):
 
     def conjugate(self, B: np.ndarray) -> float:
         """sup_W <W, B> - penalty(W)."""
+
+    def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
+        """The same for the W-step, in which Sigma is held at `covariance`: tr(B^T Sigma B) / 2."""
 
 
 class Fixed:
@@ -66,13 +71,16 @@ class Fixed:
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
         W = self._total.shrink(V, t)
         # (V - W) / t is the B with W = Sigma B, so the penalty needs no inverse
-        return Prox(W, 0.5 * self._total.quadratic((V - W) / t), common)
+        return Prox(W, 0.5 * self._total.quadratic((V - W) / t), self.covariance, common)
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         return 0.5 * self._total.inverse_quadratic(W)
 
     def conjugate(self, B: np.ndarray) -> float:
         return 0.5 * self._total.quadratic(B)
+
+    def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
+        return self.conjugate(B)
 
 
 class Learned:
@@ -101,23 +109,20 @@ class Learned:
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
         if self.tau == 0:
-            W, size = nuclear_prox(V, t)
-            return Prox(W, 0.5 * size**2, common)
+            W, covariance, size = nuclear_prox(V, t)
+            return Prox(W, 0.5 * size**2, covariance, common)
         return self._prox_with_common(V, t, common)
 
     def _prox_with_common(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
         """The fixed point (24) in w_0 alone, by Anderson acceleration: each turn costs one SVD."""
         weight = len(V) + t / self.tau
 
-        def turn(w0: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-            R, size = nuclear_prox(V - w0, t)
-            return (V - R).sum(axis=0) / weight, R, size
-
         points: list[np.ndarray] = []
         moves: list[np.ndarray] = []
         w0, last = common, np.inf
         for _ in range(60):
-            image, R, size = turn(w0)
+            R, covariance, size = nuclear_prox(V - w0, t)
+            image = (V - R).sum(axis=0) / weight
             move = image - w0
             length = float(np.linalg.norm(move))
             if length <= 1e-9 * (np.linalg.norm(image) + 1e-300):
@@ -132,7 +137,7 @@ class Learned:
                 mix = np.linalg.lstsq(differences, move, rcond=1e-10)[0]
                 w0 = image - (np.diff(np.array(points), axis=0).T + differences) @ mix
         penalty = 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau
-        return Prox(R + w0, penalty, w0)
+        return Prox(R + w0, penalty, covariance, w0)
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         if self.tau == 0:
@@ -144,17 +149,57 @@ class Learned:
         shared = B.sum(axis=0)
         return 0.5 * float(np.linalg.norm(B, 2)) ** 2 + 0.5 * self.tau * float(shared @ shared)
 
+    def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
+        shared = B.sum(axis=0)
+        return 0.5 * covariance.quadratic(B) + 0.5 * self.tau * float(shared @ shared)
 
-def nuclear_prox(V: np.ndarray, t: float) -> tuple[np.ndarray, float]:
-    """argmin_W |W - V|^2 / 2 + t |W|_*^2 / 2 and the nuclear norm of the answer (18)."""
+
+class FreeIntercept:
+    """Any relationship on all columns but the last, which is an intercept with a small ridge of its own (weight over lambda).
+
+    The penalty is a sum over the two parts, so its proximal map and its conjugate are too.
+    """
+
+    def __init__(self, base: Relationship, weight: float):
+        if not weight > 0:
+            raise ValueError(f"the intercept's own penalty must be positive, got {weight!r}")
+        self.base, self.weight = base, weight
+        self.name, self.learned, self.tau = base.name, base.learned, base.tau
+
+    def start(self, m: int) -> TaskCovariance:
+        return self.base.start(m)
+
+    def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
+        return self.base.update(W[:, :-1], smoothing)
+
+    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        inner = self.base.prox(V[:, :-1], t, common[:-1])
+        intercept = V[:, -1] / (1.0 + t * self.weight)
+        penalty = inner.penalty + 0.5 * self.weight * float(intercept @ intercept)
+        W = np.column_stack([inner.W, intercept])
+        return Prox(W, penalty, inner.covariance, np.append(inner.common, 0.0))
+
+    def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
+        return self.base.penalty(W[:, :-1], common[:-1]) + 0.5 * self.weight * float(W[:, -1] @ W[:, -1])
+
+    def conjugate(self, B: np.ndarray) -> float:
+        return self.base.conjugate(B[:, :-1]) + 0.5 * float(B[:, -1] @ B[:, -1]) / self.weight
+
+    def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
+        return self.base.w_conjugate(B[:, :-1], covariance) + 0.5 * float(B[:, -1] @ B[:, -1]) / self.weight
+
+
+def nuclear_prox(V: np.ndarray, t: float) -> tuple[np.ndarray, TaskCovariance, float]:
+    """argmin_W |W - V|^2 / 2 + t |W|_*^2 / 2, its Sigma, and its nuclear norm (18)."""
     left, s, right = np.linalg.svd(V, full_matrices=False)
     sizes = np.cumsum(s) / (1.0 + t * np.arange(1, len(s) + 1))
     active = np.flatnonzero(s > t * sizes)
     if len(active) == 0:
-        return np.zeros_like(V), 0.0
+        return np.zeros_like(V), TaskCovariance.identity(len(V)), 0.0
     rank = active[-1] + 1
     shrunk = s[:rank] - t * sizes[rank - 1]
-    return (left[:, :rank] * shrunk) @ right[:rank], float(shrunk.sum())
+    size = float(shrunk.sum())
+    return (left[:, :rank] * shrunk) @ right[:rank], TaskCovariance(left[:, :rank], shrunk / size, 0.0), size
 
 
 def _check_tau(tau: float) -> float:

@@ -68,14 +68,16 @@ class Worker:
         self._smoothness = np.array([loss.smoothness if np.isfinite(loss.smoothness) else 1.0 for loss in self._losses])
         self._differentiable = np.array([loss.differentiable for loss in self._losses], dtype=bool)
         self._mean_q = _sum_by_unit(p * q, blocks.starts) / np.maximum(_sum_by_unit(p, blocks.starts), kernels.TINY)
-        self._alpha = np.zeros(len(blocks.y))
-        self._B = np.zeros((n_units, self._d))
+        if not (message.scalars["keep"] and hasattr(self, "_alpha")):
+            self._alpha = np.zeros(len(blocks.y))
+            self._B = np.zeros((n_units, self._d))
         self._B_before = self._B
         self._U: np.ndarray | None = None
         self._W_before: np.ndarray | None = None
         at_zero = np.zeros(n_units)
         self._kernels.conjugate_at_zero(self._units, at_zero)
-        return Message("prepared", {}, {"b": self._B.copy(), "conjugate": at_zero.copy(), "conjugate_at_zero": at_zero})
+        conjugate = self._losses_at(np.zeros((n_units, self._d)))[1]
+        return Message("prepared", {}, {"b": self._B.copy(), "conjugate": conjugate, "conjugate_at_zero": at_zero})
 
     def _evaluate(self, message: Message) -> Message:
         loss, _, bracket = self._losses_at(message.arrays["w"])

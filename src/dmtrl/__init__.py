@@ -1,0 +1,28 @@
+"""dmtrl: one linear model per task and the covariance between tasks, learned where the data lies, with a certificate."""
+
+from dmtrl.certificate import Certificate
+from dmtrl.coordinator import Outcome, RoundRecord
+from dmtrl.covariance import TaskCovariance
+from dmtrl.data import TaskData
+from dmtrl.loss_check import LossError, check_loss
+from dmtrl.losses import CustomLoss, Loss, get_loss
+from dmtrl.settings import Settings
+from dmtrl.solve import NotConvergedWarning, solve
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Certificate",
+    "CustomLoss",
+    "Loss",
+    "LossError",
+    "NotConvergedWarning",
+    "Outcome",
+    "RoundRecord",
+    "Settings",
+    "TaskCovariance",
+    "TaskData",
+    "check_loss",
+    "get_loss",
+    "solve",
+]

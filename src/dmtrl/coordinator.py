@@ -1,0 +1,179 @@
+"""The server: a plain loop of rounds over an engine it knows nothing about.
+
+Room: above the methods, below the engines. Each round sends an order, gathers the answers in task order, updates the certificate, keeps a
+record, tells the callbacks, and stops on the joint relative gap.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from dmtrl.alternation import Alternation
+from dmtrl.certificate import Certificate, scaled_dual
+from dmtrl.covariance import TaskCovariance
+from dmtrl.layout import Layout
+from dmtrl.message import Engine, Message
+from dmtrl.method import Answers, Candidate, Method, Order
+from dmtrl.relationship import FreeIntercept, Relationship
+from dmtrl.settings import Settings
+from dmtrl.splitting import Splitting
+from dmtrl.worker import SOLVER_NAMES
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round, as kept in history_. Gaps are relative; `primal` and `dual` are the best so far."""
+
+    round: int
+    gap: float
+    primal: float
+    dual: float
+    w_gap: float
+    objective: float  # joint objective at this round's weights
+    dual_now: float  # W-step dual objective before the round
+    rho: float
+    step: float
+    solver: str
+    passes: float
+    omega: bool
+    bytes_sent: int
+    bytes_received: int
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Callback = Callable[[RoundRecord], object]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    W: np.ndarray  # (m, d)
+    common: np.ndarray  # (d,): the part of every row of W that all tasks share
+    covariance: TaskCovariance  # of the tasks' own part, trace one
+    certificate: Certificate
+    history: list[RoundRecord]
+    converged: bool
+    method: str
+
+
+class Coordinator:
+    def __init__(self, engine: Engine, m: int, relationship: Relationship, reg_lambda: float, settings: Settings):
+        if not (np.isfinite(reg_lambda) and reg_lambda > 0):
+            raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
+        self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
+        answers = self._exchange({k: Message("describe") for k in range(engine.n_workers)})
+        self._layout = Layout.from_descriptions(answers, m)
+        relationship.start(m)  # refuses a relationship for another number of tasks
+        self._sent = self._received = 0
+
+    def _exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
+        self._sent = sum(message.nbytes for message in messages.values())
+        answers = dict(self._engine.exchange(messages))
+        self._received = sum(message.nbytes for message in answers.values())
+        return answers
+
+    def _prepare(self, keep: bool) -> tuple[np.ndarray, float]:
+        layout, settings = self._layout, self._settings
+        total = layout.per_task(layout.weight)[layout.task]
+        scalars = {
+            "seed": settings.seed,
+            "local_solver": settings.local_solver,
+            "sampling": settings.sampling,
+            "steps": settings.steps or 0,
+            "max_passes": settings.max_passes,
+            "keep": keep,
+        }
+        answers = self._exchange(
+            {k: Message("prepare", scalars, {"total_weight": layout.scatter(k, total)}) for k in range(self._engine.n_workers)}
+        )
+        self._conjugate = float(layout.gather(answers, "conjugate").sum())
+        self._at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
+        return layout.gather(answers, "b"), self._conjugate
+
+    def _method(self, b: np.ndarray, W: np.ndarray, common: np.ndarray) -> Method:
+        layout, settings, relationship = self._layout, self._settings, self._relationship
+        name = settings.method
+        plain = not isinstance(relationship, FreeIntercept)  # the dual step has one size for all columns
+        if name == "dual" and not plain:
+            raise ValueError("method='dual' cannot leave the intercept free; use a bias feature or method='splitting'")
+        if name == "auto":
+            loose = (plain and not relationship.learned) and (
+                relationship.start(layout.m).plus_common(relationship.tau).spectral_rho(layout.task) <= 1.5
+            )
+            name = "dual" if loose else "splitting"
+        if name == "dual":
+            return Alternation(relationship, self._lam, layout, settings, b)
+        return Splitting(relationship, self._lam, layout, settings, W, common, b)
+
+    def run(self, callbacks: Sequence[Callback] = (), start: Outcome | None = None) -> Outcome:
+        """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier outcome on the
+        same workers, whose dual variables are kept."""
+        layout, settings, relationship, lam = self._layout, self._settings, self._relationship, self._lam
+        b, _ = self._prepare(keep=start is not None)
+        W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
+        method = self._method(b, W, common)
+        B = layout.per_task(b)
+        best = Candidate(W, common, np.inf)
+        dual = scaled_dual(relationship.conjugate(B) / lam, self._conjugate, self._at_zero)
+        history: list[RoundRecord] = []
+        for number in range(settings.max_rounds):
+            began = time.perf_counter()
+            order = method.order()
+            target = settings.local_accuracy * (best.objective - dual) / len(layout.task)
+            raw = self._exchange(self._messages(order, number, target))
+            answers, solver, passes = self._read(raw, number)
+            report = method.absorb(answers)
+            best = min([best, *report.candidates], key=lambda candidate: candidate.objective)
+            dual = max(dual, scaled_dual(relationship.conjugate(answers.B) / lam, answers.conjugate, self._at_zero))
+            certificate = Certificate(best.objective, dual)
+            scale = abs(report.w_objective) or 1.0
+            record = RoundRecord(
+                number, certificate.relative_gap, best.objective, dual, report.w_gap / scale, report.candidates[0].objective,
+                report.w_objective - report.w_gap, report.rho, report.step, solver, passes, report.omega,
+                self._sent, self._received, time.perf_counter() - began,
+            )  # fmt: skip
+            history.append(record)
+            for callback in callbacks:
+                callback(record)
+            if certificate.relative_gap <= settings.tol:
+                break
+        own = best.W - best.common
+        covariance = relationship.update(own)
+        return Outcome(
+            best.W, best.common, covariance, certificate, history, certificate.relative_gap <= settings.tol, method.name
+        )
+
+    def _messages(self, order: Order, number: int, target: float) -> dict[int, Message]:
+        layout = self._layout
+        scalars = {**order.scalars, "round": number, "target": target}
+        messages = {}
+        for k in range(self._engine.n_workers):
+            arrays = {"w": order.W[layout.task[layout.positions[k]]], "step": layout.scatter(k, order.step)}
+            if order.factor is not None:
+                arrays["factor"] = layout.scatter(k, order.factor)
+            messages[k] = Message("round", scalars, arrays)
+        return messages
+
+    def _read(self, raw: Mapping[int, Message], number: int) -> tuple[Answers, str, float]:
+        layout = self._layout
+        b = layout.gather(raw, "b")
+        if not np.isfinite(b).all():
+            unit = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
+            raise FloatingPointError(
+                f"round {number}: worker {layout.owner[unit]} answered NaN or infinity for task number {layout.task[unit]}"
+            )
+
+        def total(name: str) -> float:
+            return float(layout.gather(raw, name).sum())
+
+        codes = layout.gather(raw, "solver")
+        used = "+".join(SOLVER_NAMES[int(code)] for code in np.unique(codes))
+        sdca = codes == 0
+        passes = layout.gather(raw, "steps")[sdca].sum() / max(layout.rows[sdca].sum(), 1)
+        answers = Answers(b, layout.per_task(b), total("loss_w"), total("bracket_w"), total("loss_u"), total("conjugate"))
+        return answers, used, float(passes)

@@ -1,0 +1,110 @@
+"""Task intake: the one funnel through which every shape of data becomes blocks.
+
+Room: above the engines, below the estimators. Rows are sorted by task once (stable); a partition is a list of contiguous pieces
+of that order, so dense pieces are views and nothing is copied again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl.blocks import Blocks, as_rows
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Rows of all tasks, sorted by task: task i owns rows starts[i]:starts[i+1]."""
+
+    X: Any
+    y: np.ndarray
+    sample_weight: np.ndarray | None
+    starts: np.ndarray
+    names: np.ndarray
+
+    @property
+    def m(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> "TaskData":
+        """One task label per row (any sortable labels), or None for a single task."""
+        X, y = as_rows(X), np.asarray(y)
+        if X.ndim != 2:
+            raise ValueError(f"X must have two dimensions, got {X.ndim}")
+        n = X.shape[0]
+        tasks = np.zeros(n, dtype=int) if tasks is None else np.asarray(tasks)
+        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
+        for what, array in (("y", y), ("tasks", tasks), ("sample_weight", weight)):
+            if array is not None and array.shape != (n,):
+                raise ValueError(f"{what} must hold one value per row of X: X has {n} rows, {what} has shape {array.shape}")
+        if n == 0:
+            raise ValueError("there are no rows in X")
+        names, codes = np.unique(tasks, return_inverse=True)
+        starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
+        if (np.diff(codes) < 0).any():
+            order = np.argsort(codes, kind="stable")
+            X, y = X[order], y[order]
+            weight = None if weight is None else weight[order]
+        return cls(X, y, weight, starts, names)
+
+    @classmethod
+    def from_list(cls, tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | None = None) -> "TaskData":
+        """A list (or a mapping by name) of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
+        if isinstance(tasks, Mapping):
+            names, tasks = list(tasks), list(tasks.values())
+        names = list(range(len(tasks))) if names is None else names
+        if len(tasks) == 0 or len(names) != len(tasks):
+            raise ValueError(f"got {len(tasks)} tasks and {len(names)} names; both must be the same number, at least one")
+        weighted = [len(task) == 3 for task in tasks]
+        if any(weighted) != all(weighted):
+            raise ValueError("either every task has a sample weight or none has")
+        parts = [as_rows(task[0]) for task in tasks]
+        labels = [np.asarray(task[1]) for task in tasks]
+        for name, part, y in zip(names, parts, labels, strict=True):
+            if part.ndim != 2 or y.shape != (part.shape[0],):
+                raise ValueError(f"task {name!r}: X has shape {part.shape} and y has shape {y.shape}; they must have as many rows")
+            if part.shape[1] != parts[0].shape[1]:
+                raise ValueError(f"task {name!r} has {part.shape[1]} features, the first task has {parts[0].shape[1]}")
+            if part.shape[0] == 0:
+                raise ValueError(f"task {name!r} has no rows; leave it out")
+        if any(sparse.issparse(part) for part in parts):
+            X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
+        else:
+            X = np.concatenate(parts)
+        weight = np.concatenate([np.asarray(task[2], dtype=float) for task in tasks]) if all(weighted) else None
+        starts = np.concatenate([[0], np.cumsum([len(y) for y in labels])])
+        return cls(as_rows(X), np.concatenate(labels), weight, starts, np.array(names))
+
+    def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
+        """Contiguous pieces of about equally many rows. `shards` says into how many each task may be cut, so that one task can
+        lie on several workers; shards that fall to the same worker are joined again."""
+        per_task = np.broadcast_to(np.asarray(shards, dtype=int), self.m)
+        if workers < 1 or (per_task < 1).any():
+            raise ValueError("the number of workers and of shards must be at least 1")
+        cuts: list[int] = []
+        tasks: list[int] = []
+        for i, count in enumerate(per_task):
+            edges = np.linspace(self.starts[i], self.starts[i + 1], count + 1).astype(int)
+            cuts += edges[:-1].tolist()
+            tasks += [i] * count
+        edges_all = np.array([*cuts, self.starts[-1]])
+        workers = min(workers, len(tasks))
+        middle = (edges_all[:-1] + edges_all[1:]) / 2
+        if workers == len(tasks):
+            owner = np.arange(workers)
+        else:
+            owner = np.minimum((middle * workers / max(edges_all[-1], 1)).astype(int), workers - 1)
+        return [self._piece(np.flatnonzero(owner == k), edges_all, np.array(tasks)) for k in range(workers) if (owner == k).any()]
+
+    def _piece(self, units: np.ndarray, edges: np.ndarray, tasks: np.ndarray) -> Blocks:
+        first, last = edges[units[0]], edges[units[-1] + 1]
+        mine, begin = np.unique(tasks[units], return_index=True)
+        starts = np.append(edges[units[begin]], last) - first
+        shard = units[begin] - np.searchsorted(tasks, mine)
+        rows = slice(first, last)
+        weight = None if self.sample_weight is None else self.sample_weight[rows]
+        names = [str(name) for name in self.names[mine]]
+        return Blocks(self.X[rows], self.y[rows], weight, starts, mine, shard, names)
