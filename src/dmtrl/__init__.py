@@ -4,6 +4,8 @@ from dmtrl.certificate import Certificate
 from dmtrl.coordinator import Outcome, RoundRecord
 from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
+from dmtrl.estimators import MTRLClassifier, MTRLRegressor
+from dmtrl.feature_maps import RFF
 from dmtrl.loss_check import LossError, check_loss
 from dmtrl.losses import CustomLoss, Loss, get_loss
 from dmtrl.settings import Settings
@@ -12,10 +14,13 @@ from dmtrl.solve import NotConvergedWarning, solve
 __version__ = "0.1.0"
 
 __all__ = [
+    "RFF",
     "Certificate",
     "CustomLoss",
     "Loss",
     "LossError",
+    "MTRLClassifier",
+    "MTRLRegressor",
     "NotConvergedWarning",
     "Outcome",
     "RoundRecord",

@@ -44,7 +44,9 @@ class TaskCovariance:
             raise ValueError(
                 f"a task covariance must be positive semidefinite; its smallest eigenvalue is {values[0] * trace:g}"
             )
-        floor = max(values[0], 0.0)
+        # what is zero stays zero: rounding here would be a huge rho later, where it is divided by
+        floor = values[0] if values[0] > 1e-14 else 0.0
+        basis[np.diag(sigma) == 0] = 0.0
         keep = values > floor + 1e-14
         return cls(basis[:, keep], values[keep] - floor, floor)
 
@@ -186,9 +188,9 @@ class TaskCovariance:
 
 
 def _projector_rho(F: np.ndarray, owner: np.ndarray, floor: float = 0.0, shards: int = 0) -> float:
-    """lambda_max of the sum over workers of F_k^T (F_k F_k^T + floor I)^-1 F_k, plus shards times the most the floor has in a block.
+    """lambda_max of the sum over workers of the projectors on the row spaces of their rows of F (11).
 
-    With floor 0 the terms are the projectors on the row spaces of the workers' rows of F (11).
+    With a floor: F_k^T (F_k F_k^T + floor I)^-1 F_k instead, plus shards times the floor's largest share of a block.
     """
     if F.shape[1] == 0:
         return float(max(shards, 1))

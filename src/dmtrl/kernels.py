@@ -125,7 +125,9 @@ def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
 def _poisson_step(a0, z, y, sq):  # type: ignore[no-untyped-def]
     """r = y - a > 0 with log(r) - z - sq (y - a0 - r) = 0, by safeguarded Newton on v = log(r); returns a."""
     rest = y - a0
-    v = min(z, np.log(rest)) if rest > 0 else z
+    # x = sq r solves x + log(x) = k. Newton comes down from the right by one a step, so the start has to be near.
+    k = z + sq * rest + np.log(sq)
+    v = (np.log(k - np.log(k)) if k > 1 else k) - np.log(sq)
     low, high = -745.0, 709.0
     v = min(max(v, low), high)
     for _ in range(100):
@@ -484,8 +486,9 @@ def newton_unit(units, i, alpha, u, c, s, target, iterations):  # type: ignore[n
                 alpha[j] = loss_slope(loss, param, z[j - first], units.y[j])
                 row_axpy(units.X, j, -units.p[j] * alpha[j], gradient)
         size = np.dot(gradient, gradient)
-        # the local gap (7) is (s/2) |gradient|^2; below the rounding of its own terms nothing is left to gain
-        if (iteration > 0 and 0.5 * s * size <= target) or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s)):
+        # (s/2) |gradient|^2 is the gap (7) at u; the server works with c + s b instead, which is as good only when u is
+        # nearly exact. Below the rounding of its own terms nothing is left to gain.
+        if (iteration > 0 and 0.5 * s * size <= 1e-4 * target) or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s)):
             break
         for j in range(first, last):
             curvature = units.p[j] * loss_curvature(loss, param, z[j - first], units.y[j])

@@ -101,7 +101,7 @@ class _Check:
         """Points of the domain, its ends and zero among them."""
         low, high = self.low, self.high
         end = next(filter(math.isfinite, (low, high)), 0.0)
-        points = low + (high - low) * FRACTIONS if math.isfinite(high - low) else end + DISTANCES
+        points = low + (high - low) * FRACTIONS if math.isfinite(high - low) else end + DISTANCES[::2]
         return [a for a in sorted({*points.tolist(), 0.0, low, high}) if low <= a <= high and math.isfinite(a)]
 
     def try_value(self) -> bool:

@@ -75,7 +75,7 @@ class Loss:
             return
         if wrong.any():
             row = int(np.argmax(wrong))
-            raise ValueError(f"{where}, row {row}: the {self.name} loss needs {rule}, found {y[row]!r}")
+            raise ValueError(f"{where}, row {row}: the {self.name} loss needs {rule}, found {y[row]:g}")
 
 
 @dataclass(frozen=True)

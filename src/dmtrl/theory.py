@@ -235,13 +235,14 @@ def rounds(
 def steps_per_task(facts: Sequence[TaskFacts], theta: float, step: Numbers, gaps: Numbers | None = None) -> np.ndarray:
     """H_i of each task such that all reach the same Theta: no needless steps where tasks are small or easy.
 
-    With one H for all, the largest task decides Theta for everybody. `gaps` as in `local_steps`.
+    With one H for all, the largest task decides Theta for everybody. `gaps` as in `local_steps`; where a task is
+    all but solved, (27) asks for more steps than anyone would take, so cap what comes back.
     """
     start = [None] * len(facts) if gaps is None else [float(gap) for gap in gaps]
     same = len(facts) == len(step) == len(start)
     _require(same, f"each task needs a step and a gap, got {len(step)} and {len(start)} for {len(facts)}")
     H = [local_steps(task, theta, s, gap) for task, s, gap in zip(facts, step, start, strict=True)]
-    return np.array(H, dtype=np.int64)
+    return np.array([min(steps, 2**62) for steps in H], dtype=np.int64)
 
 
 def steps_in_budget(

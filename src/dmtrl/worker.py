@@ -65,8 +65,9 @@ class Worker:
         self._settings = dict(message.scalars)
         n_units = blocks.n_units
         self._gram: kernels.GramFactors | None = None
-        self._smoothness = np.array([loss.smoothness if np.isfinite(loss.smoothness) else 1.0 for loss in self._losses])
-        self._differentiable = np.array([loss.differentiable for loss in self._losses], dtype=bool)
+        bounds = np.array([loss.smoothness for loss in self._losses])
+        self._smooth = np.isfinite(bounds) & (loss != kernels.CUSTOM)  # Newton needs a slope and a bounded curvature
+        self._smoothness = np.where(np.isfinite(bounds), bounds, 1.0)
         self._mean_q = _sum_by_unit(p * q, blocks.starts) / np.maximum(_sum_by_unit(p, blocks.starts), kernels.TINY)
         if not (message.scalars["keep"] and hasattr(self, "_alpha")):
             self._alpha = np.zeros(len(blocks.y))
@@ -152,7 +153,7 @@ class Worker:
         squared = self._units.loss == kernels.SQUARED
         if wanted != "auto":
             code = next(code for code, name in SOLVER_NAMES.items() if name == wanted)
-            able = squared if code == kernels.GRAM else self._differentiable
+            able = squared if code == kernels.GRAM else self._smooth
             return np.where(able, code, kernels.SDCA)
         rows = np.maximum(np.diff(self._units.starts), 1)
         per_row = self._units.X.shape[1] if isinstance(self._units.X, np.ndarray) else len(self._units.X[0]) / rows.sum()
@@ -163,7 +164,7 @@ class Worker:
         gram_fits = n_units * d * d <= max(2 * len(self._units.y) * per_row, 1e6)
         if gram_fits and (squared & (gram < _ROUNDS_AHEAD * sdca)).any():
             solver[squared] = kernels.GRAM
-        return np.where((solver == kernels.SDCA) & self._differentiable & (newton < sdca), kernels.NEWTON, solver)
+        return np.where((solver == kernels.SDCA) & self._smooth & (newton < sdca), kernels.NEWTON, solver)
 
 
 def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

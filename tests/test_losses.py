@@ -1,0 +1,535 @@
+"""Every loss by property and by oracle: textbook formulas, Fenchel-Young, numeric derivatives, scalar minimisation.
+
+`check_loss` is held to the same losses, and to losses broken on purpose.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from numba import njit
+from scipy.optimize import minimize_scalar
+
+from dmtrl import kernels, losses
+from dmtrl.loss_check import LossError, check_loss
+from dmtrl.losses import CustomLoss, Loss, get_loss
+
+BUILTIN = [
+    losses.hinge(),
+    losses.smoothed_hinge(1.0),
+    losses.smoothed_hinge(0.05),
+    losses.smoothed_hinge(4.0),
+    losses.squared_hinge(),
+    losses.logistic(),
+    losses.squared(),
+    losses.absolute(),
+    losses.epsilon_insensitive(0.0),
+    losses.epsilon_insensitive(0.5),
+    losses.huber(0.1),
+    losses.huber(1.35),
+    losses.huber(20.0),
+    losses.quantile(0.5),
+    losses.quantile(0.07),
+    losses.quantile(0.95),
+    losses.poisson(),
+]
+SMOOTH = [loss for loss in BUILTIN if loss.differentiable]
+
+# l as a function of the margin y z, of the residual r = y - z, or of z and y: written down as in the textbooks.
+TEXTBOOK: dict[str, Callable[..., float]] = {
+    "hinge": lambda z, y, _: max(0.0, 1 - y * z),
+    "squared_hinge": lambda z, y, _: max(0.0, 1 - y * z) ** 2 / 2,
+    "smoothed_hinge": lambda z, y, g: (
+        0.0 if y * z >= 1 else (1 - y * z) ** 2 / (2 * g) if y * z > 1 - g else 1 - y * z - g / 2
+    ),
+    "logistic": lambda z, y, _: math.log(1 + math.exp(-y * z)),
+    "squared": lambda z, y, _: (z - y) ** 2 / 2,
+    "absolute": lambda z, y, _: abs(z - y),
+    "epsilon_insensitive": lambda z, y, e: max(0.0, abs(z - y) - e),
+    "huber": lambda z, y, d: (z - y) ** 2 / 2 if abs(z - y) < d else d * abs(z - y) - d * d / 2,
+    "quantile": lambda z, y, q: max(q * (y - z), (1 - q) * (z - y)),
+    "poisson": lambda z, y, _: math.exp(z) - y * z,
+}
+
+each = pytest.mark.parametrize("loss", BUILTIN, ids=lambda loss: f"{loss.name}-{loss.param:g}")
+each_smooth = pytest.mark.parametrize("loss", SMOOTH, ids=lambda loss: f"{loss.name}-{loss.param:g}")
+quick = settings(max_examples=25)
+
+unit = st.floats(0, 1) | st.sampled_from([0.0, 1.0])
+moderate = st.floats(-8, 8)
+extreme = st.floats(-1e6, 1e6) | st.sampled_from([-1e6, -1e3, -700.0, 0.0, 1.0, 700.0, 1e3, 1e6])
+size = st.floats(-12, 8).map(lambda power: 10.0**power) | st.sampled_from([0.0, 1e-12, 1.0, 1e8])
+
+
+def label(loss: Loss, u: float) -> float:
+    """A label of the loss from a number in [0, 1]."""
+    if loss.kind == losses.CLASSIFICATION:
+        return 1.0 if u < 0.5 else -1.0
+    return 30.0 * u if loss.name == "poisson" else 40.0 * (u - 0.5)
+
+
+def dual(loss: Loss, y: float, u: float, far: float = 50.0) -> float:
+    """A feasible a; u = 0 and 1 are the ends of the domain, or `far` away where it has none."""
+    low, high = (min(max(end, -far), far) for end in loss.domain(y))
+    return min(max(low + u * (high - low), low), high)
+
+
+def bracket(loss: Loss, a: float, z: float, y: float) -> tuple[float, float]:
+    """l(z) + l*(-a) + a z and the size of its terms."""
+    terms = loss.value(z, y), loss.conjugate(a, y), a * z
+    return sum(terms), 1.0 + sum(map(abs, terms))
+
+
+def minimum(function: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """scipy's bounded minimiser, with the ends it never touches."""
+    found = minimize_scalar(function, bounds=(low, high), method="bounded", options={"xatol": 1e-11, "maxiter": 300})
+    return min((float(function(x)), float(x)) for x in (found.x, low, high))
+
+
+@each
+@quick
+@given(u=unit, z=moderate)
+def test_value_is_the_textbook_formula(loss: Loss, u: float, z: float) -> None:
+    y = label(loss, u)
+    assert loss.value(z, y) == pytest.approx(TEXTBOOK[loss.name](z, y, loss.param), rel=1e-12, abs=1e-13)
+
+
+@each
+@quick
+@given(u=unit, v=unit, z=extreme)
+def test_fenchel_young(loss: Loss, u: float, v: float, z: float) -> None:
+    assume(loss.name != "poisson" or z < 700)
+    y = label(loss, u)
+    gap, scale = bracket(loss, dual(loss, y, v), z, y)
+    assert gap >= -1e-13 * scale
+
+
+@each_smooth
+@quick
+@given(u=unit, z=st.floats(-30, 30))
+def test_fenchel_young_is_tight_at_the_slope(loss: Loss, u: float, z: float) -> None:
+    y = label(loss, u)
+    low, high = loss.domain(y)
+    a = loss.slope(z, y)
+    assert low <= a <= high
+    gap, scale = bracket(loss, a, z, y)
+    assert abs(gap) <= 1e-12 * scale
+
+
+@each
+@quick
+@given(u=unit, v=unit)
+def test_conjugate_is_the_supremum(loss: Loss, u: float, v: float) -> None:
+    y = label(loss, u)
+    a = dual(loss, y, v)
+    lowest, z = minimum(lambda z: a * z + loss.value(z, y), -120.0, 120.0)
+    assert loss.conjugate(a, y) == pytest.approx(-lowest, rel=1e-6, abs=1e-6 * (1 + abs(a * z)))
+
+
+@each
+@quick
+@given(u=unit, beyond=st.floats(1e-9, 1e3))
+def test_conjugate_is_infinite_outside_the_domain(loss: Loss, u: float, beyond: float) -> None:
+    y = label(loss, u)
+    low, high = loss.domain(y)
+    assert low <= 0 <= high
+    assert math.isinf(low) or loss.conjugate(low - beyond, y) == math.inf
+    assert math.isinf(high) or loss.conjugate(high + beyond, y) == math.inf
+
+
+@each
+@quick
+@given(u=unit, v=unit, z=moderate, sq=st.floats(-4, 3).map(lambda power: 10.0**power) | st.just(0.0))
+@example(u=0.0, v=1.0, z=0.3, sq=0.0)
+def test_step_is_the_scalar_minimiser(loss: Loss, u: float, v: float, z: float, sq: float) -> None:
+    y = label(loss, u)
+    a = dual(loss, y, v)
+
+    def objective(new: float) -> float:
+        return loss.conjugate(new, y) + (new - a) * z + sq * (new - a) ** 2 / 2
+
+    low, high = (min(max(end, -4e3), 4e3) for end in loss.domain(y))
+    lowest, x = minimum(objective, low, high)
+    new = loss.step(a, z, y, sq)
+    assert low <= new <= high
+    assert objective(new) <= lowest + 1e-12 * (1 + abs(x * z) + abs(a * z) + abs(loss.conjugate(x, y)))
+    if sq > 0:  # strongly convex: what is as low is also near
+        assert abs(new - x) <= 1e-4 * (1 + abs(x)) + math.sqrt(1e-6 / sq)
+
+
+@each
+@settings(max_examples=100)
+@given(u=unit, v=unit, z=extreme, sq=size)
+def test_step_at_extremes_stays_feasible_and_optimal(loss: Loss, u: float, v: float, z: float, sq: float) -> None:
+    """The step is optimal exactly if Fenchel-Young is tight at the z it leads to, z + sq (a' - a)."""
+    y = label(loss, u)
+    low, high = loss.domain(y)
+    a = dual(loss, y, v)
+    new = loss.step(a, z, y, sq)
+    assert low <= new <= high
+    assert math.isfinite(new)
+    assert math.isfinite(loss.conjugate(new, y)) or (loss.name == "poisson" and z > 700)
+    after = z + sq * (new - a)
+    if loss.name != "poisson" or after < 700:
+        gap, scale = bracket(loss, new, after, y)
+        rounding = 4e-16 * (abs(z) + abs(y) + sq * (abs(a) + abs(new)))  # of `after`, times the slope there
+        assert abs(gap) <= 1e-12 * scale + rounding * (1 + abs(new) + rounding)
+
+
+def test_poisson_step_for_a_large_score() -> None:
+    """r = y - a' solves log r + r = z + 1 for sq = 1, a = 0, y = 1; the answer is near z, not near exp(z)."""
+    r = 1.0 - losses.poisson().step(0.0, 600.0, 1.0, 1.0)
+    assert math.log(r) + r == pytest.approx(601.0, rel=1e-12)
+
+
+@each_smooth
+@quick
+@given(u=unit, z=moderate)
+def test_slope_is_minus_the_derivative(loss: Loss, u: float, z: float) -> None:
+    y, h = label(loss, u), 1e-5
+    numeric = (loss.value(z - h, y) - loss.value(z + h, y)) / (2 * h)
+    bend = loss.smoothness if math.isfinite(loss.smoothness) else math.exp(z + h)
+    assert abs(loss.slope(z, y) - numeric) <= h * bend + 1e-9 * (1 + abs(loss.value(z, y)))
+
+
+@each_smooth
+@quick
+@given(u=unit, z=moderate)
+def test_curvature_is_the_second_derivative_away_from_kinks(loss: Loss, u: float, z: float) -> None:
+    y, h = label(loss, u), 1e-5
+    kinks = {
+        "smoothed_hinge": [y, y * (1 - loss.param)],
+        "squared_hinge": [y],
+        "huber": [y - loss.param, y + loss.param],
+    }
+    assume(all(abs(z - kink) > 2 * h for kink in kinks.get(loss.name, [])))
+    numeric = (loss.slope(z - h, y) - loss.slope(z + h, y)) / (2 * h)
+    curvature = kernels.loss_curvature(loss.id, loss.param, z, y)
+    assert curvature == pytest.approx(numeric, rel=1e-6, abs=1e-7)
+
+
+@each
+@quick
+@given(u=unit, z=st.floats(-100, 100), distance=st.floats(1e-3, 10))
+def test_constants_are_bounds(loss: Loss, u: float, z: float, distance: float) -> None:
+    y = label(loss, u)
+    here, there = loss.value(z, y), loss.value(z + distance, y)
+    assert abs(there - here) <= loss.lipschitz * distance + 1e-12 * (1 + abs(here))
+    if math.isfinite(loss.smoothness):
+        change = abs(loss.slope(z + distance, y) - loss.slope(z, y))
+        assert change <= loss.smoothness * distance * (1 + 1e-12) + 1e-12
+
+
+@each
+def test_constants_are_the_smallest_bounds(loss: Loss) -> None:
+    z = np.linspace(-60, 60, 24001)
+    steepest, most_bent = 0.0, 0.0
+    for y in (label(loss, 0.0), label(loss, 0.6), label(loss, 1.0)):
+        slopes = np.diff(loss.value(z, y)) / np.diff(z)
+        steepest = max(steepest, abs(slopes).max())
+        most_bent = max(most_bent, (np.diff(slopes) / np.diff(z)[1:]).max())
+    if math.isfinite(loss.lipschitz):
+        assert steepest == pytest.approx(loss.lipschitz, rel=1e-6)
+    else:
+        assert steepest > 30
+    if math.isfinite(loss.smoothness):
+        assert most_bent == pytest.approx(loss.smoothness, rel=1e-4)
+    else:
+        assert most_bent > 50
+
+
+def test_members_take_arrays() -> None:
+    z, y = np.array([[0.5], [2.0]]), np.array([1.0, -1.0])
+    np.testing.assert_allclose(losses.hinge().value(z, y), [[0.5, 1.5], [0.0, 3.0]])
+    assert losses.squared().step(np.zeros(0), 0.0, 0.0, 1.0).shape == (0,)
+
+
+@njit
+def expectile_value(z, y):
+    r = y - z
+    return 0.5 * (0.8 if r >= 0 else 0.2) * r * r
+
+
+@njit
+def expectile_conjugate(a, y):
+    """With w the weight of the side: sup_r a r - w r^2 / 2 = a^2 / (2 w), and the sign of r is that of a."""
+    return 0.5 * a * a / (0.8 if a >= 0 else 0.2) - a * y
+
+
+@njit
+def expectile_step(a, z, y, sq):
+    """a'/w = y - z - sq (a' - a); w > 0, so a' has the sign of y - z + sq a."""
+    top = y - z + sq * a
+    return top / (1.0 / (0.8 if top >= 0 else 0.2) + sq)
+
+
+@njit
+def logcosh_value(z, y):
+    r = abs(y - z)
+    return r + np.log1p(np.exp(-2.0 * r)) - np.log(2.0)
+
+
+@njit
+def xlogx(x):
+    return x * np.log(x) if x > 0 else 0.0
+
+
+@njit
+def logcosh_conjugate(a, y):
+    """-l'(z) = tanh(y - z), so r = atanh(a), and a atanh(a) - log cosh(atanh(a)) is the entropy below."""
+    return np.inf if abs(a) > 1 else 0.5 * (xlogx(1.0 + a) + xlogx(1.0 - a)) - a * y
+
+
+@njit
+def logcosh_step(a, z, y, sq):
+    """r = atanh(a') solves r + sq tanh(r) = y - z + sq a; the left side grows in r, so bisection will do."""
+    top = y - z + sq * a
+    low, high = top - sq, top + sq
+    for _ in range(200):
+        r = 0.5 * (low + high)
+        if r + sq * np.tanh(r) > top:
+            high = r
+        else:
+            low = r
+    return np.tanh(0.5 * (low + high))
+
+
+EXPECTILE = CustomLoss(
+    "expectile",
+    expectile_value,
+    expectile_conjugate,
+    expectile_step,
+    domain=lambda y: (-math.inf, math.inf),
+    smoothness=0.8,
+)
+LOGCOSH = CustomLoss(
+    "logcosh",
+    logcosh_value,
+    logcosh_conjugate,
+    logcosh_step,
+    domain=lambda y: (-1.0, 1.0),
+    smoothness=1.0,
+    lipschitz=1.0,
+)
+
+
+@pytest.mark.parametrize("loss", [*BUILTIN, EXPECTILE, LOGCOSH], ids=lambda loss: f"{loss.name}-{loss.param:g}")
+def test_check_loss_passes(loss: Any) -> None:
+    check_loss(loss)
+
+
+def test_check_loss_takes_names_labels_and_seeds() -> None:
+    check_loss("logistic", seed=7)
+    check_loss("poisson", [0, 3])
+    with pytest.raises(ValueError, match="the poisson loss needs counts that are not negative"):
+        check_loss("poisson", [2.0, -1.0])
+
+
+@njit
+def ramp_value(z, y):
+    return min(max(1.0 - y * z, 0.0), 1.0)
+
+
+@njit
+def hinge_conjugate(a, y):
+    return np.inf if a * y < 0 or a * y > 1 else -a * y
+
+
+@njit
+def hinge_step(a, z, y, sq):
+    return y * min(max(a * y + (1.0 - y * z) / max(sq, 1e-100), 0.0), 1.0)
+
+
+@njit
+def hinge_step_without_care_for_zero(a, z, y, sq):
+    return y * min(max(a * y + (1.0 - y * z) / sq, 0.0), 1.0)
+
+
+@njit
+def hinge_value(z, y):
+    return max(1.0 - y * z, 0.0)
+
+
+HINGE = CustomLoss(
+    "my hinge",
+    hinge_value,
+    hinge_conjugate,
+    hinge_step,
+    domain=lambda y: (0.0, 1.0) if y > 0 else (-1.0, 0.0),
+    kind="classification",
+    lipschitz=1.0,
+)
+
+
+@njit
+def conjugate_too_large(a, y):
+    return 0.6 * a * a / (0.8 if a >= 0 else 0.2) - a * y
+
+
+@njit
+def conjugate_too_small(a, y):
+    return 0.4 * a * a / (0.8 if a >= 0 else 0.2) - a * y
+
+
+@njit
+def conjugate_never_infinite(a, y):
+    return -a * y
+
+
+@njit
+def step_of_half_the_length(a, z, y, sq):
+    return a + 0.5 * (expectile_step(a, z, y, sq) - a)
+
+
+@njit
+def step_that_forgets_sq(a, z, y, sq):
+    return expectile_step(a, z, y, 0.0)
+
+
+@njit
+def step_without_a_clip(a, z, y, sq):
+    return a + (1.0 - y * z) * y / max(sq, 1e-100)
+
+
+@njit
+def naive_logistic(z, y):
+    return np.log(1.0 + np.exp(-y * z))
+
+
+@njit
+def dented(z, y):
+    return 0.5 * (z - y) ** 2 + 0.05 * np.cos(10.0 * z)
+
+
+@njit
+def counts_value(z, y):
+    return np.exp(z) - y * z if y >= 0 else np.inf
+
+
+@njit
+def not_typed(a, z, y, sq):
+    return a + "sq"
+
+
+def changed(loss: Any, **members: Any) -> Any:
+    return dataclasses.replace(loss, **members)
+
+
+def unit_interval(_: float) -> tuple[float, float]:
+    return -1.0, 1.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "sentence"),
+    [
+        (
+            changed(EXPECTILE, conjugate=conjugate_too_large),
+            r"the conjugate is not the supremum of .* at label = .*, z =",
+        ),
+        (changed(EXPECTILE, conjugate=conjugate_too_small), r"Fenchel-Young fails"),
+        (changed(HINGE, conjugate=conjugate_never_infinite), r"the conjugate is not infinite outside the domain at"),
+        (changed(EXPECTILE, step=step_of_half_the_length), r"the step is not the maximiser at label = .*, sq ="),
+        (changed(EXPECTILE, step=step_that_forgets_sq), r"the step is not the maximiser at label = .*, sq ="),
+        (changed(HINGE, step=step_without_a_clip), r"the step leaves the domain at .*clip it to"),
+        (changed(HINGE, step=hinge_step_without_care_for_zero), r"step raises ZeroDivisionError at .*sq = 0"),
+        (changed(EXPECTILE, domain=unit_interval), r"finite outside the domain at .*widen it"),
+        (changed(LOGCOSH, domain=lambda y: (-2.0, 2.0)), r"infinite inside the domain at .*narrow it"),
+        (changed(HINGE, domain=lambda y: (0.0, 1.0)), r"the conjugate is not finite inside the domain at label = -1"),
+        (changed(HINGE, domain=lambda y: (0.5, 1.0)), r"zero is not in the domain"),
+        (changed(HINGE, value=ramp_value), r"the value is not convex in z at label = "),
+        (changed(EXPECTILE, value=dented), r"the value is not convex in z at label = "),
+        (changed(HINGE, value=naive_logistic), r"the value is not finite at label = "),
+        (changed(LOGCOSH, lipschitz=0.9), r"\|l'\| exceeds lipschitz = 0.9 at label = .*raise it"),
+        (changed(LOGCOSH, smoothness=0.9), r"l'' exceeds smoothness = 0.9 at label = .*raise it"),
+        (changed(HINGE, smoothness=10.0), r"l'' exceeds smoothness = 10 at .*math.inf at a kink"),
+        (changed(HINGE, step=hinge_step.py_func), r"step is not compiled.*: decorate with @njit"),
+        (changed(HINGE, step=not_typed), r"step raises TypingError"),
+        (changed(losses.huber(1.0), lipschitz=0.5), r"\|l'\| exceeds lipschitz = 0.5"),
+        (changed(losses.logistic(), smoothness=0.2), r"l'' exceeds smoothness = 0.2"),
+    ],
+)
+def test_check_loss_catches(loss: Any, sentence: str) -> None:
+    with pytest.raises(LossError, match=sentence):
+        check_loss(loss)
+
+
+def test_check_loss_lists_everything_at_once() -> None:
+    broken = changed(
+        EXPECTILE, conjugate=conjugate_too_small, step=expectile_step.py_func, smoothness=0.5, lipschitz=3.0
+    )
+    with pytest.raises(LossError) as caught:
+        check_loss(broken)
+    lines = str(caught.value).splitlines()
+    assert "'expectile' does not fit together" in lines[0]
+    for part in ("njit", "smoothness", "lipschitz", "Fenchel-Young", "supremum", "maximiser"):
+        assert sum(part in line for line in lines[1:]) == 1, part
+
+
+def test_a_non_convex_loss_is_told_that_and_not_blamed_for_what_follows() -> None:
+    with pytest.raises(LossError, match="convex") as caught:
+        check_loss(changed(HINGE, value=ramp_value))
+    assert "maximiser" not in str(caught.value)
+
+
+def test_check_loss_leaves_out_labels_with_an_infinite_loss() -> None:
+    poisson = losses.poisson()
+    counts = CustomLoss(
+        "counts",
+        counts_value,
+        njit(lambda a, y: kernels.loss_conjugate(9, 0.0, a, y)),
+        njit(lambda a, z, y, sq: kernels.loss_step(9, 0.0, a, z, y, sq)),
+        domain=poisson.domain,
+    )
+    check_loss(counts)
+    with pytest.raises(LossError, match="the value is not finite at label = -2"):
+        check_loss(counts, [-2.0])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: losses.huber(0.0), "the huber loss needs delta > 0, got 0.0"),
+        (lambda: losses.huber(math.nan), "the huber loss needs delta > 0, got nan"),
+        (lambda: losses.smoothed_hinge(-1.0), "the smoothed_hinge loss needs gamma > 0, got -1.0"),
+        (lambda: losses.smoothed_hinge(math.inf), "the smoothed_hinge loss needs gamma > 0, got inf"),
+        (lambda: losses.quantile(1.5), "the quantile loss needs a quantile between 0 and 1, got 1.5"),
+        (lambda: losses.quantile(0.0), "the quantile loss needs a quantile between 0 and 1, got 0.0"),
+        (lambda: losses.epsilon_insensitive(-0.1), "the epsilon_insensitive loss needs epsilon >= 0, got -0.1"),
+        (lambda: get_loss("hinges"), "unknown loss 'hinges'; choose one of absolute, .*, or pass a Loss"),
+        (lambda: losses.hinge().slope(0.0, 1.0), "the hinge loss has a kink and therefore no slope"),
+    ],
+)
+def test_bad_parameters_are_refused_with_a_sentence(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "sentence"),
+    [
+        ("poisson", [3.0, -1.0], r"task 4, row 1: the poisson loss needs counts that are not negative, found -1"),
+        ("hinge", [1.0, 1.0, 0.0], r"task 4, row 2: the hinge loss needs labels -1 and \+1, found 0"),
+        ("logistic", [2.0], r"task 4, row 0: the logistic loss needs labels -1 and \+1, found 2"),
+    ],
+)
+def test_wrong_labels_are_refused_with_the_row(loss: str, y: list[float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        get_loss(loss).check_labels(np.array(y), "task 4")
+
+
+def test_right_labels_are_taken() -> None:
+    get_loss("poisson").check_labels(np.array([0.0, 2.5]), "here")
+    get_loss("hinge").check_labels(np.array([1.0, -1.0]), "here")
+    get_loss("squared").check_labels(np.array([-7.0]), "here")
+    EXPECTILE.check_labels(np.array([-7.0, 3.0]), "here")
+
+
+def test_get_loss() -> None:
+    assert {name: get_loss(name).name for name in losses.BUILTIN} == {name: name for name in losses.BUILTIN}
+    assert get_loss(EXPECTILE) is EXPECTILE
+    assert len({get_loss(name).id for name in losses.BUILTIN} | {kernels.CUSTOM}) == len(losses.BUILTIN) + 1
