@@ -7,9 +7,11 @@ record, tells the callbacks, and stops on the joint relative gap.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from dmtrl.alternation import Alternation
 from dmtrl.certificate import Certificate, scaled_dual
@@ -61,13 +63,32 @@ class Outcome:
     method: str
 
 
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def broadcast(engine: Engine, message: Message) -> dict[int, Message]:
+    """The same message to every worker."""
+    return dict(engine.exchange({k: message for k in range(engine.n_workers)}))
+
+
 class Coordinator:
-    def __init__(self, engine: Engine, m: int, relationship: Relationship, reg_lambda: float, settings: Settings):
+    """`describe` asks every worker what it holds; pass an earlier `layout` where that is known."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        m: int,
+        relationship: Relationship,
+        reg_lambda: float,
+        settings: Settings,
+        layout: Layout | None = None,
+    ):
         if not (np.isfinite(reg_lambda) and reg_lambda > 0):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
-        answers = self._exchange({k: Message("describe") for k in range(engine.n_workers)})
-        self._layout = Layout.from_descriptions(answers, m)
+        self._layout = layout or Layout.from_descriptions(broadcast(engine, Message("describe")), m)
         relationship.start(m)  # refuses a relationship for another number of tasks
         self._sent = self._received = 0
 
@@ -113,6 +134,12 @@ class Coordinator:
     def run(self, callbacks: Sequence[Callback] = (), start: Outcome | None = None) -> Outcome:
         """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier outcome on the
         same workers, whose dual variables are kept."""
+        # A small SVD is faster on one thread than on several that wait for each other.
+        small = self._layout.m * self._layout.d * min(self._layout.m, self._layout.d) < 1e8
+        with _blas().limit(limits=1 if small else None):
+            return self._rounds(callbacks, start)
+
+    def _rounds(self, callbacks: Sequence[Callback], start: Outcome | None) -> Outcome:
         layout, settings, relationship, lam = self._layout, self._settings, self._relationship, self._lam
         b, _ = self._prepare(keep=start is not None)
         W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
@@ -131,9 +158,11 @@ class Coordinator:
             best = min([best, *report.candidates], key=lambda candidate: candidate.objective)
             dual = max(dual, scaled_dual(relationship.conjugate(answers.B) / lam, answers.conjugate, self._at_zero))
             certificate = Certificate(best.objective, dual)
-            scale = abs(report.w_objective) or 1.0
+            w_gap = report.w_gap / (abs(report.w_objective) or 1.0)
+            if isinstance(method, Splitting):  # the best pair's W-step gap is at most its joint gap (docs/math.md section 5)
+                w_gap = min(w_gap, certificate.relative_gap)
             record = RoundRecord(
-                number, certificate.relative_gap, best.objective, dual, report.w_gap / scale, report.candidates[0].objective,
+                number, certificate.relative_gap, best.objective, dual, w_gap, report.candidates[0].objective,
                 report.w_objective - report.w_gap, report.rho, report.step, solver, passes, report.omega,
                 self._sent, self._received, time.perf_counter() - began,
             )  # fmt: skip

@@ -101,24 +101,24 @@ def loss_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
-    """t in (0, 1) with logit(t) + margin + sq (t - t0) = 0, by safeguarded Newton on the logit v."""
-    low, high = -margin - sq * (1.0 - t0), -margin + sq * t0
-    v = min(max(np.log((t0 + 1e-12) / (1.0 - t0 + 1e-12)), low), high)
-    for _ in range(60):
-        t = 1.0 / (1.0 + np.exp(-v)) if v > 0 else np.exp(v) / (1.0 + np.exp(v))
-        g = v + margin + sq * (t - t0)
-        if g > 0:
-            high = v
-        else:
-            low = v
-        new = v - g / (1.0 + sq * t * (1.0 - t))
-        if not (low <= new <= high):
-            new = 0.5 * (low + high)
-        if abs(new - v) <= 1e-14 * (1.0 + abs(v)):
-            v = new
-            break
+    """t in [0, 1] with logit(t) + margin + sq (t - t0) = 0, by Newton on the logit v."""
+    flipped = margin + sq * (0.5 - t0) < 0
+    if flipped:  # solve for 1 - t, so that v <= 0: there the equation is convex in v and Newton cannot cycle
+        t0, margin = 1.0 - t0, -margin
+    # With t = exp(v) instead, x = sq t solves x + log(x) = k; v is near that, and nearer to the old one if that is close.
+    k = sq * t0 - margin + np.log(sq)
+    near = (np.log(k - np.log(k)) if k > 1 else k) - np.log(sq)
+    v = min(max(np.log((t0 + 1e-12) / (1.0 - t0 + 1e-12)), near - 1.0), near + 1.0, 0.0)
+    for _ in range(30):
+        e = np.exp(v)
+        t = e / (1.0 + e)
+        new = min(v - (v + margin + sq * (t - t0)) / (1.0 + sq * t * (1.0 - t)), 0.0)
+        done = abs(new - v) <= 1e-14 * (1.0 + abs(v))
         v = new
-    return 1.0 / (1.0 + np.exp(-v)) if v > 0 else np.exp(v) / (1.0 + np.exp(v))
+        if done:
+            break
+    t = np.exp(v) / (1.0 + np.exp(v))
+    return 1.0 - t if flipped else t
 
 
 @njit(cache=True)

@@ -20,7 +20,7 @@ Function = Callable[..., float]
 LABELS = (-3.0, -0.4, 0.0, 0.7, 5.0)  # the last three for counts
 FRACTIONS = np.array([0.01, 0.1, 0.4, 0.9, 0.99])  # of a bounded domain
 DISTANCES = np.array([-25.0, -5.0, -1.0, -0.1, -0.01, 0.01, 0.1, 1.0, 5.0, 25.0])  # from its one end, or zero
-STEP_SIZES = (0.0, 1e-12, 1e-3, 1.0, 1e3, 1e8)  # zero is met in earnest: a row of zeros has sq = 0
+STEP_SIZES = (0.0, 1e-12, 1e-2, 1.0, 1e8)  # zero is met in earnest: a row of zeros has sq = 0
 SLOPES = "the domain is the closure of all slopes -l'(z)"
 
 
@@ -188,7 +188,7 @@ def _maximise(f: Function, low: float, high: float, start: float, reach: float) 
             here, length, bounded = there, 2.0 * length, length < reach
         points.append(x if x * sign < end * sign else end)
     left, right = points[1:]
-    while right - left > 1e-14 * max(abs(left), abs(right)) + 1e-30:
+    while right - left > 1e-12 * max(abs(left), abs(right)) + 1e-30:
         third = 0.382 * (right - left)  # golden section
         if f(left + third) >= f(right - third):
             right -= third

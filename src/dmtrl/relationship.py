@@ -120,12 +120,12 @@ class Learned:
         points: list[np.ndarray] = []
         moves: list[np.ndarray] = []
         w0, last = common, np.inf
-        for _ in range(60):
+        for _ in range(20):  # the next round goes on from this w_0, so nearly exact is enough
             R, covariance, size = nuclear_prox(V - w0, t)
             image = (V - R).sum(axis=0) / weight
             move = image - w0
             length = float(np.linalg.norm(move))
-            if length <= 1e-9 * (np.linalg.norm(image) + 1e-300):
+            if length <= 1e-6 * (np.linalg.norm(image) + 1e-300):
                 break
             if length > 2 * last:  # the extrapolation misled: go on plainly from here
                 points, moves = [], []

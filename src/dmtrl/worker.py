@@ -1,7 +1,7 @@
 """A worker: holds blocks and their dual variables, answers messages.
 
 Room: below the coordinator, above relationship. Rows, labels and alpha never leave it; what it sends is B (d numbers a unit) and sums.
-Message names: describe, prepare, round, evaluate. The equations cited are those of docs/math.md.
+Message names: describe, hold_out, prepare, round, score. The equations cited are those of docs/math.md.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from scipy import sparse
 
 from dmtrl import kernels
 from dmtrl.blocks import Blocks, Source
-from dmtrl.losses import AnyLoss, CustomLoss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss
 from dmtrl.message import Message
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
@@ -31,13 +31,17 @@ class Worker:
         self._kernels = _kernels_for(self._losses)
         self._ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
         self._d = int(blocks.X.shape[1])
+        self._held = np.zeros(len(blocks.y), dtype=bool)
+        self._alpha: np.ndarray | None = None
+        self._gram: kernels.GramFactors | None = None  # of the rows that train
 
     def answer(self, message: Message) -> Message:
         handler = {
             "describe": self._describe,
+            "hold_out": self._hold_out,
             "prepare": self._prepare,
             "round": self._round,
-            "evaluate": self._evaluate,
+            "score": self._score,
         }.get(message.name)
         if handler is None:
             raise ValueError(f"a worker was sent a message it does not know: {message.name!r}")
@@ -45,17 +49,53 @@ class Worker:
 
     def _describe(self, message: Message) -> Message:
         blocks = self._blocks
-        rows = np.diff(blocks.starts)
-        weight = rows.astype(float) if blocks.sample_weight is None else _sum_by_unit(blocks.sample_weight, blocks.starts)
-        arrays = {"tasks": blocks.tasks, "shards": blocks.shards, "rows": rows, "weight": weight}
+        weight = _sum_by_unit(self._weight() * ~self._held, blocks.starts)
+        arrays = {"tasks": blocks.tasks, "shards": blocks.shards, "rows": np.diff(blocks.starts), "weight": weight}
         return Message("described", {"features": self._d}, arrays)
 
+    def _weight(self) -> np.ndarray:
+        weight = self._blocks.sample_weight
+        return np.ones(len(self._blocks.y)) if weight is None else weight
+
+    def _hold_out(self, message: Message) -> Message:
+        """Set aside fold `fold` of `folds` (fold -1: nothing), drawn within each unit and, where labels are classes, each class."""
+        fold, folds = int(message.scalars["fold"]), int(message.scalars["folds"])
+        self._held[:] = False
+        self._gram = None
+        for i in range(self._blocks.n_units if fold >= 0 else 0):
+            rows = slice(self._blocks.starts[i], self._blocks.starts[i + 1])
+            n = rows.stop - rows.start
+            if n < 2:  # a single row always trains
+                continue
+            rng = np.random.default_rng([int(message.scalars["seed"]), int(self._ids[i])])
+            order = rng.permutation(n)
+            if self._losses[i].kind == CLASSIFICATION:
+                order = order[np.argsort(self._blocks.y[rows][order], kind="stable")]
+            self._held[rows.start + order[fold::folds]] = True
+        return self._describe(message)
+
+    def _score(self, message: Message) -> Message:
+        """Sums over the rows held out: weight, loss, squared error, and how often the sign is wrong."""
+        W, blocks = message.arrays["w"], self._blocks
+        weight = self._weight() * self._held
+        units = self._units._replace(p=weight)
+        loss, _, _ = self._losses_at(W, units)
+        z = np.empty(len(blocks.y))
+        for i in range(blocks.n_units):
+            rows = slice(blocks.starts[i], blocks.starts[i + 1])
+            z[rows] = blocks.X[rows] @ W[i]
+        arrays = {
+            "weight": _sum_by_unit(weight, blocks.starts),
+            "loss": loss,
+            "squared_error": _sum_by_unit(weight * (units.y - z) ** 2, blocks.starts),
+            "wrong": _sum_by_unit(weight * (units.y * z <= 0), blocks.starts),
+        }
+        return Message("scored", {}, arrays)
+
     def _prepare(self, message: Message) -> Message:
-        """Normalise the row weights over whole tasks and set every dual variable to zero."""
+        """Normalise the row weights over whole tasks; dual variables start at zero unless they are to be kept."""
         blocks = self._blocks
-        rows = np.diff(blocks.starts)
-        share = np.repeat(1.0 / message.arrays["total_weight"], rows)
-        p = share if blocks.sample_weight is None else share * blocks.sample_weight
+        p = self._weight() * ~self._held * np.repeat(1.0 / message.arrays["total_weight"], np.diff(blocks.starts))
         X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
         q = np.empty(len(blocks.y))
         kernels.squared_norms(X, q)
@@ -64,14 +104,14 @@ class Worker:
         self._units = kernels.Units(X, blocks.y.astype(float), p, q, blocks.starts.astype(np.int64), loss, param)
         self._settings = dict(message.scalars)
         n_units = blocks.n_units
-        self._gram: kernels.GramFactors | None = None
         bounds = np.array([loss.smoothness for loss in self._losses])
         self._smooth = np.isfinite(bounds) & (loss != kernels.CUSTOM)  # Newton needs a slope and a bounded curvature
         self._smoothness = np.where(np.isfinite(bounds), bounds, 1.0)
         self._mean_q = _sum_by_unit(p * q, blocks.starts) / np.maximum(_sum_by_unit(p, blocks.starts), kernels.TINY)
-        if not (message.scalars["keep"] and hasattr(self, "_alpha")):
+        if self._alpha is None or not message.scalars["keep"]:
             self._alpha = np.zeros(len(blocks.y))
-            self._B = np.zeros((n_units, self._d))
+        self._B = np.zeros((n_units, self._d))
+        kernels.dual_vectors(self._units, self._alpha, self._B)
         self._B_before = self._B
         self._U: np.ndarray | None = None
         self._W_before: np.ndarray | None = None
@@ -80,13 +120,9 @@ class Worker:
         conjugate = self._losses_at(np.zeros((n_units, self._d)))[1]
         return Message("prepared", {}, {"b": self._B.copy(), "conjugate": conjugate, "conjugate_at_zero": at_zero})
 
-    def _evaluate(self, message: Message) -> Message:
-        loss, _, bracket = self._losses_at(message.arrays["w"])
-        return Message("evaluated", {}, {"loss": loss, "bracket": bracket})
-
-    def _losses_at(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _losses_at(self, W: np.ndarray, units: kernels.Units | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         value, conjugate, bracket = np.zeros((3, len(W)))
-        self._kernels.evaluate(self._units, self._alpha, np.ascontiguousarray(W), value, conjugate, bracket)
+        self._kernels.evaluate(units or self._units, self._alpha, np.ascontiguousarray(W), value, conjugate, bracket)
         return value, conjugate, bracket
 
     def _round(self, message: Message) -> Message:

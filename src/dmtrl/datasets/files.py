@@ -1,7 +1,7 @@
 """Where data files lie, and how an archive is read so that a damaged one is told in a sentence.
 
-Room: datasets. A file is looked for in the folder that was given; else in the folder named by the environment variable DMTRL_DATA, then in
-the cache folder.
+Room: datasets. A file is looked for in the folder that was given; else in the folder named by the environment variable
+DMTRL_DATA, then in the cache folder.
 """
 
 import os
@@ -31,22 +31,24 @@ def find_file(name: str, folder: str | Path | None = None) -> Path:
         folders = [Path(folder).expanduser()]
     else:
         named = os.environ.get("DMTRL_DATA")
-        folders = [Path(named).expanduser()] * bool(named) + [cache_folder()]
+        folders = [Path(named).expanduser(), cache_folder()] if named else [cache_folder()]
     for place in folders:
         if (place / name).is_file():
             return place / name
     looked = " and ".join(str(place) for place in folders)
     raise FileNotFoundError(
-        f"{name} was not found in {looked}; put the file there, or set the environment variable DMTRL_DATA to the folder that holds it"
+        f"{name} was not found in {looked}; put the file there, or set the environment variable DMTRL_DATA "
+        "to the folder that holds it"
     )
 
 
 def read_arrays(path: Path, names: Collection[str]) -> dict[str, np.ndarray]:
     """The named arrays of a numpy archive. Nothing pickled is ever loaded."""
     try:
+        # asked first: of a foreign file numpy would say that it could be unpickled, and leave a cut one open
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is no numpy archive")
         with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array, not an archive")
             missing = [name for name in names if name not in archive.files]
             if missing:
                 raise ValueError(f"it has no array named {', '.join(missing)}")

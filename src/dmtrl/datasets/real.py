@@ -52,8 +52,8 @@ def load_school(folder: str | Path | None = None) -> School:
 def load_mnist_tasks(folder: str | Path | None = None, *, seed: int = 0, max_positives: int | None = None) -> TaskSplit:
     """Ten one-vs-rest tasks, each with as many negatives drawn at random from the other digits, as in the paper.
 
-    The official division into training and test images; pixels scaled to 0..1 in float32 (380 MB for all training rows).
-    `max_positives` caps the images of a digit in the training part, and in the test part at a fifth of it.
+    The official division into training and test images; pixels scaled to 0..1 in float32 (380 MB for all training
+    rows). `max_positives` caps the images of a digit in the training part, and in the test part at a fifth of it.
     """
     arrays = read_arrays(find_file("mnist.npz", folder), ["X", "y", "split", "task_names"])
     rng = np.random.default_rng(seed)
@@ -67,7 +67,8 @@ def load_mnist_tasks(folder: str | Path | None = None, *, seed: int = 0, max_pos
 def load_digits_tasks(*, seed: int = 0, test_share: float = 0.3) -> TaskSplit:
     """scikit-learn's 1,797 digits of 8 x 8 pixels as ten balanced one-vs-rest tasks; needs no file and no network.
 
-    The images are divided first, so that no test image of one task is a training image of another. Pixels scaled to 0..1.
+    The images are divided first, so that no test image of one task is a training image of another. Pixels are scaled
+    to 0..1.
     """
     from sklearn.datasets import load_digits
 
@@ -106,7 +107,11 @@ def load_mds(
     counts = sparse.csr_matrix(
         (arrays["data"].astype(np.float32), arrays["indices"], arrays["indptr"]), shape=tuple(arrays["shape"])
     )
-    use = {"balanced": arrays["balanced"], "natural": arrays["origin"] == 0, "all": np.ones(len(arrays["y"]), dtype=bool)}[rows]
+    use = {
+        "balanced": arrays["balanced"],
+        "natural": arrays["origin"] == 0,
+        "all": np.ones(len(arrays["y"]), dtype=bool),
+    }[rows]
     in_test = np.isin(arrays["fold"], held)
     train, test = np.flatnonzero(use & ~in_test), np.flatnonzero(use & in_test)
     X_train, X_test = counts[train], counts[test]
@@ -116,7 +121,9 @@ def load_mds(
         weights = TfidfTransformer().fit(X_train)
         X_train, X_test = weights.transform(X_train), weights.transform(X_test)
     y, label = arrays["y"].astype(float), arrays["task_names"][arrays["task"]]
-    return TaskSplit(TaskData.from_long(X_train, y[train], label[train]), TaskData.from_long(X_test, y[test], label[test]))
+    return TaskSplit(
+        TaskData.from_long(X_train, y[train], label[train]), TaskData.from_long(X_test, y[test], label[test])
+    )
 
 
 def _one_vs_rest(

@@ -1,0 +1,93 @@
+"""Choosing lambda and tau by cross-validation where the rows lie.
+
+Room: beside the coordinator, above the methods. Every worker sets its own folds aside, stratified by task and class; for each fold a path of
+warm-started fits runs from strong to weak regularisation, and only sums over the held-out rows come back.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmtrl.coordinator import Coordinator, Outcome, broadcast
+from dmtrl.layout import Layout
+from dmtrl.message import Engine, Message
+from dmtrl.relationship import Relationship
+from dmtrl.settings import Settings
+
+MEASURES = ("loss", "squared_error", "wrong")
+
+
+@dataclass(frozen=True)
+class Path:
+    """Held-out sums: arrays are (commons, lambdas, folds, m)."""
+
+    lambdas: np.ndarray
+    commons: np.ndarray
+    weight: np.ndarray
+    loss: np.ndarray
+    squared_error: np.ndarray
+    wrong: np.ndarray
+    rounds: np.ndarray  # (commons, lambdas, folds)
+
+    def mean(self, measure: str, over: str = "rows") -> np.ndarray:
+        """(commons, lambdas): the mean over all held-out rows, or over tasks of each task's mean."""
+        total, weight = getattr(self, measure).sum(axis=2), self.weight.sum(axis=2)
+        if over == "rows":
+            return total.sum(axis=-1) / weight.sum(axis=-1)
+        seen = weight[0, 0] > 0
+        return (total[..., seen] / weight[..., seen]).mean(axis=-1)
+
+    def best(self, measure: str, over: str = "rows") -> tuple[float, float]:
+        """(lambda, tau) with the least mean; ties by loss, then by the strongest lambda."""
+        first, second = self.mean(measure, over), self.mean("loss", over)
+        strength = -np.broadcast_to(self.lambdas, first.shape)
+        order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12)))
+        tau, lam = np.unravel_index(order[0], first.shape)
+        return float(self.lambdas[lam]), float(self.commons[tau])
+
+
+def cross_validate(
+    engine: Engine,
+    m: int,
+    relationship: Callable[[float, float], Relationship],
+    lambdas: Sequence[float],
+    commons: Sequence[float],
+    folds: int,
+    settings: Settings,
+    step_done: Callable[[int, int], object] = lambda done, total: None,
+) -> Path:
+    """`relationship(lambda, tau)` makes the relationship of a fit; `step_done(done, total)` hears of every finished fit."""
+    lambdas = np.sort(np.asarray(lambdas, dtype=float))[::-1]
+    commons = np.asarray(commons, dtype=float)
+    if folds < 2:
+        raise ValueError(f"cross-validation needs at least two folds, got {folds}")
+    if len(lambdas) == 0 or len(commons) == 0:
+        raise ValueError("cross-validation needs at least one lambda and one tau to try")
+    shape = (len(commons), len(lambdas), folds)
+    sums = {name: np.zeros((*shape, m)) for name in ("weight", *MEASURES)}
+    rounds = np.zeros(shape, dtype=int)
+    done, total = 0, int(np.prod(shape))
+    try:
+        for fold in range(folds):
+            held = {"fold": fold, "folds": folds, "seed": settings.seed}
+            layout = Layout.from_descriptions(broadcast(engine, Message("hold_out", held)), m)
+            for i, tau in enumerate(commons):
+                before: Outcome | None = None
+                for j, lam in enumerate(lambdas):
+                    coordinator = Coordinator(engine, m, relationship(lam, tau), lam, settings, layout)
+                    before = coordinator.run(start=before)
+                    answers = _score(engine, layout, before.W)
+                    for name, values in sums.items():
+                        values[i, j, fold] = layout.per_task(layout.gather(answers, name))
+                    rounds[i, j, fold] = len(before.history)
+                    done += 1
+                    step_done(done, total)
+    finally:
+        broadcast(engine, Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
+    return Path(lambdas, commons, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
+
+
+def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Message]:
+    W = W[layout.task]
+    return dict(engine.exchange({k: Message("score", {}, {"w": layout.scatter(k, W)}) for k in range(engine.n_workers)}))
