@@ -1,4 +1,6 @@
-"""Certificates hold on every loss, relationship, precision and layout: gaps are never negative, primal never below dual."""
+"""Certificates hold on every loss, relationship, precision and layout: gaps are never negative, primal never below
+dual.
+"""
 
 import numpy as np
 import pytest
@@ -11,7 +13,13 @@ from problems import mean_losses, random_problem
 
 CHAIN = sparse.diags([np.ones(3), np.ones(3)], [-1, 1]).tocsr()
 COVARIANCE = np.array([[1, 0.9, 0, -0.5], [0.9, 1, 0, -0.5], [0, 0, 1, 0], [-0.5, -0.5, 0, 0.6]])
-RELATIONSHIPS = {"learned": "learned", "independent": "independent", "shared": "shared", "graph": CHAIN, "given": COVARIANCE}
+RELATIONSHIPS = {
+    "learned": "learned",
+    "independent": "independent",
+    "shared": "shared",
+    "graph": CHAIN,
+    "given": COVARIANCE,
+}
 FEW_ROUNDS = Settings(tol=0.0, max_rounds=6, max_passes=2)
 
 
@@ -38,7 +46,9 @@ def test_primal_is_what_the_weights_attain(loss: str) -> None:
     data = random_problem(loss, weighted=True)
     outcome = solve(data, loss=loss, reg_lambda=0.05, settings=Settings(tol=1e-3, max_rounds=500))
     nuclear = np.linalg.svd(outcome.W, compute_uv=False).sum()
-    assert outcome.certificate.primal == pytest.approx(mean_losses(data, outcome.W, loss) + 0.025 * nuclear**2, rel=1e-9)
+    assert outcome.certificate.primal == pytest.approx(
+        mean_losses(data, outcome.W, loss) + 0.025 * nuclear**2, rel=1e-9
+    )
     assert outcome.certificate.relative_gap <= 1e-3
 
 
@@ -76,6 +86,8 @@ def test_rows_of_zero_single_rows_and_zero_weights() -> None:
     y = np.array([1.0, -1.0, 1.0, -1.0, 1.0])
     data = TaskData.from_long(X, y, [0, 0, 1, 2, 2], sample_weight=[1.0, 2.0, 0.5, 1.0, 0.0])
     for loss in BUILTIN:
-        labels = TaskData(data.X, np.abs(data.y), data.sample_weight, data.starts, data.names) if loss == "poisson" else data
+        labels = (
+            TaskData(data.X, np.abs(data.y), data.sample_weight, data.starts, data.names) if loss == "poisson" else data
+        )
         outcome = solve(labels, loss=loss, reg_lambda=0.3, settings=Settings(tol=1e-5, max_rounds=2000))
         assert outcome.certificate.relative_gap <= 1e-5

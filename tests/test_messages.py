@@ -12,7 +12,9 @@ from dmtrl.message import Message
 from dmtrl.worker import Worker
 from problems import random_problem
 
-SCALARS = st.dictionaries(st.text(max_size=8), st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.text(), max_size=4)
+SCALARS = st.dictionaries(
+    st.text(max_size=8), st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.text(), max_size=4
+)
 ARRAYS = st.dictionaries(
     st.text(max_size=8),
     st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.bool_]).flatmap(
@@ -44,7 +46,7 @@ def test_objects_may_not_travel() -> None:
 def test_damage_is_noticed() -> None:
     data = Message("x", {"a": 1}, {"b": np.arange(5.0)}).encode()
     for cut in (3, 12, len(data) - 1):
-        with pytest.raises(ValueError, match="cut short|magic word"):
+        with pytest.raises(ValueError, match=r"cut short|magic word"):
             Message.decode(data[:cut])
 
 

@@ -1,5 +1,7 @@
 """Rounds: the paper's algorithm, acceleration, partitions, threads, shards, and what must not change the answer."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -24,7 +26,7 @@ def test_dual_rises_in_every_round_of_the_paper_preset(loss: str, eta: float) ->
     start = 0
     for end in [i + 1 for i, record in enumerate(outcome.history) if record.omega]:
         dual = [record.dual_now for record in outcome.history[start:end]]
-        assert all(b >= a - 1e-12 * abs(a) for a, b in zip(dual, dual[1:], strict=False))
+        assert all(b >= a - 1e-12 * abs(a) for a, b in itertools.pairwise(dual))
         assert dual[-1] > dual[0]
         start = end
 
@@ -78,7 +80,8 @@ def test_same_bits_for_any_number_of_threads(loss: str, method: str) -> None:
     data = random_problem(loss, m=7, d=4, rows=25)
     settings = Settings(max_rounds=15, tol=0.0, method=method, seed=11)
     runs = {
-        _bits(solve(data, loss=loss, reg_lambda=0.01, workers=4, n_jobs=threads, settings=settings)) for threads in (1, 2, 4)
+        _bits(solve(data, loss=loss, reg_lambda=0.01, workers=4, n_jobs=threads, settings=settings))
+        for threads in (1, 2, 4)
     }
     assert len(runs) == 1
 
@@ -93,7 +96,8 @@ def test_splitting_gives_the_same_bits_for_any_partition() -> None:
 def test_another_seed_gives_other_bits_and_the_same_answer() -> None:
     data = random_problem("hinge", m=4, d=4, rows=40)
     a, b = (
-        solve(data, loss="hinge", reg_lambda=0.05, settings=Settings(tol=1e-6, seed=seed, max_rounds=3000)) for seed in (0, 1)
+        solve(data, loss="hinge", reg_lambda=0.05, settings=Settings(tol=1e-6, seed=seed, max_rounds=3000))
+        for seed in (0, 1)
     )
     assert _bits(a) != _bits(b)
     assert a.certificate.primal == pytest.approx(b.certificate.primal, rel=2e-6)
@@ -116,7 +120,9 @@ def test_a_doubled_row_is_a_doubled_weight(loss: str) -> None:
     data = random_problem(loss, m=3, d=4)
     weight = np.random.default_rng(0).integers(1, 4, size=len(data.y))
     tasks = np.repeat(np.arange(3), np.diff(data.starts))
-    repeated = TaskData.from_long(np.repeat(data.X, weight, axis=0), np.repeat(data.y, weight), np.repeat(tasks, weight))
+    repeated = TaskData.from_long(
+        np.repeat(data.X, weight, axis=0), np.repeat(data.y, weight), np.repeat(tasks, weight)
+    )
     weighted = TaskData.from_long(data.X, data.y, tasks, weight.astype(float))
     settings = Settings(tol=1e-7, max_rounds=5000)
     a = solve(repeated, loss=loss, reg_lambda=0.1, settings=settings)
@@ -145,7 +151,9 @@ def test_a_shard_may_be_empty() -> None:
 def test_local_solvers_agree() -> None:
     data = random_problem("logistic", m=3, d=4)
     results = {
-        name: solve(data, loss="logistic", reg_lambda=0.01, settings=Settings(tol=1e-6, local_solver=name, max_rounds=3000))
+        name: solve(
+            data, loss="logistic", reg_lambda=0.01, settings=Settings(tol=1e-6, local_solver=name, max_rounds=3000)
+        )
         for name in ("sdca", "newton")
     }
     assert results["newton"].history[0].solver == "newton"
@@ -161,7 +169,9 @@ def test_weak_regularisation_picks_an_exact_local_solver() -> None:
 
 def test_bytes_are_d_numbers_a_task_and_a_little_more() -> None:
     data = random_problem("squared", m=4, d=500)
-    record = solve(data, loss="squared", reg_lambda=0.1, workers=4, settings=Settings(max_rounds=2, tol=0.0)).history[-1]
+    record = solve(data, loss="squared", reg_lambda=0.1, workers=4, settings=Settings(max_rounds=2, tol=0.0)).history[
+        -1
+    ]
     numbers = 4 * 500 * 8
     assert numbers < record.bytes_sent < numbers + 4 * 400
     assert numbers < record.bytes_received < numbers + 4 * 600
@@ -185,5 +195,7 @@ def test_a_lost_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_callbacks_see_every_round() -> None:
     seen: list[int] = []
-    outcome = solve(random_problem("squared"), loss="squared", reg_lambda=0.1, callbacks=[lambda r: seen.append(r.round)])
+    outcome = solve(
+        random_problem("squared"), loss="squared", reg_lambda=0.1, callbacks=[lambda r: seen.append(r.round)]
+    )
     assert seen == list(range(len(outcome.history)))

@@ -49,7 +49,9 @@ def test_joint_optimum(loss: str, shape: str) -> None:
     assert outcome.certificate.dual <= best + slack
     assert best - slack <= outcome.certificate.primal <= best + 1e-6 * abs(best) + slack
     nuclear = np.linalg.svd(outcome.W, compute_uv=False).sum()
-    assert mean_losses(data, outcome.W, loss) + lam / 2 * nuclear**2 == pytest.approx(outcome.certificate.primal, rel=1e-9)
+    assert mean_losses(data, outcome.W, loss) + lam / 2 * nuclear**2 == pytest.approx(
+        outcome.certificate.primal, rel=1e-9
+    )
     assert outcome.covariance.trace() == pytest.approx(1.0)
 
 

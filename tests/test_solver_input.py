@@ -93,7 +93,7 @@ def test_names_and_knobs() -> None:
         solve(data, loss="hing", reg_lambda=1.0)
     with pytest.raises(ValueError, match="unknown relationship 'friends'"):
         solve(data, loss="squared", reg_lambda=1.0, relationship="friends")
-    with pytest.raises(ValueError, match="common .* must be at least 0"):
+    with pytest.raises(ValueError, match=r"common .* must be at least 0"):
         solve(data, loss="squared", reg_lambda=1.0, common=-1.0)
     with pytest.raises(ValueError, match="got 3 losses for 2 tasks"):
         solve(data, loss=["squared"] * 3, reg_lambda=1.0)
@@ -128,9 +128,16 @@ def _expectile_step(a, z, y, sq):
 
 
 def test_a_custom_loss() -> None:
-    """Asymmetric least squares (an expectile), alone and beside a built-in loss; with weights 1, 1 it is the squared loss."""
+    """Asymmetric least squares (an expectile), alone and beside a built-in loss; with weights 1, 1 it is the squared
+    loss.
+    """
     expectile = CustomLoss(
-        "expectile", _expectile_value, _expectile_conjugate, _expectile_step, lambda y: (-np.inf, np.inf), smoothness=0.8
+        "expectile",
+        _expectile_value,
+        _expectile_conjugate,
+        _expectile_step,
+        lambda y: (-np.inf, np.inf),
+        smoothness=0.8,
     )
     check_loss(expectile)
     data = random_problem("squared", m=3, d=4)

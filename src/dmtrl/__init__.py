@@ -1,4 +1,4 @@
-"""dmtrl: one linear model per task and the covariance between tasks, learned where the data lies, with a certificate."""
+"""dmtrl: one linear model per task and the covariance between tasks, learned where the data lies, and certified."""
 
 from dmtrl.certificate import Certificate
 from dmtrl.coordinator import Outcome, RoundRecord

@@ -1,7 +1,8 @@
 """The paper's way: W-step by distributed dual ascent for a fixed Sigma, then the Omega-step.
 
-Room: below the coordinator. W = Sigma B / lambda (3) is made anew after every round and every Omega-step. rho is the paper's bound, the spectral
-value or the block version; momentum and a shrinking epsilon are on unless the paper preset turns them off.
+Room: below the coordinator. W = Sigma B / lambda (3) is made anew after every round and every Omega-step. rho is
+the paper's bound, the spectral value or the block version; momentum and a shrinking epsilon are on unless the paper
+preset turns them off.
 """
 
 import numpy as np
@@ -58,7 +59,12 @@ class Alternation:
         finished = self._round_in_w_step >= settings.w_rounds or answers.bracket_w <= settings.w_tol * abs(w_objective)
         omega = self._relationship.learned and finished
         report = Report(
-            [Candidate(self._W, common, objective)], answers.bracket_w, w_objective, self._rho, float(self._step.max()), omega
+            [Candidate(self._W, common, objective)],
+            answers.bracket_w,
+            w_objective,
+            self._rho,
+            float(self._step.max()),
+            omega,
         )
         if omega:
             own = self._covariance.apply(self._B) / lam  # type: ignore[attr-defined]

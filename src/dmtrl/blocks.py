@@ -1,8 +1,8 @@
 """What a worker holds, and where it comes from.
 
-Room: the ground. `Blocks` are the rows of a worker's units laid one after the other; a unit is a task, or a shard of one. A
-`Source` is what travels to the place where a worker runs: it loads the blocks there, so rows need not pass through anybody
-else's hands.
+Room: the ground. `Blocks` are the rows of a worker's units laid one after the other; a unit is a task, or a shard
+of one. A `Source` is what travels to the place where a worker runs: it loads the blocks there, so rows need not
+pass through anybody else's hands.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Blocks:
         n = self.X.shape[0]
         if len(self.y) != n or self.starts[-1] != n or len(self.tasks) != len(self.starts) - 1:
             raise ValueError(
-                f"blocks do not fit together: {n} rows in X, {len(self.y)} in y, the last unit ends at {self.starts[-1]}"
+                f"blocks do not fit: {n} rows in X, {len(self.y)} in y, the last unit ends at {self.starts[-1]}"
             )
 
     @property
@@ -50,7 +50,9 @@ class ArraySource:
 
 
 def as_rows(X: Any) -> Any:
-    """X as the kernels read it: C-ordered or CSR with sorted, summed indices; float32 stays, all else becomes float64."""
+    """X as the kernels read it: C-ordered or CSR with sorted, summed indices; float32 stays, all else becomes
+    float64.
+    """
     if sparse.issparse(X):
         X = X.tocsr()
         if not X.has_canonical_format:

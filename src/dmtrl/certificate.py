@@ -1,7 +1,8 @@
 """Certificates: how far an answer can be from the best there is.
 
-Room: beside relationship. Every number here comes from sums that travel anyway. The primal is a value the model attains,
-the dual a value nothing can go below, so their distance bounds the error of both (docs/math.md sections 1 and 5).
+Room: beside relationship. Every number here comes from sums that travel anyway. The primal is a value the model
+attains, the dual a value nothing can go below, so their distance bounds the error of both (docs/math.md sections 1
+and 5).
 """
 
 from dataclasses import dataclass

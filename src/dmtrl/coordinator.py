@@ -1,7 +1,7 @@
 """The server: a plain loop of rounds over an engine it knows nothing about.
 
-Room: above the methods, below the engines. Each round sends an order, gathers the answers in task order, updates the certificate, keeps a
-record, tells the callbacks, and stops on the joint relative gap.
+Room: above the methods, below the engines. Each round sends an order, gathers the answers in task order, updates
+the certificate, keeps a record, tells the callbacks, and stops on the joint relative gap.
 """
 
 import time
@@ -17,7 +17,7 @@ from dmtrl.alternation import Alternation
 from dmtrl.certificate import Certificate, scaled_dual
 from dmtrl.covariance import TaskCovariance
 from dmtrl.layout import Layout
-from dmtrl.message import Engine, Message
+from dmtrl.message import Engine, Message, Scalar
 from dmtrl.method import Answers, Candidate, Method, Order
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.settings import Settings
@@ -101,7 +101,7 @@ class Coordinator:
     def _prepare(self, keep: bool) -> tuple[np.ndarray, float]:
         layout, settings = self._layout, self._settings
         total = layout.per_task(layout.weight)[layout.task]
-        scalars = {
+        scalars: dict[str, Scalar] = {
             "seed": settings.seed,
             "local_solver": settings.local_solver,
             "sampling": settings.sampling,
@@ -110,7 +110,10 @@ class Coordinator:
             "keep": keep,
         }
         answers = self._exchange(
-            {k: Message("prepare", scalars, {"total_weight": layout.scatter(k, total)}) for k in range(self._engine.n_workers)}
+            {
+                k: Message("prepare", scalars, {"total_weight": layout.scatter(k, total)})
+                for k in range(self._engine.n_workers)
+            }
         )
         self._conjugate = float(layout.gather(answers, "conjugate").sum())
         self._at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
@@ -132,7 +135,8 @@ class Coordinator:
         return Splitting(relationship, self._lam, layout, settings, W, common, b)
 
     def run(self, callbacks: Sequence[Callback] = (), start: Outcome | None = None) -> Outcome:
-        """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier outcome on the
+        """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier
+        outcome on the
         same workers, whose dual variables are kept."""
         # A small SVD is faster on one thread than on several that wait for each other.
         small = self._layout.m * self._layout.d * min(self._layout.m, self._layout.d) < 1e8
@@ -159,7 +163,9 @@ class Coordinator:
             dual = max(dual, scaled_dual(relationship.conjugate(answers.B) / lam, answers.conjugate, self._at_zero))
             certificate = Certificate(best.objective, dual)
             w_gap = report.w_gap / (abs(report.w_objective) or 1.0)
-            if isinstance(method, Splitting):  # the best pair's W-step gap is at most its joint gap (docs/math.md section 5)
+            if isinstance(
+                method, Splitting
+            ):  # the best pair's W-step gap is at most its joint gap (docs/math.md section 5)
                 w_gap = min(w_gap, certificate.relative_gap)
             record = RoundRecord(
                 number, certificate.relative_gap, best.objective, dual, w_gap, report.candidates[0].objective,
@@ -194,7 +200,8 @@ class Coordinator:
         if not np.isfinite(b).all():
             unit = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
             raise FloatingPointError(
-                f"round {number}: worker {layout.owner[unit]} answered NaN or infinity for task number {layout.task[unit]}"
+                f"round {number}: worker {layout.owner[unit]} answered NaN or infinity "
+                f"for task number {layout.task[unit]}"
             )
 
         def total(name: str) -> float:
@@ -204,5 +211,7 @@ class Coordinator:
         used = "+".join(SOLVER_NAMES[int(code)] for code in np.unique(codes))
         sdca = codes == 0
         passes = layout.gather(raw, "steps")[sdca].sum() / max(layout.rows[sdca].sum(), 1)
-        answers = Answers(b, layout.per_task(b), total("loss_w"), total("bracket_w"), total("loss_u"), total("conjugate"))
+        answers = Answers(
+            b, layout.per_task(b), total("loss_w"), total("bracket_w"), total("loss_u"), total("conjugate")
+        )
         return answers, used, float(passes)

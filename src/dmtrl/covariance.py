@@ -1,7 +1,8 @@
 """TaskCovariance: Sigma as an operator, low rank plus a multiple of the identity.
 
-Room: beside relationship. Sigma = Q diag(values) Q^T + floor I with orthonormal Q (m, r): everything the algorithm needs costs
-O(m r), so m may be 100,000. W, B and V are (m, d): tasks are rows. Nobody outside this file may assume that Sigma is an array.
+Room: beside relationship. Sigma = Q diag(values) Q^T + floor I with orthonormal Q (m, r): everything the algorithm
+needs costs O(m r), so m may be 100,000. W, B and V are (m, d): tasks are rows. Nobody outside this file may assume
+that Sigma is an array.
 """
 
 from collections.abc import Sequence
@@ -100,10 +101,8 @@ class TaskCovariance:
         inside = self.basis.T @ W
         left = max(float((W**2).sum() - (inside**2).sum()), 0.0)
         size = float((W**2).sum())
-        if left <= 1e-14 * size:
-            outside = 0.0
-        else:
-            outside = left / self.floor if self.floor > 0 else np.inf
+        outside = left / self.floor if self.floor > 0 else np.inf
+        outside = 0.0 if left <= 1e-14 * size else outside
         return float((inside**2 / (self.values + self.floor)[:, None]).sum() + outside)
 
     def diagonal(self) -> np.ndarray:
@@ -125,7 +124,8 @@ class TaskCovariance:
     def dense(self) -> np.ndarray:
         if self.m > DENSE_LIMIT:
             raise ValueError(
-                f"{self.m} tasks: their covariance as an array would hold {self.m**2:,} numbers; use block(tasks) for some of them"
+                f"{self.m} tasks: their covariance as an array would hold {self.m**2:,} numbers; "
+                "use block(tasks) for some of them"
             )
         return self.block(np.arange(self.m))
 

@@ -1,7 +1,7 @@
 """Task intake: the one funnel through which every shape of data becomes blocks.
 
-Room: above the engines, below the estimators. Rows are sorted by task once (stable); a partition is a list of contiguous pieces
-of that order, so dense pieces are views and nothing is copied again.
+Room: above the engines, below the estimators. Rows are sorted by task once (stable); a partition is a list of
+contiguous pieces of that order, so dense pieces are views and nothing is copied again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,9 @@ class TaskData:
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
         for what, array in (("y", y), ("tasks", tasks), ("sample_weight", weight)):
             if array is not None and array.shape != (n,):
-                raise ValueError(f"{what} must hold one value per row of X: X has {n} rows, {what} has shape {array.shape}")
+                raise ValueError(
+                    f"{what} must hold one value per row of X: X has {n} rows, {what} has shape {array.shape}"
+                )
         if n == 0:
             raise ValueError("there are no rows in X")
         names, codes = np.unique(tasks, return_inverse=True)
@@ -57,7 +59,9 @@ class TaskData:
             names, tasks = list(tasks), list(tasks.values())
         names = list(range(len(tasks))) if names is None else names
         if len(tasks) == 0 or len(names) != len(tasks):
-            raise ValueError(f"got {len(tasks)} tasks and {len(names)} names; both must be the same number, at least one")
+            raise ValueError(
+                f"got {len(tasks)} tasks and {len(names)} names; both must be the same number, at least one"
+            )
         weighted = [len(task) == 3 for task in tasks]
         if any(weighted) != all(weighted):
             raise ValueError("either every task has a sample weight or none has")
@@ -65,7 +69,9 @@ class TaskData:
         labels = [np.asarray(task[1]) for task in tasks]
         for name, part, y in zip(names, parts, labels, strict=True):
             if part.ndim != 2 or y.shape != (part.shape[0],):
-                raise ValueError(f"task {name!r}: X has shape {part.shape} and y has shape {y.shape}; they must have as many rows")
+                raise ValueError(
+                    f"task {name!r}: X has shape {part.shape} and y has shape {y.shape}; they must have as many rows"
+                )
             if part.shape[1] != parts[0].shape[1]:
                 raise ValueError(f"task {name!r} has {part.shape[1]} features, the first task has {parts[0].shape[1]}")
             if part.shape[0] == 0:
@@ -79,7 +85,8 @@ class TaskData:
         return cls(as_rows(X), np.concatenate(labels), weight, starts, np.array(names))
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
-        """Contiguous pieces of about equally many rows. `shards` says into how many each task may be cut, so that one task can
+        """Contiguous pieces of about equally many rows. `shards` says into how many each task may be cut, so that
+        one task can
         lie on several workers; shards that fall to the same worker are joined again."""
         per_task = np.broadcast_to(np.asarray(shards, dtype=int), self.m)
         if workers < 1 or (per_task < 1).any():
@@ -97,7 +104,11 @@ class TaskData:
             owner = np.arange(workers)
         else:
             owner = np.minimum((middle * workers / max(edges_all[-1], 1)).astype(int), workers - 1)
-        return [self._piece(np.flatnonzero(owner == k), edges_all, np.array(tasks)) for k in range(workers) if (owner == k).any()]
+        return [
+            self._piece(np.flatnonzero(owner == k), edges_all, np.array(tasks))
+            for k in range(workers)
+            if (owner == k).any()
+        ]
 
     def _piece(self, units: np.ndarray, edges: np.ndarray, tasks: np.ndarray) -> Blocks:
         first, last = edges[units[0]], edges[units[-1] + 1]

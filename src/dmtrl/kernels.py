@@ -1,9 +1,10 @@
 """Every compiled function of the project, in one file (numba's disk cache misses edits made in other files).
 
-Room: the floor of the house. Nothing is imported from dmtrl here. Three parts: the loss table by integer id, row access
-for dense and CSR data through one name each, and the local solvers that a worker runs on its units. A *unit* is a task's
-rows, or a shard of them. Symbols and equation numbers follow docs/math.md: alpha dual variables, p row weights that sum to
-one over a task, q squared row norms, s the step size, c the centre of the local proximal problem (6).
+Room: the floor of the house. Nothing is imported from dmtrl here. Three parts: the loss table by integer id, row
+access for dense and CSR data through one name each, and the local solvers that a worker runs on its units. A *unit*
+is a task's rows, or a shard of them. Symbols and equation numbers follow docs/math.md: alpha dual variables, p row
+weights that sum to one over a task, q squared row norms, s the step size, c the centre of the local proximal
+problem (6).
 """
 
 import types as python_types
@@ -36,7 +37,9 @@ class Units(NamedTuple):
 
 
 class GramFactors(NamedTuple):
-    """Eigen-decomposition of sum_j p_j x_j x_j^T of each unit and sum_j p_j y_j x_j in its basis (quadratic loss only)."""
+    """Eigen-decomposition of sum_j p_j x_j x_j^T of each unit and sum_j p_j y_j x_j in its basis (quadratic loss
+    only).
+    """
 
     values: np.ndarray
     vectors: np.ndarray
@@ -105,7 +108,8 @@ def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
     flipped = margin + sq * (0.5 - t0) < 0
     if flipped:  # solve for 1 - t, so that v <= 0: there the equation is convex in v and Newton cannot cycle
         t0, margin = 1.0 - t0, -margin
-    # With t = exp(v) instead, x = sq t solves x + log(x) = k; v is near that, and nearer to the old one if that is close.
+    # With t = exp(v) instead, x = sq t solves x + log(x) = k; v is near that, and nearer to the old one if that is
+    # close.
     k = sq * t0 - margin + np.log(sq)
     near = (np.log(k - np.log(k)) if k > 1 else k) - np.log(sq)
     v = min(max(np.log((t0 + 1e-12) / (1.0 - t0 + 1e-12)), near - 1.0), near + 1.0, 0.0)
@@ -276,17 +280,17 @@ def _row_outer(X, j, f, H):  # type: ignore[no-untyped-def]
             for k in range(H.shape[0]):
                 g = f * X[j, k]
                 if g != 0:
-                    for l in range(k + 1):
-                        H[k, l] += g * X[j, l]
+                    for r in range(k + 1):
+                        H[k, r] += g * X[j, r]
 
         return dense
 
     def csr(X, j, f, H):  # type: ignore[no-untyped-def]
         data, indices, indptr = X
         for k in range(indptr[j], indptr[j + 1]):
-            for l in range(indptr[j], indptr[j + 1]):
-                if indices[l] <= indices[k]:
-                    H[indices[k], indices[l]] += f * data[k] * data[l]
+            for r in range(indptr[j], indptr[j + 1]):
+                if indices[r] <= indices[k]:
+                    H[indices[k], indices[r]] += f * data[k] * data[r]
 
     return csr
 
@@ -362,11 +366,11 @@ def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
         p = units.p[j]
         if p > 0:
             z = row_dot(units.X, j, w)
-            l = loss_value(loss, param, z, units.y[j])
+            value_at = loss_value(loss, param, z, units.y[j])
             c = loss_conjugate(loss, param, alpha[j], units.y[j])
-            value += p * l
+            value += p * value_at
             conjugate += p * c
-            bracket += p * (l + c + alpha[j] * z)
+            bracket += p * (value_at + c + alpha[j] * z)
     return value, conjugate, bracket
 
 
@@ -448,14 +452,16 @@ def sdca_unit(units, i, alpha, u, s, target, steps, shuffled, state, order):  # 
 
 @njit(cache=True, nogil=True)
 def _solve_lower(H, g):  # type: ignore[no-untyped-def]
-    """Overwrite g with H^-1 g; H is positive definite and only its lower triangle is read (it becomes its Cholesky factor)."""
+    """Overwrite g with H^-1 g; H is positive definite and only its lower triangle is read (it becomes its Cholesky
+    factor).
+    """
     d = g.shape[0]
     for k in range(d):
-        for l in range(k + 1):
-            total = H[k, l]
-            for r in range(l):
-                total -= H[k, r] * H[l, r]
-            H[k, l] = np.sqrt(max(total, TINY)) if k == l else total / H[l, l]
+        for i in range(k + 1):
+            total = H[k, i]
+            for r in range(i):
+                total -= H[k, r] * H[i, r]
+            H[k, i] = np.sqrt(max(total, TINY)) if k == i else total / H[i, i]
     for k in range(d):
         for r in range(k):
             g[k] -= H[k, r] * g[r]
@@ -538,11 +544,14 @@ def gram_unit(units, i, alpha, u, c, s, gram):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def local_round(units, ids, alpha, B, C, U, step, solver, gram, steps, shuffled, target, seed, round_number,
-                factor, coupling, work, out):  # type: ignore[no-untyped-def]  # fmt: skip
+def local_round(  # type: ignore[no-untyped-def]
+    units, ids, alpha, B, C, U, step, solver, gram, steps, shuffled, target, seed, round_number, factor, coupling,
+    work, out
+):  # fmt: skip
     """One round of a worker: solve (6) for each unit, leaving alpha, B (from alpha), U = C + s B.
 
-    `factor` (units x r, r may be 0) holds the worker's rows of a covariance factor: with coupling = rho / lambda the units
+    `factor` (units x r, r may be 0) holds the worker's rows of a covariance factor: with coupling = rho / lambda
+    the units
     are swept in turn and each feels what the ones before it changed, the block version (10). out[i] is (loss at u,
     conjugate, local gap, steps).
     """
@@ -578,7 +587,9 @@ def local_round(units, ids, alpha, B, C, U, step, solver, gram, steps, shuffled,
 
 
 def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNamespace:
-    """The kernels that look at the loss, compiled anew from the same source with an author's own functions for CUSTOM."""
+    """The kernels that look at the loss, compiled anew from the same source with an author's own functions for
+    CUSTOM.
+    """
     builtin_value, builtin_conjugate, builtin_step = loss_value, loss_conjugate, loss_step
 
     @njit
@@ -598,6 +609,6 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     names = ("sdca_unit", "evaluate_unit", "evaluate", "conjugate_at_zero", "local_round")
     for name in names:
         source = globals()[name].py_func
-        options = {"fastmath": FAST} if name.endswith("_unit") else {}
-        scope[name] = njit(nogil=True, **options)(python_types.FunctionType(source.__code__, scope, name))
+        fast: Any = FAST if name.endswith("_unit") else False
+        scope[name] = njit(nogil=True, fastmath=fast)(python_types.FunctionType(source.__code__, scope, name))
     return python_types.SimpleNamespace(**{name: scope[name] for name in names})

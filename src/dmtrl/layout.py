@@ -1,7 +1,7 @@
 """Who holds what: the coordinator's map from workers and units to tasks.
 
-Room: beside the coordinator's methods. Units are kept in the order of (task, shard), so every sum over units or tasks is taken in
-the same order whatever the number of workers.
+Room: beside the coordinator's methods. Units are kept in the order of (task, shard), so every sum over units or
+tasks is taken in the same order whatever the number of workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,10 @@ class Layout:
         return layout
 
     def _check(self) -> None:
-        for what, total in (("no rows", self.per_task(self.rows)), ("a total sample weight of zero", self.per_task(self.weight))):
+        for what, total in (
+            ("no rows", self.per_task(self.rows)),
+            ("a total sample weight of zero", self.per_task(self.weight)),
+        ):
             empty = np.flatnonzero(total <= 0)
             if len(empty):
                 raise ValueError(f"task number {empty[0]} has {what}; leave it out or give it data")

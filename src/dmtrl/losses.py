@@ -1,9 +1,10 @@
 """The loss table.
 
-Room: losses stand on the kernels and know nothing else. A loss is a name, the numbers the theory needs, and four scalar
-functions: value l(z, y), conjugate l*(-a), the interval of feasible a, and the dual coordinate step (equation (5) of
-docs/math.md). Built-in losses are rows of one table, compiled together and told apart by an integer. An author's own loss is
-a `CustomLoss` with the same members; `dmtrl.check_loss` says whether they fit together.
+Room: losses stand on the kernels and know nothing else. A loss is a name, the numbers the theory needs, and four
+scalar functions: value l(z, y), conjugate l*(-a), the interval of feasible a, and the dual coordinate step
+(equation (5) of docs/math.md). Built-in losses are rows of one table, compiled together and told apart by an
+integer. An author's own loss is a `CustomLoss` with the same members; `dmtrl.check_loss` says whether they fit
+together.
 """
 
 import math
@@ -80,7 +81,9 @@ class Loss:
 
 @dataclass(frozen=True)
 class CustomLoss:
-    """An author's own convex loss: scalar functions compiled with numba's @njit, and the same facts as a built-in loss."""
+    """An author's own convex loss: scalar functions compiled with numba's @njit, and the same facts as a built-in
+    loss.
+    """
 
     name: str
     value: Callable[[float, float], float]
@@ -178,6 +181,8 @@ def get_loss(loss: str | AnyLoss) -> AnyLoss:
     """A loss by name, or the loss itself."""
     if isinstance(loss, Loss | CustomLoss):
         return loss
-    if isinstance(loss, str) and loss in BUILTIN:
+    if loss in BUILTIN:
         return BUILTIN[loss]()
-    raise ValueError(f"unknown loss {loss!r}; choose one of {', '.join(sorted(BUILTIN))}, or pass a Loss or a CustomLoss")
+    raise ValueError(
+        f"unknown loss {loss!r}; choose one of {', '.join(sorted(BUILTIN))}, or pass a Loss or a CustomLoss"
+    )

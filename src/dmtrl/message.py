@@ -1,7 +1,7 @@
 """What travels between coordinator and workers: a name, scalars, named arrays, and nothing else.
 
-Room: the ground. The wire format is written down here once, so that the bytes an engine reports are the bytes a wire would
-carry: a magic word, the length of a JSON header, the header, then the arrays' bytes in order.
+Room: the ground. The wire format is written down here once, so that the bytes an engine reports are the bytes a
+wire would carry: a magic word, the length of a JSON header, the header, then the arrays' bytes in order.
 """
 
 import json
@@ -30,7 +30,9 @@ class Message:
         layout = []
         for key, array in self.arrays.items():
             if array.dtype.kind not in _KINDS:
-                raise TypeError(f"message {self.name!r}: array {key!r} has dtype {array.dtype}, only numbers may travel")
+                raise TypeError(
+                    f"message {self.name!r}: array {key!r} has dtype {array.dtype}, only numbers may travel"
+                )
             layout.append([key, array.dtype.newbyteorder("<").str, list(array.shape)])
         return json.dumps([self.name, dict(self.scalars), layout], separators=(",", ":")).encode()
 

@@ -1,7 +1,7 @@
 """The contract between the coordinator's loop and the two ways of turning B into W.
 
-Room: just below the coordinator. A method says what to send (`Order`) and learns what came back (`Answers`); it never sees an
-engine. `Candidate` is a W at which the loss is known, or will be after the next round.
+Room: just below the coordinator. A method says what to send (`Order`) and learns what came back (`Answers`); it
+never sees an engine. `Candidate` is a W at which the loss is known, or will be after the next round.
 """
 
 from collections.abc import Mapping

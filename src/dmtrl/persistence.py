@@ -1,10 +1,10 @@
 """Keeping a model: one file without code, and the certificate made again from data.
 
-Room: beside the estimators. A model file is a zip without compression: first `dmtrl-model.json` (format, version, class,
-parameters, fitted values; dtype, shape and checksum of every array), then one .npy file per array, so that `numpy.load`
-opens it too. The zip's closing comment is the SHA-256 of all that stands before it: no cut and no changed byte goes unseen.
-These two places, and the words `format` and `dmtrl` in the first, stay in every later format. `_CODECS` lists what may be in
-a file; nothing in it is ever run or unpickled.
+Room: beside the estimators. A model file is a zip without compression: first `dmtrl-model.json` (format, version,
+class, parameters, fitted values; dtype, shape and checksum of each array), then an .npy file per array, so that `numpy.load`
+opens it too. The zip's closing comment is the SHA-256 of all that stands before it: no cut and no changed byte goes
+unseen. These two places, and `format` and `dmtrl` in the first, stay in every later format. `_CODECS` lists what may be
+in a file; nothing in it is ever run or unpickled.
 """
 
 import copy
@@ -18,8 +18,8 @@ import os
 import secrets
 import shutil
 import zipfile
-from collections.abc import Callable
 from dataclasses import fields
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,9 @@ from dmtrl.settings import Settings
 FORMAT = 1
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 _INSIDE = (*MODELS, "RFF")  # what may stand inside a model
-_LEFT_BEHIND = {"callbacks", "engine", "cv", "scoring"}  # objects that only fit needs: the default takes their place
+_LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring"}  # objects that only fit needs: back to default
 _ROUTING = "_metadata_request"  # scikit-learn's, kept on the instance but no part of the model
-_HEADER, _MAGIC, _DIGEST = "dmtrl-model.json", "dmtrl model", 64
+_HEADER, _DIGEST = "dmtrl-model.json", 64
 _AGAIN = "copy the file again, or save the model again"
 _Path = str | os.PathLike[str]
 _Arrays = dict[str, np.ndarray]
@@ -60,8 +60,8 @@ class Savable:
 def save(model: Any, path: _Path) -> None:
     """Write a fitted model to one file. In the end the whole file is there, or what was there before.
 
-    Callbacks and an engine object are left behind. Of a custom loss, which is code, its name is kept: the loaded model
-    predicts, and can be fitted again once `model.set_params(loss=...)` has given the loss back.
+    Callbacks, an engine object and a RandomState are left behind. Of a custom loss, which is code, its name is kept: the
+    loaded model predicts, and can be fitted again once `model.set_params(loss=...)` has given the loss back.
     """
     name = type(model).__name__
     if name not in MODELS or type(model) is not _class(name):
@@ -72,10 +72,10 @@ def save(model: Any, path: _Path) -> None:
         raise NotFittedError(f"this {name} is not fitted yet, so there is nothing to keep; call fit first") from None
     arrays: _Arrays = {}
     header = {
-        "magic": _MAGIC,
+        "magic": "dmtrl model",
         "format": FORMAT,
         "dmtrl": importlib.import_module("dmtrl").__version__,
-        "model": _encode(model, name, arrays),
+        "model": [_encode(part, name, arrays) for part in _take_model(model)],
         "arrays": {key: _describe(array) for key, array in arrays.items()},
     }
     target = Path(os.path.realpath(path))
@@ -115,9 +115,9 @@ def load(path: _Path) -> Any:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             header = json.loads(archive.read(_HEADER))
-            if header["format"] <= FORMAT and header["magic"] == _MAGIC:
-                return _decode(header["model"], _read_arrays(archive, header["arrays"]))
             writer, number = header["dmtrl"], header["format"]
+            if number <= FORMAT:
+                return _make_model(*_decode(header["model"], _read_arrays(archive, header["arrays"])))
     except Exception as error:  # whatever a strange file does to a parser, the caller sees one kind of refusal
         raise ValueError(f"{path} cannot be read as a dmtrl model: {error}") from error
     raise ValueError(
@@ -159,16 +159,15 @@ def _describe(array: np.ndarray) -> list[Any]:
 def _read_arrays(archive: zipfile.ZipFile, layout: dict[str, Any]) -> _Arrays:
     arrays = {}
     for key, description in layout.items():
-        array = np.lib.format.read_array(io.BytesIO(archive.read(f"{key}.npy")), allow_pickle=False)
-        if _describe(array) != description:
+        arrays[key] = np.lib.format.read_array(io.BytesIO(archive.read(f"{key}.npy")), allow_pickle=False)
+        if _describe(arrays[key]) != description:
             raise ValueError(f"its array {key!r} is not the one that was written")
-        arrays[key] = array
     return arrays
 
 
 def _class(name: str) -> Any:
-    """A class of the list by name; by way of the package, because the estimators import this file."""
-    return getattr(importlib.import_module("dmtrl"), name, None)
+    """By way of the package, because the estimators import this file."""
+    return getattr(importlib.import_module("dmtrl"), name, None) if name in _INSIDE else None
 
 
 def _take_model(model: Any) -> list[Any]:
@@ -181,31 +180,14 @@ def _take_model(model: Any) -> list[Any]:
 
 
 def _make_model(name: str, parameters: dict[str, Any], fitted: dict[str, Any]) -> Any:
-    if name not in _INSIDE or _class(name) is None:
+    if _class(name) is None:
         raise ValueError(f"it holds a {name!r}, which this dmtrl does not know; upgrade with pip install -U dmtrl")
     model = _class(name)(**parameters)
     for key, value in fitted.items():
-        if key.startswith("__") or hasattr(type(model), key):
+        if key.startswith("__") or callable(getattr(type(model), key, None)):
             raise ValueError(f"it sets {key!r}, which is not a fitted value")
         setattr(model, key, value)
     return model
-
-
-def _make_loss(name: str, param: float) -> Loss:
-    return BUILTIN[name](param) if inspect.signature(BUILTIN[name]).parameters else BUILTIN[name]()
-
-
-def _gone(*args: float) -> Any:
-    raise ValueError("a model file holds no code: give the loaded model its loss back with set_params(loss=...)")
-
-
-def _make_sparse(kind: str, is_array: bool, shape: list[int], *parts: np.ndarray) -> Any:
-    return (sparse.csr_array if is_array else sparse.csr_matrix)(parts, shape=tuple(shape)).asformat(kind)
-
-
-def _take_sparse(value: Any) -> list[Any]:
-    rows = value.tocsr()
-    return [value.format, isinstance(value, sparse.sparray), list(rows.shape), rows.data, rows.indices, rows.indptr]
 
 
 def _make_objects(shape: list[int], values: list[Any]) -> np.ndarray:
@@ -214,22 +196,36 @@ def _make_objects(shape: list[int], values: list[Any]) -> np.ndarray:
     return objects.reshape(shape)
 
 
-def _make_random(state: dict[str, Any]) -> np.random.RandomState:
-    random = np.random.RandomState()
-    random.set_state(state)
-    return random
+def _make_sparse(kind: str, is_array: bool, shape: list[int], *parts: np.ndarray) -> Any:
+    return (sparse.csr_array if is_array else sparse.csr_matrix)(parts, shape=tuple(shape)).asformat(kind)
 
 
-def _record(kind: Any) -> tuple[Any, Callable[..., Any], Callable[..., Any]]:
+def _record(kind: Any) -> tuple[Any, Any, Any]:
     return kind, lambda value: [{f.name: getattr(value, f.name) for f in fields(value)}], lambda parts: kind(**parts)
 
 
+def _gone(*args: float) -> Any:
+    raise ValueError("a model file holds no code: give the loaded model its loss back with set_params(loss=...)")
+
+
 # tag: the type, the value as a list of simpler values, and the value made again from them
-_CODECS: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
+_CODECS: dict[str, tuple[Any, Any, Any]] = {
     "tuple": (tuple, list, lambda *parts: parts),
-    "dict": (dict, lambda value: [list(item) for item in value.items()], lambda *items: dict(items)),
+    "dict": (dict, None, lambda *items: dict(items)),
     "float": (float, lambda value: [repr(value)], float),  # only what JSON has no number for
-    "loss": (Loss, lambda loss: [loss.name, loss.param], _make_loss),
+    "date": (date, lambda value: [value.isoformat()], date.fromisoformat),
+    "datetime": (datetime, lambda value: [value.isoformat()], datetime.fromisoformat),
+    "objects": (None, lambda array: [list(array.shape), array.ravel().tolist()], _make_objects),
+    "sparse": (
+        None,
+        lambda X: [X.format, isinstance(X, sparse.sparray), list(X.shape), (C := X.tocsr()).data, C.indices, C.indptr],
+        _make_sparse,
+    ),
+    "loss": (
+        Loss,
+        lambda loss: [loss.name, *([loss.param] if inspect.signature(BUILTIN[loss.name]).parameters else [])],
+        lambda name, *param: BUILTIN[name](*param),
+    ),
     "custom_loss": (
         CustomLoss,
         lambda loss: [loss.name, loss.kind, loss.smoothness, loss.lipschitz],
@@ -237,47 +233,41 @@ _CODECS: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
     ),
     "learned": (Learned, lambda value: [value.tau], Learned),
     "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name], Fixed),
-    "random_state": (np.random.RandomState, lambda value: [value.get_state(legacy=False)], _make_random),
-    "objects": (None, lambda array: [list(array.shape), array.ravel().tolist()], _make_objects),
-    "sparse": (None, _take_sparse, _make_sparse),
     "model": (None, _take_model, _make_model),
     **{kind.__name__: _record(kind) for kind in (Certificate, TaskCovariance, RoundRecord, Outcome, Settings)},
 }
 
 
-def _tag(value: Any) -> str | None:
-    if type(value).__name__ in _INSIDE and type(value) is _class(type(value).__name__):
-        return "model"
-    if sparse.issparse(value):
-        return "sparse"
-    return next((tag for tag, (kind, _, _) in _CODECS.items() if type(value) is kind), None)
-
-
 def _encode(value: Any, where: str, arrays: _Arrays) -> Any:
-    """A value as JSON: {tag: parts} for what JSON does not know; arrays are set apart under the place where they stand."""
+    """A value as JSON: {tag: parts} for what JSON does not know; arrays are set apart, named after where they stand."""
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
     if type(value) is list:
         return [_encode(part, f"{where}.{i}", arrays) for i, part in enumerate(value)]
-    tag = _tag(value)
-    if tag is None and hasattr(value, "__array__"):  # a frame too
+    if type(value) is dict:
+        names = [k if isinstance(k, str) and k.isidentifier() else i for i, k in enumerate(value)]
+        items = zip(names, value.items(), strict=True)
+        return {"dict": [[_encode(k, where, arrays), _encode(v, f"{where}.{name}", arrays)] for name, (k, v) in items]}
+    tag = next((tag for tag, (kind, _, _) in _CODECS.items() if type(value) is kind), None)
+    if type(value) is _class(type(value).__name__):
+        tag = "model"
+    elif sparse.issparse(value):
+        tag = "sparse"
+    elif tag is None and hasattr(value, "__array__"):  # a frame too
         array = np.asarray(value)
         if array.dtype.kind in "biufcmMUS":
+            while where in arrays:
+                where += "_"
             arrays[where] = array
             return {"scalar" if isinstance(value, np.generic) else "array": where}
         tag, value = ("objects", array) if array.dtype.kind == "O" else (None, value)
     if tag is None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise ValueError(f"{where} is a {kind}, which a model file cannot hold: it holds numbers, text and arrays, no code")
-    if tag in ("model", "dict"):  # named parts, so that arrays and complaints have good names
-        parts = _CODECS[tag][1](value)
-        items = parts if tag == "dict" else [item for group in parts[1:] for item in group.items()]
-        named = [[_encode(k, where, arrays), _encode(v, f"{where}.{k}", arrays)] for k, v in items]
-        if tag == "dict":
-            return {tag: named}
-        split = len(parts[1])
-        return {tag: [parts[0], {"dict": named[:split]}, {"dict": named[split:]}]}
-    return {tag: _encode(_CODECS[tag][1](value), where, arrays)}
+        raise ValueError(
+            f"{where} is a {kind}, and a model file holds no code: only numbers, text, arrays and dmtrl's own"
+        )
+    parts = _CODECS[tag][1](value)
+    return {tag: [_encode(p, where if type(p) is dict else f"{where}.{i}", arrays) for i, p in enumerate(parts)]}
 
 
 def _decode(tree: Any, arrays: _Arrays) -> Any:
@@ -289,3 +279,76 @@ def _decode(tree: Any, arrays: _Arrays) -> Any:
     if tag in ("array", "scalar"):
         return arrays[parts] if tag == "array" else arrays[parts][()]
     return _CODECS[tag][2](*_decode(parts, arrays))
+
+
+def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> Certificate:
+    """The model's certificate made again from the data of its fit, without believing anything that is stored.
+
+    The primal is the objective of the model's own coefficients on this data; the dual is a bound found anew by rounds of
+    the solver on it, for every loss, which takes about as long as a fit. Both speak of this data alone. ValueError if the
+    stored certificate disagrees, by a primal that differs by more than 1e-6 of it (1e-4 in float32) or by a dual above
+    what can be attained: then these are other data (rows, weights, parameters), or the model was changed.
+    """
+    check_is_fitted(model)
+    model = getattr(model, "best_estimator_", model)
+    stored, lam = model.certificate_, float(getattr(model, "reg_lambda_", model.reg_lambda))
+    data, relation, W, common = _problem(model, lam, X, y, tasks, sample_weight)
+    start = Outcome(W, common, relation.start(data.m), stored, [], False, "")
+    settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
+    with LocalEngine([ArraySource(blocks) for blocks in data.partition(1)], get_loss(model.loss), 1) as engine:
+        outcome = Coordinator(engine, data.m, relation, lam, settings).run(start=start)
+    primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round is asked at W itself
+    slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))
+    if not abs(primal - stored.primal) <= slack:
+        raise ValueError(
+            f"on this data the model's objective is {primal:.8g}, its certificate says {stored.primal:.8g}; "
+            "it was fitted on other data (rows, weights or parameters), or changed afterwards"
+        )
+    if not stored.dual <= attained + slack:
+        raise ValueError(
+            f"the certificate says that nothing is below {stored.dual:.8g}, but {attained:.8g} is attained on this data; "
+            "it belongs to other data, or was changed afterwards"
+        )
+    return Certificate(primal, outcome.certificate.dual)
+
+
+def _problem(
+    model: Any, lam: float, X: Any, y: Any, tasks: Any, sample_weight: Any
+) -> tuple[TaskData, Any, np.ndarray, np.ndarray]:
+    """The problem `fit` posed, and the model's weights in its coordinates: centred, an intercept as the last column."""
+    from dmtrl.estimators import INTERCEPT_RIDGE, SHIFTED
+
+    twin = copy.copy(model)  # reading labels sets classes_
+    table = twin._read(X, y, tasks, sample_weight, reset=False)
+    if not np.array_equal(table.names, model.tasks_):
+        raise ValueError("this data has other tasks than the model; verify needs the data of the fit")
+    units = twin._units(table)
+    if not np.array_equal(getattr(twin, "classes_", 0), getattr(model, "classes_", 0)):
+        raise ValueError("this data has other classes than the model; verify needs the data of the fit")
+    rows, weight = (
+        as_rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X)),
+        table.sample_weight,
+    )
+    d, free, is_sparse = rows.shape[1], model.fit_intercept is True, sparse.issparse(rows)
+    x_centre = np.average(rows, axis=0, weights=weight) if free and not is_sparse else np.zeros(d, dtype=rows.dtype)
+    weight = None if weight is None else weight[units.rows]
+    y_centre = float(np.average(units.y, weights=weight)) if free and get_loss(model.loss).name in SHIFTED else 0.0
+    rows = (rows - x_centre if x_centre.any() else rows)[units.rows]
+    W, common = model.coef_.reshape(-1, d)[units.used].astype(float), model.common_coef_.astype(float)
+    if model.fit_intercept:
+        one = np.ones((rows.shape[0], 1), dtype=rows.dtype)
+        rows = sparse.hstack([rows, one], format="csr") if is_sparse else np.hstack([rows, one])
+        W = np.column_stack([W, model.intercept_.ravel()[units.used] - y_centre + W @ x_centre])
+        common = np.append(common, 0.0 if free else model.common_intercept_)
+    data = TaskData(as_rows(rows), units.y - y_centre, weight, units.starts, units.names[units.used])
+    given, total = model.relationship, len(units.names)
+    if data.m < total and getattr(given, "shape", None) == (total, total):
+        given = given[units.used][:, units.used]
+    relation = get_relationship(given, data.m, model._tau_used)
+    sigma = relation.start(data.m).plus_common(relation.tau)
+    if not relation.learned and sigma.floor == 0:  # rounded coefficients have left the range of Sigma a little
+        related = W[:, :d] if free else W
+        inside = sigma.basis @ (sigma.basis.T @ related)
+        if np.linalg.norm(inside - related) <= 1e-6 * np.linalg.norm(related):
+            related[:] = inside
+    return data, FreeIntercept(relation, INTERCEPT_RIDGE / lam) if free else relation, W, common

@@ -12,7 +12,9 @@ from typing import Any
 
 @contextmanager
 def live_line(verbose: int, tol: float) -> Iterator[list[Callable[[Any], None]]]:
-    """Callbacks that show progress: none when verbose is 0, a live line on a terminal, with verbose >= 2 a plain line a round."""
+    """Callbacks that show progress: none when verbose is 0, a live line on a terminal, with verbose >= 2 a plain line
+    a round.
+    """
     if verbose >= 2:
         yield [lambda record: print(describe(record, tol), file=sys.stderr, flush=True)]
     elif verbose == 1 and sys.stderr.isatty():

@@ -1,9 +1,10 @@
 """How tasks relate: the penalty on W that a relationship stands for, and Sigma from W.
 
-Room: above covariance, below worker and coordinator. A relationship is a convex penalty g(W) = lambda * penalty(W) and knows five
-things: its penalty, the conjugate, the proximal map of the penalty, Sigma from W (the Omega-step) and the strength `common`
-of a component shared by all tasks. `Fixed` covers every given Sigma (independent, shared, a covariance, a graph); `Learned`
-is the paper's trace-one Sigma, for which the penalty is half the squared nuclear norm (13).
+Room: above covariance, below worker and coordinator. A relationship is a convex penalty g(W) = lambda * penalty(W)
+and knows five things: its penalty, the conjugate, the proximal map of the penalty, Sigma from W (the Omega-step)
+and the strength `common` of a component shared by all tasks. `Fixed` covers every given Sigma (independent, shared,
+a covariance, a graph); `Learned` is the paper's trace-one Sigma, for which the penalty is half the squared nuclear
+norm (13).
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from dmtrl.covariance import TaskCovariance
 
 @dataclass(frozen=True)
 class Prox:
-    """The result of a proximal map: W, its penalty (an upper bound is enough), the Sigma of its tasks' own part, and the shared
+    """The result of a proximal map: W, its penalty (an upper bound is enough), the Sigma of its tasks' own part,
+    and the shared
     part w_0 (for a warm start)."""
 
     W: np.ndarray
@@ -155,7 +157,8 @@ class Learned:
 
 
 class FreeIntercept:
-    """Any relationship on all columns but the last, which is an intercept with a small ridge of its own (weight over lambda).
+    """Any relationship on all columns but the last, which is an intercept with a small ridge of its own (weight
+    over lambda).
 
     The penalty is a sum over the two parts, so its proximal map and its conjugate are too.
     """
@@ -245,7 +248,7 @@ def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationshi
     if hasattr(relationship, "prox"):
         if tau and relationship.tau != tau:
             raise ValueError(f"common={tau:g} was given twice: the relationship object has {relationship.tau:g}")
-        return relationship  # type: ignore[no-any-return]
+        return relationship
     if hasattr(relationship, "tocsr"):
         return graph(relationship, tau=tau)
     return covariance(np.asarray(relationship), tau)

@@ -54,13 +54,25 @@ class Settings:
         for name in ("max_rounds", "max_passes", "w_rounds"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _require(self.steps is None or self.steps >= 1, "steps", "None or at least 1", self.steps)
-        _require(self.initial_step is None or self.initial_step > 0, "initial_step", "None or positive", self.initial_step)
+        _require(
+            self.initial_step is None or self.initial_step > 0, "initial_step", "None or positive", self.initial_step
+        )
 
     @classmethod
     def paper(
-        cls, *, T: int = 10, P: int = 10, H: int | None = None, eta: float = 1.0, tol: float = 0.0, seed: int = 0, **knobs: Any
+        cls,
+        *,
+        T: int = 10,
+        P: int = 10,
+        H: int | None = None,
+        eta: float = 1.0,
+        tol: float = 0.0,
+        seed: int = 0,
+        **knobs: Any,
     ) -> "Settings":
-        """Algorithm 1 and 2: P Omega-steps, T rounds before each, H uniform coordinate steps a round (None: one per row)."""
+        """Algorithm 1 and 2: P Omega-steps, T rounds before each, H uniform coordinate steps a round (None: one per
+        row).
+        """
         fixed: dict[str, Any] = {
             "method": "dual",
             "local_solver": "sdca",

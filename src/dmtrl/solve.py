@@ -39,8 +39,10 @@ def solve(
 ) -> Outcome:
     """Learn one linear model per task and the covariance between tasks.
 
-    loss: one for all tasks, or one per task. workers: how many pieces the tasks are laid in (default: one per thread; `data.m` is one
-    task per worker). intercept_ridge: the last column of X is a constant whose weights stay outside the relationship and carry
+    loss: one for all tasks, or one per task. workers: how many pieces the tasks are laid in (default: one per
+    thread; `data.m` is one
+    task per worker). intercept_ridge: the last column of X is a constant whose weights stay outside the
+    relationship and carry
     only this much ridge. shards: into how many pieces each task is cut first. n_jobs: threads, -1 for all cores.
     """
     settings = settings or Settings()
@@ -62,7 +64,8 @@ def warn_unless_converged(outcome: Outcome, settings: Settings) -> None:
     if not outcome.converged and settings.tol > 0:
         warnings.warn(
             f"stopped after max_rounds={settings.max_rounds} rounds at a relative gap of "
-            f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); raise max_rounds or tol, or scale the features",
+            f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); "
+            "raise max_rounds or tol, or scale the features",
             NotConvergedWarning,
             stacklevel=3,
         )

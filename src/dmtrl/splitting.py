@@ -1,8 +1,8 @@
 """Joint splitting: the default way from B to W (docs/math.md section 6).
 
-Room: below the coordinator. Over-relaxed Douglas-Rachford on f(W) + g(W): the workers take the proximal step of the losses, the server that
-of the relationship's penalty, so W and Sigma are learned at once: no inner W-step to finish, no epsilon, no rho. The messages
-are the paper's: weights down, B up.
+Room: below the coordinator. Over-relaxed Douglas-Rachford on f(W) + g(W): the workers take the proximal step of the
+losses, the server that of the relationship's penalty, so W and Sigma are learned at once: no inner W-step to
+finish, no epsilon, no rho. The messages are the paper's: weights down, B up.
 """
 
 import numpy as np
@@ -15,11 +15,22 @@ from dmtrl.settings import Settings
 _MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
 
 
+def _norm(A: np.ndarray) -> float:
+    return float(np.linalg.norm(A))
+
+
 class Splitting:
     name = "splitting"
 
     def __init__(
-        self, relationship: Relationship, lam: float, layout: Layout, settings: Settings, W: np.ndarray, common: np.ndarray, b: np.ndarray
+        self,
+        relationship: Relationship,
+        lam: float,
+        layout: Layout,
+        settings: Settings,
+        W: np.ndarray,
+        common: np.ndarray,
+        b: np.ndarray,
     ):
         self._relationship, self._lam, self._layout, self._settings = relationship, lam, layout, settings
         self._shards = layout.shards[:, None].astype(float)
@@ -28,7 +39,7 @@ class Splitting:
         self._penalty = relationship.penalty(W, common) if W.any() else 0.0
         self._b, self._B = b, layout.per_task(b)
         self._U: np.ndarray | None = None
-        self._s = settings.initial_step or 1.0 / (lam * np.sqrt(layout.m))
+        self._s = settings.initial_step or 1.0 / (lam * float(np.sqrt(layout.m)))
         self._round = self._changes = 0
 
     def order(self) -> Order:
@@ -58,16 +69,19 @@ class Splitting:
         own = U - self._common if not self._layout.split else U
         if not self._layout.split and answers.loss_u + 0.5 * lam * float((own**2).sum()) < objective:
             candidates.append(Candidate(U, self._common, answers.loss_u + lam * relationship.penalty(U, self._common)))
-        rest = lam * self._penalty + relationship.w_conjugate(self._B, self._covariance) / lam - float((self._Z * self._B).sum())
+        rest = (
+            lam * self._penalty
+            + relationship.w_conjugate(self._B, self._covariance) / lam
+            - float((self._Z * self._B).sum())
+        )
         return Report(candidates, answers.bracket_w + rest, objective, float("nan"), self._s)
 
     def _adapt(self, U: np.ndarray, Z: np.ndarray, Z_before: np.ndarray, B: np.ndarray) -> None:
         """Balance primal and dual residual (20), every second round and only when it matters."""
         if self._round < 2 or self._round % 2 or self._changes >= _MAX_STEP_CHANGES:
             return
-        norm = np.linalg.norm
-        primal = norm(U - Z[self._layout.task]) / max(norm(U), norm(Z), 1e-300)
-        dual = norm(Z - Z_before) / (self._s * max(norm(B), 1e-300))
+        primal = _norm(U - Z[self._layout.task]) / max(_norm(U), _norm(Z), 1e-300)
+        dual = _norm(Z - Z_before) / (self._s * max(_norm(B), 1e-300))
         if primal > 0 and dual > 0:
             change = float(np.clip(np.sqrt(dual / primal), 0.2, 5.0))
             if not 1 / 1.5 < change < 1.5:

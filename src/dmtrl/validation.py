@@ -1,7 +1,8 @@
 """Choosing lambda and tau by cross-validation where the rows lie.
 
-Room: beside the coordinator, above the methods. Every worker sets its own folds aside, stratified by task and class; for each fold a path of
-warm-started fits runs from strong to weak regularisation, and only sums over the held-out rows come back.
+Room: beside the coordinator, above the methods. Every worker sets its own folds aside, stratified by task and
+class; for each fold a path of warm-started fits runs from strong to weak regularisation, and only sums over the
+held-out rows come back.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,14 +58,15 @@ def cross_validate(
     settings: Settings,
     step_done: Callable[[int, int], object] = lambda done, total: None,
 ) -> Path:
-    """`relationship(lambda, tau)` makes the relationship of a fit; `step_done(done, total)` hears of every finished fit."""
-    lambdas = np.sort(np.asarray(lambdas, dtype=float))[::-1]
-    commons = np.asarray(commons, dtype=float)
+    """`relationship(lambda, tau)` makes the relationship of a fit; `step_done(done, total)` hears of every finished
+    fit.
+    """
+    path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
     if folds < 2:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
-    if len(lambdas) == 0 or len(commons) == 0:
+    if len(path) == 0 or len(taus) == 0:
         raise ValueError("cross-validation needs at least one lambda and one tau to try")
-    shape = (len(commons), len(lambdas), folds)
+    shape = (len(taus), len(path), folds)
     sums = {name: np.zeros((*shape, m)) for name in ("weight", *MEASURES)}
     rounds = np.zeros(shape, dtype=int)
     done, total = 0, int(np.prod(shape))
@@ -72,9 +74,9 @@ def cross_validate(
         for fold in range(folds):
             held = {"fold": fold, "folds": folds, "seed": settings.seed}
             layout = Layout.from_descriptions(broadcast(engine, Message("hold_out", held)), m)
-            for i, tau in enumerate(commons):
+            for i, tau in enumerate(taus):
                 before: Outcome | None = None
-                for j, lam in enumerate(lambdas):
+                for j, lam in enumerate(path):
                     coordinator = Coordinator(engine, m, relationship(lam, tau), lam, settings, layout)
                     before = coordinator.run(start=before)
                     answers = _score(engine, layout, before.W)
@@ -85,9 +87,11 @@ def cross_validate(
                     step_done(done, total)
     finally:
         broadcast(engine, Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
-    return Path(lambdas, commons, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
+    return Path(path, taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
 
 
 def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Message]:
     W = W[layout.task]
-    return dict(engine.exchange({k: Message("score", {}, {"w": layout.scatter(k, W)}) for k in range(engine.n_workers)}))
+    return dict(
+        engine.exchange({k: Message("score", {}, {"w": layout.scatter(k, W)}) for k in range(engine.n_workers)})
+    )

@@ -1,7 +1,8 @@
 """A worker: holds blocks and their dual variables, answers messages.
 
-Room: below the coordinator, above relationship. Rows, labels and alpha never leave it; what it sends is B (d numbers a unit) and sums.
-Message names: describe, hold_out, prepare, round, score. The equations cited are those of docs/math.md.
+Room: below the coordinator, above relationship. Rows, labels and alpha never leave it; what it sends is B (d
+numbers a unit) and sums. Message names: describe, hold_out, prepare, round, score. The equations cited are those of
+docs/math.md.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ class Worker:
         self._ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
         self._d = int(blocks.X.shape[1])
         self._held = np.zeros(len(blocks.y), dtype=bool)
-        self._alpha: np.ndarray | None = None
+        self._alpha = np.zeros(len(blocks.y))
         self._gram: kernels.GramFactors | None = None  # of the rows that train
 
     def answer(self, message: Message) -> Message:
@@ -58,7 +59,9 @@ class Worker:
         return np.ones(len(self._blocks.y)) if weight is None else weight
 
     def _hold_out(self, message: Message) -> Message:
-        """Set aside fold `fold` of `folds` (fold -1: nothing), drawn within each unit and, where labels are classes, each class."""
+        """Set aside fold `fold` of `folds` (fold -1: nothing), drawn within each unit and, where labels are classes,
+        each class.
+        """
         fold, folds = int(message.scalars["fold"]), int(message.scalars["folds"])
         self._held[:] = False
         self._gram = None
@@ -108,7 +111,7 @@ class Worker:
         self._smooth = np.isfinite(bounds) & (loss != kernels.CUSTOM)  # Newton needs a slope and a bounded curvature
         self._smoothness = np.where(np.isfinite(bounds), bounds, 1.0)
         self._mean_q = _sum_by_unit(p * q, blocks.starts) / np.maximum(_sum_by_unit(p, blocks.starts), kernels.TINY)
-        if self._alpha is None or not message.scalars["keep"]:
+        if not message.scalars["keep"]:
             self._alpha = np.zeros(len(blocks.y))
         self._B = np.zeros((n_units, self._d))
         kernels.dual_vectors(self._units, self._alpha, self._B)
@@ -120,7 +123,9 @@ class Worker:
         conjugate = self._losses_at(np.zeros((n_units, self._d)))[1]
         return Message("prepared", {}, {"b": self._B.copy(), "conjugate": conjugate, "conjugate_at_zero": at_zero})
 
-    def _losses_at(self, W: np.ndarray, units: kernels.Units | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _losses_at(
+        self, W: np.ndarray, units: kernels.Units | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         value, conjugate, bracket = np.zeros((3, len(W)))
         self._kernels.evaluate(units or self._units, self._alpha, np.ascontiguousarray(W), value, conjugate, bracket)
         return value, conjugate, bracket
@@ -168,7 +173,8 @@ class Worker:
         work = np.empty(self._d, dtype=self._blocks.X.dtype)
         self._kernels.local_round(
             self._units, self._ids, self._alpha, self._B, C, self._U, np.ascontiguousarray(step), solver, gram,
-            steps, settings["sampling"] == "shuffled", np.full(n_units, target), int(settings["seed"]), int(scalars["round"]),
+            steps, settings["sampling"] == "shuffled", np.full(n_units, target), int(settings["seed"]),
+            int(scalars["round"]),
             np.ascontiguousarray(factor), float(scalars.get("coupling", 0.0)), work, out,
         )  # fmt: skip
         return solver, out
@@ -192,7 +198,9 @@ class Worker:
             able = squared if code == kernels.GRAM else self._smooth
             return np.where(able, code, kernels.SDCA)
         rows = np.maximum(np.diff(self._units.starts), 1)
-        per_row = self._units.X.shape[1] if isinstance(self._units.X, np.ndarray) else len(self._units.X[0]) / rows.sum()
+        per_row = (
+            self._units.X.shape[1] if isinstance(self._units.X, np.ndarray) else len(self._units.X[0]) / rows.sum()
+        )
         passes = np.minimum(3 * (1 + step * self._mean_q * self._smoothness / rows), int(self._settings["max_passes"]))
         sdca = 4 * rows * per_row * passes
         newton = 4 * (rows * per_row**2 + d**3 / 3)
@@ -249,7 +257,9 @@ def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss]) -> None:
             wrong = ~(np.isfinite(weight[rows]) & (weight[rows] >= 0))
             if wrong.any():
                 row = int(np.argmax(wrong))
-                raise ValueError(f"{where}, row {row}: a sample weight must be finite and not negative, got {weight[rows][row]}")
+                raise ValueError(
+                    f"{where}, row {row}: a sample weight must be finite and not negative, got {weight[rows][row]}"
+                )
         losses[i].check_labels(np.asarray(blocks.y[rows], dtype=float), where)
 
 

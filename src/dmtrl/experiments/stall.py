@@ -35,7 +35,9 @@ class Line:
 
 
 def standardised_school(split: int = 0) -> tuple[TaskData, np.ndarray, np.ndarray, np.ndarray]:
-    """Training tasks of a split and its test X, y, task; scaled by training rows only, the constant column left alone."""
+    """Training tasks of a split and its test X, y, task; scaled by training rows only, the constant column left
+    alone.
+    """
     school = load_school()
     train, test = school.splits[split]
     X, y = school.X.astype(float), school.y.astype(float)
