@@ -53,11 +53,22 @@ Callback = Callable[[RoundRecord], object]
 
 
 @dataclass(frozen=True)
+class DualPoint:
+    """What a dual bound is made of: B and the conjugate sums. It says nothing about single rows."""
+
+    B: np.ndarray  # (m, d)
+    conjugate: float
+    conjugate_at_zero: float
+    bound: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     W: np.ndarray  # (m, d)
     common: np.ndarray  # (d,): the part of every row of W that all tasks share
     covariance: TaskCovariance  # of the tasks' own part, trace one
     certificate: Certificate
+    dual: DualPoint  # the point at which the certificate's dual bound was found
     history: list[RoundRecord]
     converged: bool
     method: str
@@ -144,31 +155,31 @@ class Coordinator:
             return self._rounds(callbacks, start)
 
     def _rounds(self, callbacks: Sequence[Callback], start: Outcome | None) -> Outcome:
-        layout, settings, relationship, lam = self._layout, self._settings, self._relationship, self._lam
+        layout, settings, relationship = self._layout, self._settings, self._relationship
         b, _ = self._prepare(keep=start is not None)
         W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
         method = self._method(b, W, common)
         B = layout.per_task(b)
         best = Candidate(W, common, np.inf)
-        dual = scaled_dual(relationship.conjugate(B) / lam, self._conjugate, self._at_zero)
+        dual = self._dual_point(B, self._conjugate)
         history: list[RoundRecord] = []
         for number in range(settings.max_rounds):
             began = time.perf_counter()
             order = method.order()
-            target = settings.local_accuracy * (best.objective - dual) / len(layout.task)
+            target = settings.local_accuracy * (best.objective - dual.bound) / len(layout.task)
             raw = self._exchange(self._messages(order, number, target))
             answers, solver, passes = self._read(raw, number)
             report = method.absorb(answers)
             best = min([best, *report.candidates], key=lambda candidate: candidate.objective)
-            dual = max(dual, scaled_dual(relationship.conjugate(answers.B) / lam, answers.conjugate, self._at_zero))
-            certificate = Certificate(best.objective, dual)
+            dual = max(dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
+            certificate = Certificate(best.objective, dual.bound)
             w_gap = report.w_gap / (abs(report.w_objective) or 1.0)
             if isinstance(
                 method, Splitting
             ):  # the best pair's W-step gap is at most its joint gap (docs/math.md section 5)
                 w_gap = min(w_gap, certificate.relative_gap)
             record = RoundRecord(
-                number, certificate.relative_gap, best.objective, dual, w_gap, report.candidates[0].objective,
+                number, certificate.relative_gap, best.objective, dual.bound, w_gap, report.candidates[0].objective,
                 report.w_objective - report.w_gap, report.rho, report.step, solver, passes, report.omega,
                 self._sent, self._received, time.perf_counter() - began,
             )  # fmt: skip
@@ -179,9 +190,12 @@ class Coordinator:
                 break
         own = best.W - best.common
         covariance = relationship.update(own)
-        return Outcome(
-            best.W, best.common, covariance, certificate, history, certificate.relative_gap <= settings.tol, method.name
-        )
+        converged = certificate.relative_gap <= settings.tol
+        return Outcome(best.W, best.common, covariance, certificate, dual, history, converged, method.name)
+
+    def _dual_point(self, B: np.ndarray, conjugate: float) -> DualPoint:
+        bound = scaled_dual(self._relationship.conjugate(B) / self._lam, conjugate, self._at_zero)
+        return DualPoint(B, conjugate, self._at_zero, bound)
 
     def _messages(self, order: Order, number: int, target: float) -> dict[int, Message]:
         layout = self._layout

@@ -1,0 +1,533 @@
+"""Model files: a round trip gives the same bits, a file that is not whole is refused in a sentence, and `verify` finds the
+objective again from data alone."""
+
+import datetime
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+import warnings
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import njit
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.preprocessing import StandardScaler
+
+import dmtrl
+from dmtrl import RFF, CustomLoss, MTRLClassifier, MTRLRegressor, NotConvergedWarning, TaskCovariance, get_loss, losses
+from dmtrl.persistence import FORMAT, load, save, verify
+from dmtrl.relationship import Fixed, Learned, shared
+
+M, N, D = 4, 12, 3
+TASKS = np.repeat(np.arange(M), N)
+LABELS = {
+    "text": np.array(["oslo", "bergen", "trondheim", "ålesund"]),
+    "objects": np.array(["oslo", "bergen", "trondheim", "ålesund"], dtype=object),
+    "integers": np.array([3, -1, 7, 2**40]),
+    "small integers": np.array([3, 1, 7, 9], dtype=np.int16),
+    "floats": np.array([0.5, -1.25, 1e300, 3.0]),
+    "booleans": np.array([True, False, True, False]),
+    "days": np.array(["2020-01-01", "2021-02-03", "1969-01-01", "2020-01-02"], dtype="datetime64[D]"),
+    "dates": np.array([datetime.date(2020, 1, day) for day in (4, 3, 2, 1)], dtype=object),
+    "bytes": np.array([b"a", b"bc", b"d", b"e"]),
+}
+
+
+def make(kind: str = "regression", seed: int = 0, dtype: Any = float) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = (rng.normal(size=(M * N, D)) + 3).astype(dtype)
+    z = (X * rng.normal(size=(M, D))[TASKS]).sum(axis=1) + rng.normal(size=M * N)
+    if kind == "regression":
+        return X, z
+    rank = z.reshape(M, N).argsort(axis=1).argsort(axis=1).ravel()  # within its task, so that every task has all classes
+    return X, np.where(rank >= N // 2, "yes", "no") if kind == "two" else rank // (N // 3)
+
+
+def keep(model: Any, folder: Path) -> Any:
+    model.save(folder / "model.dmtrl") if hasattr(model, "save") else save(model, folder / "model.dmtrl")
+    return load(folder / "model.dmtrl")
+
+
+def assert_same(a: Any, b: Any, where: str = "model") -> None:
+    """The same type, and the same bits all the way down."""
+    assert type(a) is type(b), where
+    if isinstance(a, np.ndarray):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape), where
+        assert a.tolist() == b.tolist() if a.dtype == object else a.tobytes() == b.tobytes(), where
+    elif sparse.issparse(a):
+        assert a.format == b.format, where
+        assert (a != b).nnz == 0, where
+    elif isinstance(a, dict):
+        assert list(a) == list(b), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (left, right) in enumerate(zip(a, b, strict=True)):
+            assert_same(left, right, f"{where}[{i}]")
+    elif type(a).__module__.startswith("dmtrl") and not isinstance(a, CustomLoss):
+        assert_same(vars(a), vars(b), where)
+    elif isinstance(a, float) and math.isnan(a):
+        assert math.isnan(b), where
+    else:
+        assert a == b, where
+
+
+REGRESSORS = {
+    "default": {},
+    "tuned": {"loss": "huber", "reg_lambda": 0.3, "common": 0.0, "fit_intercept": False, "random_state": 3, "tol": 1e-5},
+    "a loss with a parameter": {"loss": losses.quantile(0.7), "tol": 0.01},
+    "one without": {"loss": get_loss("absolute"), "tol": 0.01},
+    "a covariance": {"relationship": np.eye(M) + 0.3},
+    "a frame's worth of lists": {"relationship": (np.eye(M) + 0.3).tolist()},
+    "a covariance of low rank": {"relationship": np.ones((M, M)), "common": 0.0},
+    "a graph": {"relationship": sparse.csc_matrix(np.ones((M, M)) - np.eye(M))},
+    "a graph as array": {"relationship": sparse.coo_array(np.ones((M, M)) - np.eye(M))},
+    "a TaskCovariance": {"relationship": TaskCovariance.identity(M)},
+    "relationship objects": {"relationship": Learned(0.5), "common": 0.0},
+    "a fixed one": {"relationship": shared(M, 0.8), "common": 0.0},
+    "a feature map by name": {"feature_map": "rff"},
+    "a feature map": {"feature_map": RFF(n_components=20, gamma=0.1, seed=5), "fit_intercept": "penalised"},
+}
+
+
+@pytest.mark.parametrize("name", REGRESSORS)
+def test_a_round_trip_gives_the_same_bits(name: str, tmp_path: Path) -> None:
+    X, y = make()
+    model = MTRLRegressor(**REGRESSORS[name]).fit(X, y, tasks=TASKS)
+    loaded = keep(model, tmp_path)
+    assert_same(vars(model), vars(loaded))
+    assert_same(model.predict(X, tasks=TASKS), loaded.predict(X, tasks=TASKS))
+    assert_same(model.task_covariance_, loaded.task_covariance_)
+    again = clone(loaded).fit(X, y, tasks=TASKS)
+    assert_same(model.coef_, again.coef_)
+    certificate = verify(loaded, X, y, tasks=TASKS)
+    assert certificate.primal == pytest.approx(model.certificate_.primal, rel=1e-6)
+    assert certificate.dual <= model.certificate_.primal
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_task_labels_keep_their_dtype(labels: str, tmp_path: Path) -> None:
+    X, y = make()
+    tasks = LABELS[labels][TASKS]
+    model = MTRLRegressor(tol=0.01).fit(X, y, tasks=tasks)
+    loaded = keep(model, tmp_path)
+    assert_same(model.tasks_, loaded.tasks_)
+    assert_same(model.predict(X, tasks=tasks), loaded.predict(X, tasks=tasks))
+
+
+@pytest.mark.parametrize("classes", [("no", "yes"), (-1, 1), (False, True), (0.5, 1.5)])
+@pytest.mark.parametrize("dtype", [None, object])
+def test_classes_keep_their_dtype(classes: tuple[Any, Any], dtype: Any, tmp_path: Path) -> None:
+    X, y = make("two")
+    y = np.array(classes, dtype=dtype)[(y == "yes").astype(int)]
+    try:
+        model = MTRLClassifier(tol=0.01).fit(X, y, tasks=TASKS)
+    except ValueError:
+        assert dtype is object
+        pytest.skip("scikit-learn takes no such labels as objects")
+    loaded = keep(model, tmp_path)
+    assert_same(vars(model), vars(loaded))
+    assert_same(model.predict_proba(X, tasks=TASKS), loaded.predict_proba(X, tasks=TASKS))
+    verify(loaded, X, y, tasks=TASKS)
+
+
+@pytest.mark.parametrize("shape", ["one task", "three classes", "wide", "sparse", "float32", "frame", "weights", "constant"])
+def test_every_kind_of_fit_can_be_kept_and_verified(shape: str, tmp_path: Path) -> None:
+    X, y = make("three" if shape == "three classes" else "two" if shape == "constant" else "regression")
+    X = X.astype(np.float32) if shape == "float32" else X
+    data: dict[str, Any] = {"X": X, "y": y, "tasks": TASKS}
+    model: Any = MTRLClassifier() if shape == "three classes" else MTRLRegressor()
+    if shape == "one task":
+        data["tasks"] = None
+    elif shape == "wide":
+        data = {"X": X[:N], "y": y.reshape(M, N).T.copy()}
+        data["y"][0, 1] = np.nan
+    elif shape == "sparse":
+        data["X"] = sparse.csr_matrix(np.where(X > 3, X, 0))
+    elif shape == "frame":
+        pd = pytest.importorskip("pandas")
+        data["X"] = pd.DataFrame(X, columns=list("abc")).assign(school=LABELS["text"][TASKS])
+        data["tasks"], model.task_column = None, "school"
+    elif shape == "weights":
+        data["sample_weight"] = np.random.default_rng(1).uniform(0, 2, len(y)).round()
+    elif shape == "constant":
+        model = MTRLClassifier(on_single_class="constant", relationship=np.eye(M) + 0.3)
+        y[TASKS == 2] = "no"
+    model.fit(**data)
+    loaded = keep(model, tmp_path)
+    assert_same(vars(model), vars(loaded))
+    ask = {key: value for key, value in data.items() if key in ("X", "tasks")}
+    assert_same(model.predict(**ask), loaded.predict(**ask))
+    rel = 1e-4 if shape == "float32" else 1e-6
+    assert verify(loaded, **data).primal == pytest.approx(model.certificate_.primal, rel=rel)
+
+
+@pytest.mark.parametrize("loss", sorted(losses.BUILTIN))
+@pytest.mark.parametrize("fit_intercept", [True, False, "penalised"])
+def test_verify_finds_the_certificate_again(loss: str, fit_intercept: Any) -> None:
+    classify = losses.BUILTIN[loss]().kind == "classification"
+    X, y = make("two" if classify else "regression")
+    X, y = X - 3, np.round(np.exp(y / 10)) if loss == "poisson" else y
+    kind = MTRLClassifier if classify else MTRLRegressor
+    model = kind(loss=loss, fit_intercept=fit_intercept, reg_lambda=0.1).fit(X, y, tasks=TASKS)
+    before = {key: value for key, value in vars(model).items()}
+    certificate = verify(model, X, y, tasks=TASKS)
+    assert certificate.primal == pytest.approx(model.certificate_.primal, rel=1e-8)
+    assert certificate.dual <= model.certificate_.primal * (1 + 1e-9)
+    assert model.certificate_.dual <= certificate.primal * (1 + 1e-9)
+    assert certificate.relative_gap < 10 * model.tol
+    assert all(vars(model)[key] is value for key, value in before.items()), "verify must not touch the model"
+
+
+def test_verify_agrees_with_the_objective_written_down_by_hand() -> None:
+    """Ridge for every task by itself: mean squared error over two, plus lambda m |w|^2 / 2."""
+    X, y = make()
+    model = MTRLRegressor(relationship="independent", fit_intercept=False, common=0.0).fit(X, y, tasks=TASKS)
+    residual = y - model.predict(X, tasks=TASKS)
+    objective = sum((residual[TASKS == i] ** 2).mean() / 2 for i in range(M)) + 0.1 * M * (model.coef_**2).sum() / 2
+    optimum = 0.0
+    for i in range(M):
+        A, b = X[TASKS == i], y[TASKS == i]
+        w = np.linalg.solve(A.T @ A / N + 0.1 * M * np.eye(D), A.T @ b / N)
+        optimum += ((b - A @ w) ** 2).mean() / 2 + 0.1 * M * (w @ w) / 2
+    certificate = verify(model, X, y, tasks=TASKS)
+    assert certificate.primal == pytest.approx(objective, rel=1e-9)
+    assert certificate.dual <= optimum * (1 + 1e-12) <= certificate.primal * (1 + 1e-12)
+
+
+def test_verify_notices_other_data_and_a_changed_model() -> None:
+    X, y = make()
+    model = MTRLRegressor().fit(X, y, tasks=TASKS)
+    order = np.random.default_rng(2).permutation(len(y))
+    verify(model, X[order], y[order], tasks=TASKS[order])
+    with pytest.raises(ValueError, match="its certificate says .* fitted on other data"):
+        verify(model, X, y + 0.1 * (np.arange(len(y)) == 5), tasks=TASKS)
+    with pytest.raises(ValueError, match="other data"):
+        verify(model, X, y, tasks=TASKS, sample_weight=np.arange(len(y)) + 1.0)
+    with pytest.raises(ValueError, match="other tasks than the model"):
+        verify(model, X, y, tasks=TASKS + 1)
+    with pytest.raises(NotFittedError):
+        verify(MTRLRegressor(), X, y, tasks=TASKS)
+    certificate, coef = model.certificate_, model.coef_
+    model.coef_ = coef * 1.01
+    with pytest.raises(ValueError, match="changed afterwards"):
+        verify(model, X, y, tasks=TASKS)
+    model.coef_ = coef
+    model.certificate_ = replace(certificate, dual=certificate.primal * 1.1)
+    with pytest.raises(ValueError, match="nothing is below .* is attained on this data"):
+        verify(model, X, y, tasks=TASKS)
+    X, y = make("two")
+    classifier = MTRLClassifier(tol=0.01).fit(X, y, tasks=TASKS)
+    with pytest.raises(ValueError, match="other classes than the model"):
+        verify(classifier, X, y == "yes", tasks=TASKS)
+
+
+def test_verify_shows_what_a_fit_that_stopped_early_is_worth() -> None:
+    X, y = make()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        model = MTRLRegressor(max_rounds=2).fit(X, y, tasks=TASKS)
+    model.max_rounds = 1000
+    assert verify(model, X, y, tasks=TASKS).dual > model.certificate_.dual
+
+
+@njit
+def _value(z, y):  # type: ignore[no-untyped-def]
+    return 0.5 * (y - z) ** 2
+
+
+@njit
+def _conjugate(a, y):  # type: ignore[no-untyped-def]
+    return 0.5 * a * a - a * y
+
+
+@njit
+def _step(a, z, y, sq):  # type: ignore[no-untyped-def]
+    return a + (y - z - a) / (1.0 + sq)
+
+
+def test_a_custom_loss_stays_outside_the_file(tmp_path: Path) -> None:
+    own = CustomLoss("mine", _value, _conjugate, _step, lambda y: (-math.inf, math.inf))
+    X, y = make()
+    model = MTRLRegressor(loss=own).fit(X, y, tasks=TASKS)
+    loaded = keep(keep(model, tmp_path), tmp_path)
+    assert loaded.loss.name == "mine"
+    assert_same(model.predict(X, tasks=TASKS), loaded.predict(X, tasks=TASKS))
+    with pytest.raises(ValueError, match=r"no code: give the loaded model its loss back with set_params\(loss=...\)"):
+        clone(loaded).fit(X, y, tasks=TASKS)
+    with pytest.raises(ValueError, match="its loss back"):
+        verify(loaded, X, y, tasks=TASKS)
+    loaded.set_params(loss=own)
+    verify(loaded, X, y, tasks=TASKS)
+
+
+def test_what_only_fit_needs_is_left_behind(tmp_path: Path) -> None:
+    X, y = make()
+    seen: list[Any] = []
+    model = MTRLRegressor(callbacks=[seen.append], random_state=np.random.RandomState(1)).fit(X, y, tasks=TASKS)
+    loaded = keep(model, tmp_path)
+    assert seen
+    assert loaded.callbacks is None
+    assert loaded.random_state is None
+    assert callable(model.callbacks[0]), "the model itself keeps its callbacks"
+
+
+def test_what_is_not_data_is_refused(tmp_path: Path) -> None:
+    X, y = make()
+    path = tmp_path / "model.dmtrl"
+    with pytest.raises(ValueError, match=r"feature_map is a sklearn.*StandardScaler, and a model file holds no code"):
+        save(MTRLRegressor(feature_map=StandardScaler()).fit(X, y, tasks=TASKS), path)
+
+    class Mine(MTRLRegressor):
+        pass
+
+    for other in (Mine().fit(X, y, tasks=TASKS), StandardScaler().fit(X), 3):
+        with pytest.raises(ValueError, match="save keeps MTRLRegressor"):
+            save(other, path)
+
+    class MyRelation(Learned):
+        pass
+
+    with pytest.raises(ValueError, match="relationship is a .*MyRelation"):
+        save(MTRLRegressor(relationship=MyRelation(0.0), common=0.0).fit(X, y, tasks=TASKS), path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    X, y = make("two")
+    path = tmp_path_factory.mktemp("whole") / "model.dmtrl"
+    save(MTRLClassifier(tol=0.01).fit(X, y, tasks=LABELS["text"][TASKS]), path)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scratch") / "model.dmtrl"
+
+
+def refused(data: bytes, path: Path) -> str:
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.dmtrl (is|was|cannot) ") as refusal:
+        load(path)
+    return str(refusal.value)
+
+
+def test_a_file_cut_anywhere_is_refused(whole: bytes, scratch: Path) -> None:
+    for end in {*range(0, 100), *range(len(whole) - 200, len(whole)), *range(0, len(whole), 97)}:
+        assert "empty" in refused(whole[:end], scratch) or "cut short" in refused(whole[:end], scratch)
+    assert "cut short or damaged" in refused(whole + b"\n", scratch)
+    assert "cut short or damaged" in refused(whole + whole, scratch)
+
+
+@given(st.data())
+def test_a_changed_byte_is_refused(whole: bytes, scratch: Path, data: st.DataObject) -> None:
+    damaged = bytearray(whole)
+    for place in data.draw(st.lists(st.integers(0, len(whole) - 1), min_size=1, max_size=3, unique=True)):
+        damaged[place] ^= data.draw(st.integers(1, 255))
+    refused(bytes(damaged), scratch)
+
+
+def test_every_byte_of_the_frame_counts(whole: bytes, scratch: Path) -> None:
+    """Dates, attributes and offsets of a zip are covered by no checksum of its own."""
+    for place in {*range(0, 60), *range(len(whole) - 400, len(whole)), *range(0, len(whole), 61)}:
+        refused(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :], scratch)
+
+
+@given(st.binary(max_size=300))
+def test_foreign_bytes_are_refused(scratch: Path, data: bytes) -> None:
+    refused(data, scratch)
+
+
+def test_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.dmtrl"
+    assert "is empty" in refused(b"", path)
+    for content in (b"hello", b"\x80\x04\x95pickle", b"PK", b"PK\x05\x06" + bytes(18), b"{}", bytes(1000)):
+        assert "not a dmtrl model" in refused(content, path) or content == b"PK"
+    np.savez(tmp_path / "arrays.npz", a=np.arange(3))
+    assert "not a dmtrl model" in refused((tmp_path / "arrays.npz").read_bytes(), path)
+
+
+def rewrite(path: Path, change: Any) -> None:
+    """The same file with another header, sealed again as `save` seals it: what a later or a hostile writer could make."""
+    import hashlib
+
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = json.loads(members["dmtrl-model.json"])
+    change(header)
+    members["dmtrl-model.json"] = json.dumps(header).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+        archive.comment = b"0" * 64
+    data = path.read_bytes()[:-64]
+    path.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
+
+
+def test_a_newer_format_says_what_to_do(whole: bytes, scratch: Path) -> None:
+    scratch.write_bytes(whole)
+    rewrite(scratch, lambda header: header.update(format=FORMAT + 1, dmtrl="9.1.2", model="?", arrays="?"))
+    with pytest.raises(ValueError, match=rf"was written by dmtrl 9.1.2 with format {FORMAT + 1}; .* reads up to {FORMAT}; upgrade"):
+        load(scratch)
+    scratch.write_bytes(whole)
+    rewrite(scratch, lambda header: None)
+    load(scratch)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["model"].__setitem__(0, "Pipeline"),
+        lambda header: header["model"].__setitem__(0, "RFF"),
+        lambda header: header["model"].__setitem__(0, "solve"),
+        lambda header: header["model"][1]["dict"].append(["no_such_parameter", 1]),
+        lambda header: header["model"][2]["dict"].append(["__class__", 1]),
+        lambda header: header["model"][2]["dict"].append(["predict", 1]),
+        lambda header: header["model"][2]["dict"].append([{"tuple": []}, 1]),
+        lambda header: header["model"][2]["dict"].append(["x_", {"eval": ["1"]}]),
+        lambda header: header["model"][2]["dict"].append(["x_", {"array": "nowhere"}]),
+        lambda header: next(iter(header["arrays"].values())).__setitem__(2, "0" * 64),
+        lambda header: header.pop("model"),
+        lambda header: header.update(format="one"),
+        lambda header: header.update(model=[]),
+    ],
+)
+def test_a_file_made_by_hand_can_do_nothing(change: Any, whole: bytes, scratch: Path) -> None:
+    scratch.write_bytes(whole)
+    rewrite(scratch, change)
+    with pytest.raises(ValueError, match="cannot be read as a dmtrl model: "):
+        load(scratch)
+
+
+def test_a_file_holds_no_pickle(whole: bytes, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pickle
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("something was unpickled")
+
+    monkeypatch.setattr(pickle, "load", fail)
+    monkeypatch.setattr(pickle, "loads", fail)
+    scratch.write_bytes(whole)
+    load(scratch)
+    with np.load(scratch, allow_pickle=False) as file:
+        assert file["MTRLClassifier.coef_"].shape == (M, D)
+
+
+def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    X, y = make()
+    model = MTRLRegressor(tol=0.01).fit(X, y, tasks=TASKS)
+    with pytest.raises(NotFittedError, match="this MTRLRegressor is not fitted yet, so there is nothing to keep; call fit"):
+        save(MTRLRegressor(), tmp_path / "model.dmtrl")
+    with pytest.raises(IsADirectoryError, match="is a folder; give the name of a file"):
+        save(model, tmp_path)
+    with pytest.raises(FileNotFoundError, match="there is no folder .*missing; make it first"):
+        save(model, tmp_path / "missing" / "model.dmtrl")
+    with pytest.raises(IsADirectoryError, match="is a folder; load takes the file of a model"):
+        load(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no file .*nothing\.dmtrl"):
+        load(tmp_path / "nothing.dmtrl")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_write_leaves_the_old_file_alone(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = make()
+    path = tmp_path / "model.dmtrl"
+    save(MTRLRegressor(tol=0.01).fit(X, y, tasks=TASKS), path)
+    before = path.read_bytes()
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, full)
+        with pytest.raises(OSError, match=r"could not be saved \(No space left on device\); nothing was changed"):
+            save(MTRLRegressor(tol=0.02).fit(X, y, tasks=TASKS), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes and links as POSIX has them")
+def test_modes_and_links_are_kept(tmp_path: Path) -> None:
+    X, y = make()
+    model = MTRLRegressor(tol=0.01).fit(X, y, tasks=TASKS)
+    path, link, plain = tmp_path / "model.dmtrl", tmp_path / "link", tmp_path / "plain"
+    save(model, path)
+    plain.touch()
+    assert path.stat().st_mode == plain.stat().st_mode
+    path.chmod(0o640)
+    link.symlink_to(path)
+    before = path.read_bytes()
+    save(model, str(link))
+    assert link.is_symlink()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert path.read_bytes() == before, "the same model gives the same bytes"
+
+
+_WRITER = """
+import sys
+from dmtrl.persistence import load, save
+model, target, turns = load(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(turns):
+    save(model, target)
+"""
+
+
+def test_two_processes_saving_at_once_leave_a_whole_file(tmp_path: Path) -> None:
+    X, y = make()
+    target, turns = tmp_path / "model.dmtrl", 40
+    contents, writers = [], []
+    for i in range(2):
+        source = tmp_path / f"source{i}"
+        save(MTRLRegressor(reg_lambda=0.1 + i, tol=0.01).fit(X, y, tasks=TASKS), source)
+        contents.append(source.read_bytes())
+        command = [sys.executable, "-c", _WRITER, str(source), str(target), str(turns)]
+        writers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    while any(writer.poll() is None for writer in writers):
+        if target.exists():
+            assert target.read_bytes() in contents
+    for writer in writers:
+        writer.communicate()
+        assert writer.returncode == 0
+    assert target.read_bytes() in contents
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.dmtrl", "source0", "source1"]
+
+
+def test_the_top_level_offers_it(tmp_path: Path) -> None:
+    if not hasattr(dmtrl, "load"):
+        pytest.skip("dmtrl.load is not exported yet")
+    X, y = make()
+    model = MTRLRegressor(tol=0.01).fit(X, y, tasks=TASKS)
+    model.save(tmp_path / "model.dmtrl")
+    assert dmtrl.verify(dmtrl.load(tmp_path / "model.dmtrl"), X, y, tasks=TASKS).gap >= 0
+
+
+def test_fixed_relationships_come_back_as_they_were(tmp_path: Path) -> None:
+    X, y = make()
+    given = Fixed(TaskCovariance.from_dense(np.eye(M) + 0.5), 0.25, "mine")
+    model = MTRLRegressor(relationship=given, common=0.0).fit(X, y, tasks=TASKS)
+    loaded = keep(model, tmp_path)
+    assert (loaded.relationship.name, loaded.relationship.tau) == ("mine", 0.25)
+    assert verify(loaded, X, y, tasks=TASKS).primal == pytest.approx(model.certificate_.primal, rel=1e-6)
