@@ -167,6 +167,15 @@ def test_weak_regularisation_picks_an_exact_local_solver() -> None:
     assert outcome.certificate.relative_gap <= 1e-3
 
 
+@pytest.mark.parametrize("loss", ["logistic", "smoothed_hinge", "squared_hinge", "huber"])
+@pytest.mark.parametrize("reg_lambda", [1e-4, 1e-7])
+def test_weak_regularisation_does_not_deadlock(loss: str, reg_lambda: float) -> None:
+    """A local answer that is good in objective but far away in u once left W at zero for ever."""
+    data = random_problem(loss, m=6, d=8, rows=60)
+    outcome = solve(data, loss=loss, reg_lambda=reg_lambda, settings=Settings(max_rounds=200))
+    assert outcome.certificate.relative_gap <= 1e-3
+
+
 def test_bytes_are_d_numbers_a_task_and_a_little_more() -> None:
     data = random_problem("squared", m=4, d=500)
     record = solve(data, loss="squared", reg_lambda=0.1, workers=4, settings=Settings(max_rounds=2, tol=0.0)).history[

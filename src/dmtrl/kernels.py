@@ -473,7 +473,7 @@ def _solve_lower(H, g):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def newton_unit(units, i, alpha, u, c, s, target, iterations):  # type: ignore[no-untyped-def]
+def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untyped-def]
     """Newton with line search on the primal form (6): min f_i(u) + |u - c|^2 / (2 s), then alpha = -l'(z)."""
     first, last = units.starts[i], units.starts[i + 1]
     loss, param = units.loss[i], units.param[i]
@@ -492,9 +492,10 @@ def newton_unit(units, i, alpha, u, c, s, target, iterations):  # type: ignore[n
                 alpha[j] = loss_slope(loss, param, z[j - first], units.y[j])
                 row_axpy(units.X, j, -units.p[j] * alpha[j], gradient)
         size = np.dot(gradient, gradient)
-        # (s/2) |gradient|^2 is the gap (7) at u; the server works with c + s b instead, which is as good only when u is
-        # nearly exact. Below the rounding of its own terms nothing is left to gain.
-        if (iteration > 0 and 0.5 * s * size <= 1e-4 * target) or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s)):
+        # The server works with c + s b, which lies s |gradient| away from u; below the rounding of the gradient's own
+        # terms nothing is left to gain.
+        near = s * s * size <= 1e-12 * (np.dot(u, u) + np.dot(c, c))
+        if near or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s)):
             break
         for j in range(first, last):
             curvature = units.p[j] * loss_curvature(loss, param, z[j - first], units.y[j])
@@ -574,7 +575,7 @@ def local_round(  # type: ignore[no-untyped-def]
             state = stream(seed, ids[i], round_number)
             out[i, 3] = sdca_unit(units, i, alpha, work, s, target[i], steps[i], shuffled, state, order)
         elif s > 0 and solver[i] == NEWTON:
-            out[i, 3] = newton_unit(units, i, alpha, u, c, s, target[i], 50)
+            out[i, 3] = newton_unit(units, i, alpha, u, c, s, 50)
         elif s > 0:
             gram_unit(units, i, alpha, u, c, s, gram)
             out[i, 3] = 1.0

@@ -1,12 +1,13 @@
 """Keeping a model: one file without code, and the certificate made again from data.
 
 Room: beside the estimators. A model file is a zip without compression: first `dmtrl-model.json` (format, version,
-class, parameters, fitted values; dtype, shape and checksum of each array), then an .npy file per array, so that `numpy.load`
-opens it too. The zip's closing comment is the SHA-256 of all that stands before it: no cut and no changed byte goes
-unseen. These two places, and `format` and `dmtrl` in the first, stay in every later format. `_CODECS` lists what may be
-in a file; nothing in it is ever run or unpickled.
+class, parameters, fitted values; dtype, shape and checksum of each array), then an .npy file per array: `numpy.load` opens it
+too. The zip's closing comment is the SHA-256 of all that stands before it, so no cut and no changed byte goes unseen.
+These two places, and `format` and `dmtrl` in the first, stay in every later format. `_CODECS` lists what may be in a
+file; nothing in it is ever run or unpickled.
 """
 
+import contextlib
 import copy
 import hashlib
 import importlib
@@ -21,6 +22,7 @@ import zipfile
 from dataclasses import fields
 from datetime import date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.blocks import ArraySource, as_rows
 from dmtrl.certificate import Certificate
-from dmtrl.coordinator import Coordinator, Outcome, RoundRecord
+from dmtrl.coordinator import Coordinator, DualPoint, Outcome, RoundRecord
 from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
 from dmtrl.engines.local import LocalEngine
@@ -60,8 +62,8 @@ class Savable:
 def save(model: Any, path: _Path) -> None:
     """Write a fitted model to one file. In the end the whole file is there, or what was there before.
 
-    Callbacks, an engine object and a RandomState are left behind. Of a custom loss, which is code, its name is kept: the
-    loaded model predicts, and can be fitted again once `model.set_params(loss=...)` has given the loss back.
+    Callbacks, an engine object and a RandomState are left behind. Of a custom loss, which is code, the name is kept: the
+    loaded model predicts, and can be fitted again once `set_params(loss=...)` has given the loss back.
     """
     name = type(model).__name__
     if name not in MODELS or type(model) is not _class(name):
@@ -72,7 +74,6 @@ def save(model: Any, path: _Path) -> None:
         raise NotFittedError(f"this {name} is not fitted yet, so there is nothing to keep; call fit first") from None
     arrays: _Arrays = {}
     header = {
-        "magic": "dmtrl model",
         "format": FORMAT,
         "dmtrl": importlib.import_module("dmtrl").__version__,
         "model": [_encode(part, name, arrays) for part in _take_model(model)],
@@ -97,7 +98,9 @@ def save(model: Any, path: _Path) -> None:
         raise OSError(error.errno, what, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # the new name has to reach the disk too
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # the new name should reach the disk too, where a folder can be synced
         folder = os.open(target.parent, os.O_DIRECTORY)
         os.fsync(folder)
         os.close(folder)
@@ -234,7 +237,10 @@ _CODECS: dict[str, tuple[Any, Any, Any]] = {
     "learned": (Learned, lambda value: [value.tau], Learned),
     "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name], Fixed),
     "model": (None, _take_model, _make_model),
-    **{kind.__name__: _record(kind) for kind in (Certificate, TaskCovariance, RoundRecord, Outcome, Settings)},
+    **{
+        kind.__name__: _record(kind)
+        for kind in (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Settings)
+    },
 }
 
 
@@ -293,7 +299,7 @@ def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: 
     model = getattr(model, "best_estimator_", model)
     stored, lam = model.certificate_, float(getattr(model, "reg_lambda_", model.reg_lambda))
     data, relation, W, common = _problem(model, lam, X, y, tasks, sample_weight)
-    start = Outcome(W, common, relation.start(data.m), stored, [], False, "")
+    start: Any = SimpleNamespace(W=W, common=common)  # all that a start is asked for
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
     with LocalEngine([ArraySource(blocks) for blocks in data.partition(1)], get_loss(model.loss), 1) as engine:
         outcome = Coordinator(engine, data.m, relation, lam, settings).run(start=start)
@@ -312,11 +318,9 @@ def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: 
     return Certificate(primal, outcome.certificate.dual)
 
 
-def _problem(
-    model: Any, lam: float, X: Any, y: Any, tasks: Any, sample_weight: Any
-) -> tuple[TaskData, Any, np.ndarray, np.ndarray]:
-    """The problem `fit` posed, and the model's weights in its coordinates: centred, an intercept as the last column."""
-    from dmtrl.estimators import INTERCEPT_RIDGE, SHIFTED
+def _problem(model: Any, lam: float, X: Any, y: Any, tasks: Any, sample_weight: Any) -> tuple[TaskData, Any, Any, Any]:
+    """The problem `fit` posed, and the model's W and common part in its coordinates: centred, the intercept last."""
+    from dmtrl.estimators import INTERCEPT_RIDGE, SHIFTED, _restrict, _with_constant
 
     twin = copy.copy(model)  # reading labels sets classes_
     table = twin._read(X, y, tasks, sample_weight, reset=False)
@@ -325,30 +329,21 @@ def _problem(
     units = twin._units(table)
     if not np.array_equal(getattr(twin, "classes_", 0), getattr(model, "classes_", 0)):
         raise ValueError("this data has other classes than the model; verify needs the data of the fit")
-    rows, weight = (
-        as_rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X)),
-        table.sample_weight,
-    )
-    d, free, is_sparse = rows.shape[1], model.fit_intercept is True, sparse.issparse(rows)
-    x_centre = np.average(rows, axis=0, weights=weight) if free and not is_sparse else np.zeros(d, dtype=rows.dtype)
+    rows = as_rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X))
+    weight, free, d = table.sample_weight, model.fit_intercept is True, rows.shape[1]
+    dense = free and not sparse.issparse(rows)
+    x_centre = np.average(rows, axis=0, weights=weight) if dense else np.zeros(d, dtype=rows.dtype)
     weight = None if weight is None else weight[units.rows]
     y_centre = float(np.average(units.y, weights=weight)) if free and get_loss(model.loss).name in SHIFTED else 0.0
     rows = (rows - x_centre if x_centre.any() else rows)[units.rows]
     W, common = model.coef_.reshape(-1, d)[units.used].astype(float), model.common_coef_.astype(float)
     if model.fit_intercept:
-        one = np.ones((rows.shape[0], 1), dtype=rows.dtype)
-        rows = sparse.hstack([rows, one], format="csr") if is_sparse else np.hstack([rows, one])
+        rows = _with_constant(rows)
         W = np.column_stack([W, model.intercept_.ravel()[units.used] - y_centre + W @ x_centre])
         common = np.append(common, 0.0 if free else model.common_intercept_)
     data = TaskData(as_rows(rows), units.y - y_centre, weight, units.starts, units.names[units.used])
-    given, total = model.relationship, len(units.names)
-    if data.m < total and getattr(given, "shape", None) == (total, total):
-        given = given[units.used][:, units.used]
-    relation = get_relationship(given, data.m, model._tau_used)
-    sigma = relation.start(data.m).plus_common(relation.tau)
-    if not relation.learned and sigma.floor == 0:  # rounded coefficients have left the range of Sigma a little
-        related = W[:, :d] if free else W
-        inside = sigma.basis @ (sigma.basis.T @ related)
-        if np.linalg.norm(inside - related) <= 1e-6 * np.linalg.norm(related):
-            related[:] = inside
+    relation = get_relationship(_restrict(model.relationship, units), data.m, model._tau_used)
+    sigma, related = relation.start(data.m).plus_common(relation.tau), W[:, :d] if free else W
+    if not relation.learned and sigma.floor == 0:  # float32 has rounded the coefficients out of the range of Sigma
+        related[:] = sigma.basis @ (sigma.basis.T @ related)
     return data, FreeIntercept(relation, INTERCEPT_RIDGE / lam) if free else relation, W, common

@@ -1,0 +1,114 @@
+"""From a table to the units of one problem, and from its weights back to coefficients.
+
+Room: beside intake, below the estimators. A unit is a task, or with more than two classes a task and a class. Here an
+intercept becomes a column, X and y are centred, and rows are laid unit after unit.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl.blocks import as_rows
+from dmtrl.covariance import TaskCovariance
+from dmtrl.data import TaskData
+
+
+@dataclass(frozen=True)
+class Units:
+    """`rows` are row numbers of X, unit after unit; the unit numbered used[i] owns rows[starts[i]:starts[i + 1]]."""
+
+    rows: np.ndarray
+    y: np.ndarray
+    starts: np.ndarray
+    names: np.ndarray  # of all units, also of those that are left out of the problem
+    used: np.ndarray  # numbers of the units that are in it
+    constant: np.ndarray  # the score of each unit, should it be left out
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What `solve` is given, and the way back from its coordinates."""
+
+    data: TaskData
+    units: Units
+    x_centre: np.ndarray
+    y_centre: float
+    intercept: bool  # the last column is a constant
+
+    def weights(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
+        """Coefficients of the units in use, in the problem's coordinates."""
+        if not self.intercept:
+            return coef
+        return np.column_stack([coef, intercept - self.y_centre + coef @ self.x_centre])
+
+    def coefficients(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients and intercepts from rows of weights."""
+        coef = W[..., : len(self.x_centre)]
+        bias = W[..., -1] if self.intercept else np.zeros(W.shape[:-1])
+        return coef, bias + self.y_centre - coef @ self.x_centre
+
+
+def pose(X: Any, units: Units, weight: np.ndarray | None, fit_intercept: bool | str, centre_y: bool) -> Problem:
+    """With a free intercept (True) the origin of X and y may lie anywhere; at their centre its ridge does not bite."""
+    X = as_rows(X)
+    x_centre = np.zeros(X.shape[1], dtype=X.dtype)
+    if fit_intercept is True and not sparse.issparse(X):
+        x_centre = np.average(X, axis=0, weights=weight).astype(X.dtype)
+    weight = None if weight is None else weight[units.rows]
+    y_centre = float(np.average(units.y, weights=weight)) if fit_intercept is True and centre_y else 0.0
+    X = X - x_centre if x_centre.any() else X
+    if fit_intercept:
+        one = np.ones((X.shape[0], 1), dtype=X.dtype)
+        X = sparse.hstack([X, one], format="csr", dtype=X.dtype) if sparse.issparse(X) else np.hstack([X, one])
+    in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
+    rows = as_rows(X if in_order else X[units.rows])
+    data = TaskData(rows, units.y - y_centre, weight, units.starts, units.names[units.used])
+    return Problem(data, units, x_centre, y_centre, bool(fit_intercept))
+
+
+def by_task(codes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Label numbers task after task, and where each task starts among them."""
+    return np.argsort(codes, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=m))])
+
+
+def restrict(relationship: Any, units: Units) -> Any:
+    """A given covariance or graph without the units that are left out."""
+    total = len(units.names)
+    if len(units.used) == total or getattr(relationship, "shape", None) != (total, total):
+        return relationship
+    return relationship[units.used][:, units.used]
+
+
+def pad(covariance: TaskCovariance, units: Units) -> TaskCovariance:
+    """Sigma over all units; one that was left out is related to nobody."""
+    total = len(units.names)
+    if len(units.used) == total:
+        return covariance
+    if covariance.floor > 0:
+        sigma = np.zeros((total, total))
+        sigma[np.ix_(units.used, units.used)] = covariance.dense()
+        return TaskCovariance.from_dense(sigma)
+    basis = np.zeros((total, covariance.basis.shape[1]))
+    basis[units.used] = covariance.basis
+    return replace(covariance, basis=basis)
+
+
+def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.ndarray:
+    """tau 1^T (Sigma + tau 1 1^T)^-1 W: what a given Sigma says of a task that shares only the common component."""
+    total = covariance.plus_common(tau)
+    inside = total.basis.T @ W
+    solved = total.basis @ (inside / (total.values + total.floor)[:, None])
+    if total.floor > 0:
+        solved += (W - total.basis @ inside) / total.floor
+    return np.asarray(tau * solved.sum(axis=0))
+
+
+def row_products(X: Any, coef: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Each row of X times the coefficients of its own task."""
+    if sparse.issparse(X):
+        row = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
+        products = np.bincount(row, weights=X.data * coef[codes[row], X.indices], minlength=X.shape[0])
+        return products.astype(coef.dtype)
+    return np.asarray(np.einsum("ij,ij->i", X, coef[codes]))
