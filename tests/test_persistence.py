@@ -1,7 +1,8 @@
-"""Model files: a round trip gives the same bits, a file that is not whole is refused in a sentence, and `verify` finds the
-objective again from data alone."""
+"""Model files: a round trip gives the same bits, and a file that is not whole is refused in a sentence.
+`verify` finds the objective again from data alone."""
 
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -49,7 +50,9 @@ def make(kind: str = "regression", seed: int = 0, dtype: Any = float) -> tuple[n
     z = (X * rng.normal(size=(M, D))[TASKS]).sum(axis=1) + rng.normal(size=M * N)
     if kind == "regression":
         return X, z
-    rank = z.reshape(M, N).argsort(axis=1).argsort(axis=1).ravel()  # within its task, so that every task has all classes
+    rank = (
+        z.reshape(M, N).argsort(axis=1).argsort(axis=1).ravel()
+    )  # within its task, so that every task has all classes
     return X, np.where(rank >= N // 2, "yes", "no") if kind == "two" else rank // (N // 3)
 
 
@@ -85,12 +88,19 @@ def assert_same(a: Any, b: Any, where: str = "model") -> None:
 
 REGRESSORS = {
     "default": {},
-    "tuned": {"loss": "huber", "reg_lambda": 0.3, "common": 0.0, "fit_intercept": False, "random_state": 3, "tol": 1e-5},
+    "tuned": {
+        "loss": "huber",
+        "reg_lambda": 0.3,
+        "common": 0.0,
+        "fit_intercept": False,
+        "random_state": 3,
+        "tol": 1e-5,
+    },
     "a loss with a parameter": {"loss": losses.quantile(0.7), "tol": 0.01},
     "one without": {"loss": get_loss("absolute"), "tol": 0.01},
     "a covariance": {"relationship": np.eye(M) + 0.3},
     "a frame's worth of lists": {"relationship": (np.eye(M) + 0.3).tolist()},
-    "a covariance of low rank": {"relationship": np.ones((M, M)), "common": 0.0},
+    "a covariance of low rank": {"relationship": np.ones((M, M)), "common": 0.0, "fit_intercept": "penalised"},
     "a graph": {"relationship": sparse.csc_matrix(np.ones((M, M)) - np.eye(M))},
     "a graph as array": {"relationship": sparse.coo_array(np.ones((M, M)) - np.eye(M))},
     "a TaskCovariance": {"relationship": TaskCovariance.identity(M)},
@@ -148,10 +158,12 @@ def test_classes_keep_their_dtype(classes: np.ndarray, tmp_path: Path) -> None:
     verify(loaded, X, y, tasks=TASKS)
 
 
-@pytest.mark.parametrize("shape", ["one task", "three classes", "wide", "sparse", "float32", "frame", "weights", "constant"])
+@pytest.mark.parametrize(
+    "shape", ["one task", "three classes", "wide", "sparse", "float32", "low rank", "frame", "weights", "constant"]
+)
 def test_every_kind_of_fit_can_be_kept_and_verified(shape: str, tmp_path: Path) -> None:
     X, y = make("three" if shape == "three classes" else "two" if shape == "constant" else "regression")
-    X = X.astype(np.float32) if shape == "float32" else X
+    X = X.astype(np.float32) if shape in ("float32", "low rank") else X
     data: dict[str, Any] = {"X": X, "y": y, "tasks": TASKS}
     model: Any = MTRLClassifier() if shape == "three classes" else MTRLRegressor()
     if shape == "one task":
@@ -165,6 +177,8 @@ def test_every_kind_of_fit_can_be_kept_and_verified(shape: str, tmp_path: Path) 
         pd = pytest.importorskip("pandas")
         data["X"] = pd.DataFrame(X, columns=list("abc")).assign(school=LABELS["text"][TASKS])
         data["tasks"], model.task_column = None, "school"
+    elif shape == "low rank":  # rounding puts W outside the range of Sigma, where the penalty is infinite
+        model.set_params(relationship=np.ones((M, M)), fit_intercept="penalised", loss="absolute")
     elif shape == "weights":
         data["sample_weight"] = np.random.default_rng(1).uniform(0, 2, len(y)).round()
     elif shape == "constant":
@@ -175,7 +189,7 @@ def test_every_kind_of_fit_can_be_kept_and_verified(shape: str, tmp_path: Path) 
     assert_same(vars(model), vars(loaded))
     ask = {key: value for key, value in data.items() if key in ("X", "tasks")}
     assert_same(model.predict(**ask), loaded.predict(**ask))
-    rel = 1e-4 if shape == "float32" else 1e-6
+    rel = 1e-4 if shape in ("float32", "low rank") else 1e-6
     assert verify(loaded, **data).primal == pytest.approx(model.certificate_.primal, rel=rel)
 
 
@@ -201,10 +215,10 @@ def test_verify_agrees_with_the_objective_written_down_by_hand() -> None:
     X, y = make()
     model = MTRLRegressor(relationship="independent", fit_intercept=False, common=0.0).fit(X, y, tasks=TASKS)
     residual = y - model.predict(X, tasks=TASKS)
-    objective = sum((residual[TASKS == i] ** 2).mean() / 2 for i in range(M)) + 0.1 * M * (model.coef_**2).sum() / 2
+    objective = sum((residual[i == TASKS] ** 2).mean() / 2 for i in range(M)) + 0.1 * M * (model.coef_**2).sum() / 2
     optimum = 0.0
     for i in range(M):
-        A, b = X[TASKS == i], y[TASKS == i]
+        A, b = X[i == TASKS], y[i == TASKS]
         w = np.linalg.solve(A.T @ A / N + 0.1 * M * np.eye(D), A.T @ b / N)
         optimum += ((b - A @ w) ** 2).mean() / 2 + 0.1 * M * (w @ w) / 2
     certificate = verify(model, X, y, tasks=TASKS)
@@ -217,7 +231,7 @@ def test_verify_notices_other_data_and_a_changed_model() -> None:
     model = MTRLRegressor().fit(X, y, tasks=TASKS)
     order = np.random.default_rng(2).permutation(len(y))
     verify(model, X[order], y[order], tasks=TASKS[order])
-    with pytest.raises(ValueError, match="its certificate says .* fitted on other data"):
+    with pytest.raises(ValueError, match=r"the model's objective is .* its certificate says .*: these are other data"):
         verify(model, X, y + 0.1 * (np.arange(len(y)) == 5), tasks=TASKS)
     with pytest.raises(ValueError, match="other data"):
         verify(model, X, y, tasks=TASKS, sample_weight=np.arange(len(y)) + 1.0)
@@ -227,11 +241,11 @@ def test_verify_notices_other_data_and_a_changed_model() -> None:
         verify(MTRLRegressor(), X, y, tasks=TASKS)
     certificate, coef = model.certificate_, model.coef_
     model.coef_ = coef * 1.01
-    with pytest.raises(ValueError, match="changed afterwards"):
+    with pytest.raises(ValueError, match="or the model was changed"):
         verify(model, X, y, tasks=TASKS)
     model.coef_ = coef
     model.certificate_ = replace(certificate, dual=certificate.primal * 1.1)
-    with pytest.raises(ValueError, match="nothing is below .* is attained on this data"):
+    with pytest.raises(ValueError, match=r"is attained, its certificate says .* and nothing below"):
         verify(model, X, y, tasks=TASKS)
     X, y = make("two")
     classifier = MTRLClassifier(tol=0.01).fit(X, y, tasks=TASKS)
@@ -290,7 +304,7 @@ def test_what_is_not_data_is_refused(tmp_path: Path) -> None:
     class MyRelation(Learned):
         pass
 
-    with pytest.raises(ValueError, match="relationship is a .*MyRelation"):
+    with pytest.raises(ValueError, match=r"relationship is a .*MyRelation"):
         save(MTRLRegressor(relationship=MyRelation(0.0), common=0.0).fit(X, y, tasks=TASKS), path)
     assert list(tmp_path.iterdir()) == []
 
@@ -351,9 +365,7 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def rewrite(path: Path, change: Any) -> None:
-    """The same file with another header, sealed again as `save` seals it: what a later or a hostile writer could make."""
-    import hashlib
-
+    """The file with another header, sealed again as `save` seals it: what a later or a hostile writer could make."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     header = json.loads(members["dmtrl-model.json"])
@@ -370,7 +382,9 @@ def rewrite(path: Path, change: Any) -> None:
 def test_a_newer_format_says_what_to_do(whole: bytes, scratch: Path) -> None:
     scratch.write_bytes(whole)
     rewrite(scratch, lambda header: header.update(format=FORMAT + 1, dmtrl="9.1.2", model="?", arrays="?"))
-    with pytest.raises(ValueError, match=rf"was written by dmtrl 9.1.2 with format {FORMAT + 1}; .* reads up to {FORMAT}; upgrade"):
+    with pytest.raises(
+        ValueError, match=rf"was written by dmtrl 9.1.2 with format {FORMAT + 1}; .* reads up to {FORMAT}; upgrade"
+    ):
         load(scratch)
     scratch.write_bytes(whole)
     rewrite(scratch, lambda header: None)
@@ -419,15 +433,17 @@ def test_a_file_holds_no_pickle(whole: bytes, scratch: Path, monkeypatch: pytest
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     X, y = make()
     model = MTRLRegressor(tol=0.01).fit(X, y, tasks=TASKS)
-    with pytest.raises(NotFittedError, match="this MTRLRegressor is not fitted yet, so there is nothing to keep; call fit"):
+    with pytest.raises(
+        NotFittedError, match="this MTRLRegressor is not fitted yet, so there is nothing to keep; call fit"
+    ):
         save(MTRLRegressor(), tmp_path / "model.dmtrl")
     with pytest.raises(IsADirectoryError, match="is a folder; give the name of a file"):
         save(model, tmp_path)
-    with pytest.raises(FileNotFoundError, match="there is no folder .*missing; make it first"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing; make it first"):
         save(model, tmp_path / "missing" / "model.dmtrl")
     with pytest.raises(IsADirectoryError, match="is a folder; load takes the file of a model"):
         load(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*nothing\.dmtrl"):
+    with pytest.raises(FileNotFoundError, match=r"No such file .*nothing\.dmtrl"):
         load(tmp_path / "nothing.dmtrl")
     assert list(tmp_path.iterdir()) == []
 
@@ -444,7 +460,9 @@ def test_a_failed_write_leaves_the_old_file_alone(step: str, tmp_path: Path, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(os, step, full)
-        with pytest.raises(OSError, match=r"could not be saved \(No space left on device\); nothing was changed"):
+        with pytest.raises(
+            OSError, match=r"No space left on device: not saved, and nothing was changed: .*model\.dmtrl"
+        ):
             save(MTRLRegressor(tol=0.02).fit(X, y, tasks=TASKS), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -494,8 +512,27 @@ def test_two_processes_saving_at_once_leave_a_whole_file(tmp_path: Path) -> None
             save(mine, target)
             seen.add(target.read_bytes())
     assert writer.returncode == 0
-    assert seen == whole, "both wrote, and every look found one file or the other"
+    assert {*seen, target.read_bytes()} <= whole, "every look finds one file or the other, never a mixture"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.dmtrl", "source"]
+
+
+@pytest.mark.parametrize("name", ["MTRLRegressorCV", "MTRLClassifierCV"])
+def test_a_chosen_model_keeps_what_it_was_chosen_from(name: str, tmp_path: Path) -> None:
+    if not hasattr(dmtrl, name):
+        pytest.skip(f"dmtrl.{name} is not exported yet")
+    X, y = make("two" if "Classifier" in name else "regression")
+    model = getattr(dmtrl, name)().fit(X, y, tasks=TASKS)
+    loaded = keep(model, tmp_path)
+    assert_same(vars(model), vars(loaded))
+    assert_same(model.predict(X, tasks=TASKS), loaded.predict(X, tasks=TASKS))
+    assert verify(loaded, X, y, tasks=TASKS).primal == pytest.approx(model.certificate_.primal, rel=1e-6)
+
+
+def test_a_loaded_model_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    X, y = make()
+    model = MTRLRegressor(warm_start=True).fit(X, y, tasks=TASKS)
+    loaded = keep(model, tmp_path)
+    assert_same(model.fit(X, y + 0.01, tasks=TASKS).coef_, loaded.fit(X, y + 0.01, tasks=TASKS).coef_)
 
 
 def test_the_top_level_offers_it(tmp_path: Path) -> None:

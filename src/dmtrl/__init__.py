@@ -8,6 +8,8 @@ from dmtrl.estimators import MTRLClassifier, MTRLRegressor
 from dmtrl.feature_maps import RFF
 from dmtrl.loss_check import LossError, check_loss
 from dmtrl.losses import CustomLoss, Loss, get_loss
+from dmtrl.metrics import per_task_scores, task_scorer
+from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.settings import Settings
 from dmtrl.solve import NotConvergedWarning, solve
 
@@ -20,7 +22,9 @@ __all__ = [
     "Loss",
     "LossError",
     "MTRLClassifier",
+    "MTRLClassifierCV",
     "MTRLRegressor",
+    "MTRLRegressorCV",
     "NotConvergedWarning",
     "Outcome",
     "RoundRecord",
@@ -29,5 +33,7 @@ __all__ = [
     "TaskData",
     "check_loss",
     "get_loss",
+    "per_task_scores",
     "solve",
+    "task_scorer",
 ]

@@ -79,6 +79,11 @@ def _blas() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def single_threaded_blas(wanted: bool = True) -> Any:
+    """A context in which linear algebra uses one thread: a small SVD is faster so than on several that wait for each other."""
+    return _blas().limit(limits=1 if wanted else None)
+
+
 def broadcast(engine: Engine, message: Message) -> dict[int, Message]:
     """The same message to every worker."""
     return dict(engine.exchange({k: message for k in range(engine.n_workers)}))
@@ -149,9 +154,8 @@ class Coordinator:
         """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier
         outcome on the
         same workers, whose dual variables are kept."""
-        # A small SVD is faster on one thread than on several that wait for each other.
         small = self._layout.m * self._layout.d * min(self._layout.m, self._layout.d) < 1e8
-        with _blas().limit(limits=1 if small else None):
+        with single_threaded_blas(small):
             return self._rounds(callbacks, start)
 
     def _rounds(self, callbacks: Sequence[Callback], start: Outcome | None) -> Outcome:

@@ -81,6 +81,7 @@ class Extension:
     w: np.ndarray
     outcome: Outcome
     certificate: Certificate
+    dual: DualPoint  # of all tasks together
 
 
 def extend(
@@ -106,9 +107,8 @@ def extend(
     # The whole problem's dual at the old tasks' kept B and the newcomer's: any scaling of it is valid as well.
     together = np.vstack([dual.B, outcome.dual.B[m:]])
     fresh = outcome.dual.conjugate + float((W * outcome.dual.B[:m]).sum())  # the newcomer's own conjugate sum
-    bound = scaled_dual(
-        relationship.conjugate(together) / reg_lambda,
-        dual.conjugate + fresh,
-        dual.conjugate_at_zero + outcome.dual.conjugate_at_zero,
-    )
-    return Extension(outcome.W[m], outcome, Certificate(losses + outcome.certificate.primal, bound))
+    conjugate = dual.conjugate + fresh
+    at_zero = dual.conjugate_at_zero + outcome.dual.conjugate_at_zero
+    bound = scaled_dual(relationship.conjugate(together) / reg_lambda, conjugate, at_zero)
+    certificate = Certificate(losses + outcome.certificate.primal, bound)
+    return Extension(outcome.W[m], outcome, certificate, DualPoint(together, conjugate, at_zero, bound))

@@ -1,13 +1,13 @@
 """Feature maps: a kernel as more columns, the same on every worker.
 
-Room: beside intake. A map is drawn from a seed and the number of features alone, so every worker that is told the two makes the same one
-and no row has to travel. Any scikit-learn transformer may stand in its place.
+Room: beside intake. A map is drawn from a seed and the number of features alone, so every worker that is told the two
+makes the same one and no row has to travel. Any scikit-learn transformer may stand in its place.
 """
 
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, TransformerMixin, clone
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -21,7 +21,7 @@ class RFF(TransformerMixin, BaseEstimator):
     Parameters
     ----------
     n_components : int
-        Columns of the map, an even number.
+        Columns of the map. An even number is better: an odd one leaves a cosine with a random phase.
     gamma : float or "scale"
         Width of the kernel; "scale" is 1 / (d * variance of X), the one thing about the rows that is read.
     seed : int
@@ -29,7 +29,9 @@ class RFF(TransformerMixin, BaseEstimator):
 
     Attributes
     ----------
-    directions_ : ndarray of shape (n_features_in_, n_components / 2)
+    directions_ : ndarray of shape (n_features_in_, ceil(n_components / 2))
+    phase_ : float
+        Of the cosine that has no sine, where n_components is odd.
     gamma_ : float
     n_features_in_ : int
     feature_names_in_ : ndarray of str, where X had column names
@@ -42,8 +44,8 @@ class RFF(TransformerMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any = None) -> "RFF":
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
-        if self.n_components < 2 or self.n_components % 2:
-            raise ValueError(f"n_components must be an even number of at least 2, got {self.n_components!r}")
+        if self.n_components < 1:
+            raise ValueError(f"n_components must be at least 1, got {self.n_components!r}")
         d = X.shape[1]
         if self.gamma == "scale":
             mean = float(X.mean(dtype=float))
@@ -55,16 +57,23 @@ class RFF(TransformerMixin, BaseEstimator):
         else:
             self.gamma_ = float(self.gamma)
         rng = np.random.Generator(np.random.Philox(self.seed))
-        wanted = self.n_components // 2
+        wanted = (self.n_components + 1) // 2
         blocks = [_orthogonal(rng, d, min(d, wanted - begin)) for begin in range(0, wanted, d)]
         self.directions_ = np.sqrt(2 * self.gamma_) * np.hstack(blocks)
+        self.phase_ = float(rng.uniform(0, 2 * np.pi))
         return self
 
     def transform(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         angle = safe_sparse_dot(X, self.directions_.astype(X.dtype), dense_output=True)
-        return np.hstack([np.cos(angle), np.sin(angle)]) * X.dtype.type((self.n_components // 2) ** -0.5)
+        pairs = self.n_components // 2
+        parts = [
+            np.cos(angle[:, :pairs]),
+            np.sin(angle[:, :pairs]),
+            np.cos(angle[:, pairs:] + X.dtype.type(self.phase_)),
+        ]
+        return np.hstack(parts) * X.dtype.type((2 / self.n_components) ** 0.5)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -86,10 +95,10 @@ def get_feature_map(feature_map: Any, seed: int) -> Any:
         return None
     if isinstance(feature_map, str):
         if feature_map != "rff":
-            raise ValueError(f"unknown feature_map {feature_map!r}; choose 'rff', RFF(n_components, gamma), or any scikit-learn transformer")
+            raise ValueError(
+                f"unknown feature_map {feature_map!r}; choose 'rff', RFF(n_components, gamma) or any transformer"
+            )
         return RFF(seed=seed)
     if not (hasattr(feature_map, "fit") and hasattr(feature_map, "transform")):
         raise ValueError(f"feature_map must be None, 'rff' or a scikit-learn transformer, got {feature_map!r}")
-    from sklearn.base import clone
-
     return clone(feature_map)

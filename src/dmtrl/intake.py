@@ -240,7 +240,9 @@ def take_rows(X: Any, rows: np.ndarray) -> Any:
     """The rows with these numbers, of an array, a CSR matrix or a frame."""
     if hasattr(X, "iloc"):
         return X.iloc[rows]
-    return X.take(rows) if hasattr(X, "column_names") else X[rows]
+    if hasattr(X, "column_names"):
+        return X.take(rows)
+    return (X if hasattr(X, "shape") else np.asarray(X))[rows]
 
 
 def explain_text(X: Any) -> str | None:
@@ -295,12 +297,10 @@ def _from_parts(parts: Mapping[Any, Any] | Sequence[Any]) -> Table:
             raise ValueError(f"task {name!r} has no rows; leave it out")
     sizes = np.array([len(y) for y in labels])
     codes = np.repeat(np.arange(len(parts)), sizes)
-    weight = np.concatenate(weights) if all(weighted) else None
+    weight = np.concatenate([weight for weight in weights if weight is not None]) if all(weighted) else None
     first = np.cumsum(sizes) - sizes
     y = np.concatenate(labels)
-    return Table(
-        _stack(tables), y, task_labels(names, len(names)), codes, weight, np.arange(len(codes)), first=first
-    )
+    return Table(_stack(tables), y, task_labels(names, len(names)), codes, weight, np.arange(len(codes)), first=first)
 
 
 def _stack(tables: list[Any]) -> Any:

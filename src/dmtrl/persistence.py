@@ -1,10 +1,10 @@
 """Keeping a model: one file without code, and the certificate made again from data.
 
 Room: beside the estimators. A model file is a zip without compression: first `dmtrl-model.json` (format, version,
-class, parameters, fitted values; dtype, shape and checksum of each array), then an .npy file per array: `numpy.load` opens it
-too. The zip's closing comment is the SHA-256 of all that stands before it, so no cut and no changed byte goes unseen.
-These two places, and `format` and `dmtrl` in the first, stay in every later format. `_CODECS` lists what may be in a
-file; nothing in it is ever run or unpickled.
+class, parameters, fitted values; dtype, shape and checksum of each array), then an .npy file per array, so `numpy.load`
+opens it too. The zip's closing comment is the SHA-256 of all that stands before it: no cut and no changed byte goes
+unseen. These two places, and `format` and `dmtrl` in the first, stay in every later format. `_CODECS` lists what may be
+in a file; nothing in it is ever run or unpickled.
 """
 
 import contextlib
@@ -17,10 +17,8 @@ import json
 import math
 import os
 import secrets
-import shutil
 import zipfile
-from dataclasses import fields
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,21 +28,21 @@ from scipy import sparse
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from dmtrl.blocks import ArraySource, as_rows
+from dmtrl import validation
 from dmtrl.certificate import Certificate
 from dmtrl.coordinator import Coordinator, DualPoint, Outcome, RoundRecord
 from dmtrl.covariance import TaskCovariance
-from dmtrl.data import TaskData
-from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import BUILTIN, CustomLoss, Loss, get_loss
-from dmtrl.relationship import Fixed, FreeIntercept, Learned, get_relationship
+from dmtrl.problem import Coordinates, pose
+from dmtrl.relationship import Fixed, Learned
 from dmtrl.settings import Settings
 
 FORMAT = 1
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 _INSIDE = (*MODELS, "RFF")  # what may stand inside a model
-_LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring"}  # objects that only fit needs: back to default
-_ROUTING = "_metadata_request"  # scikit-learn's, kept on the instance but no part of the model
+# objects that only fit needs: the default takes their place, and routing goes back to that of the class
+_LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
+_RECORDS: tuple[Any, ...] = (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, validation.Path)
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _AGAIN = "copy the file again, or save the model again"
 _Path = str | os.PathLike[str]
@@ -52,8 +50,6 @@ _Arrays = dict[str, np.ndarray]
 
 
 class Savable:
-    """Gives an estimator `save`."""
-
     def save(self, path: _Path) -> None:
         """Write the fitted model to a file that `dmtrl.load` reads; nothing half written is ever left behind."""
         save(self, path)
@@ -62,16 +58,14 @@ class Savable:
 def save(model: Any, path: _Path) -> None:
     """Write a fitted model to one file. In the end the whole file is there, or what was there before.
 
-    Callbacks, an engine object and a RandomState are left behind. Of a custom loss, which is code, the name is kept: the
-    loaded model predicts, and can be fitted again once `set_params(loss=...)` has given the loss back.
+    Callbacks, an engine object and a RandomState are left behind. Of a custom loss, which is code, the name is kept:
+    the loaded model predicts, and can be fitted again once `set_params(loss=...)` has given the loss back.
     """
     name = type(model).__name__
     if name not in MODELS or type(model) is not _class(name):
         raise ValueError(f"save keeps {', '.join(MODELS)}; {type(model).__module__}.{name} is not one of them")
-    try:
-        check_is_fitted(model)
-    except NotFittedError:
-        raise NotFittedError(f"this {name} is not fitted yet, so there is nothing to keep; call fit first") from None
+    if "certificate_" not in vars(model):
+        raise NotFittedError(f"this {name} is not fitted yet, so there is nothing to keep; call fit first")
     arrays: _Arrays = {}
     header = {
         "format": FORMAT,
@@ -91,16 +85,15 @@ def save(model: Any, path: _Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         if target.exists():
-            shutil.copymode(target, temporary)
+            os.chmod(temporary, target.stat().st_mode)
         os.replace(temporary, target)
     except OSError as error:
-        what = f"the model could not be saved ({error.strerror}); nothing was changed"
-        raise OSError(error.errno, what, str(path)) from error
+        raise OSError(error.errno, f"{error.strerror}: not saved, and nothing was changed", str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
     with contextlib.suppress(
         OSError, AttributeError
-    ):  # the new name should reach the disk too, where a folder can be synced
+    ):  # where a folder can be synced, its new name reaches the disk too
         folder = os.open(target.parent, os.O_DIRECTORY)
         os.fsync(folder)
         os.close(folder)
@@ -108,13 +101,9 @@ def save(model: Any, path: _Path) -> None:
 
 def load(path: _Path) -> Any:
     """The model that `save` wrote: the same bits in every fitted array. Nothing in the file is run."""
-    file = Path(path)
-    if file.is_dir():
+    if Path(path).is_dir():
         raise IsADirectoryError(f"{path} is a folder; load takes the file of a model")
-    if not file.exists():
-        raise FileNotFoundError(f"there is no file {path}")
-    data = file.read_bytes()
-    _check_whole(data, path)
+    _check_whole(data := Path(path).read_bytes(), path)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             header = json.loads(archive.read(_HEADER))
@@ -178,7 +167,7 @@ def _take_model(model: Any) -> list[Any]:
     for name, p in inspect.signature(type(model)).parameters.items():
         if name in _LEFT_BEHIND and not isinstance(parameters[name], str | int):
             parameters[name] = p.default
-    fitted = {name: value for name, value in vars(model).items() if name not in parameters and name != _ROUTING}
+    fitted = {name: value for name, value in vars(model).items() if name not in {*parameters, *_LEFT_BEHIND}}
     return [type(model).__name__, parameters, fitted]
 
 
@@ -193,20 +182,6 @@ def _make_model(name: str, parameters: dict[str, Any], fitted: dict[str, Any]) -
     return model
 
 
-def _make_objects(shape: list[int], values: list[Any]) -> np.ndarray:
-    objects = np.empty(len(values), dtype=object)
-    objects[:] = values
-    return objects.reshape(shape)
-
-
-def _make_sparse(kind: str, is_array: bool, shape: list[int], *parts: np.ndarray) -> Any:
-    return (sparse.csr_array if is_array else sparse.csr_matrix)(parts, shape=tuple(shape)).asformat(kind)
-
-
-def _record(kind: Any) -> tuple[Any, Any, Any]:
-    return kind, lambda value: [{f.name: getattr(value, f.name) for f in fields(value)}], lambda parts: kind(**parts)
-
-
 def _gone(*args: float) -> Any:
     raise ValueError("a model file holds no code: give the loaded model its loss back with set_params(loss=...)")
 
@@ -217,12 +192,17 @@ _CODECS: dict[str, tuple[Any, Any, Any]] = {
     "dict": (dict, None, lambda *items: dict(items)),
     "float": (float, lambda value: [repr(value)], float),  # only what JSON has no number for
     "date": (date, lambda value: [value.isoformat()], date.fromisoformat),
-    "datetime": (datetime, lambda value: [value.isoformat()], datetime.fromisoformat),
-    "objects": (None, lambda array: [list(array.shape), array.ravel().tolist()], _make_objects),
+    "objects": (
+        None,
+        lambda array: [array.shape, array.ravel().tolist()],
+        lambda shape, values: np.fromiter(values, object).reshape(shape),
+    ),
     "sparse": (
         None,
-        lambda X: [X.format, isinstance(X, sparse.sparray), list(X.shape), (C := X.tocsr()).data, C.indices, C.indptr],
-        _make_sparse,
+        lambda X: [X.format, isinstance(X, sparse.sparray), X.shape, (C := X.tocsr()).data, C.indices, C.indptr],
+        lambda form, new, shape, *csr: (sparse.csr_array if new else sparse.csr_matrix)(csr, shape=shape).asformat(
+            form
+        ),
     ),
     "loss": (
         Loss,
@@ -237,10 +217,7 @@ _CODECS: dict[str, tuple[Any, Any, Any]] = {
     "learned": (Learned, lambda value: [value.tau], Learned),
     "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name], Fixed),
     "model": (None, _take_model, _make_model),
-    **{
-        kind.__name__: _record(kind)
-        for kind in (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Settings)
-    },
+    **{k.__name__: (k, lambda value: [dict(vars(value))], lambda parts, k=k: k(**parts)) for k in _RECORDS},
 }
 
 
@@ -269,9 +246,7 @@ def _encode(value: Any, where: str, arrays: _Arrays) -> Any:
         tag, value = ("objects", array) if array.dtype.kind == "O" else (None, value)
     if tag is None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise ValueError(
-            f"{where} is a {kind}, and a model file holds no code: only numbers, text, arrays and dmtrl's own"
-        )
+        raise ValueError(f"{where} is a {kind}, and a model file holds no code, only numbers, text and arrays")
     parts = _CODECS[tag][1](value)
     return {tag: [_encode(p, where if type(p) is dict else f"{where}.{i}", arrays) for i, p in enumerate(parts)]}
 
@@ -290,60 +265,35 @@ def _decode(tree: Any, arrays: _Arrays) -> Any:
 def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> Certificate:
     """The model's certificate made again from the data of its fit, without believing anything that is stored.
 
-    The primal is the objective of the model's own coefficients on this data; the dual is a bound found anew by rounds of
-    the solver on it, for every loss, which takes about as long as a fit. Both speak of this data alone. ValueError if the
-    stored certificate disagrees, by a primal that differs by more than 1e-6 of it (1e-4 in float32) or by a dual above
-    what can be attained: then these are other data (rows, weights, parameters), or the model was changed.
+    The primal is the objective of the model's own coefficients on this data. The dual is a bound found anew, for every
+    loss, by rounds of the solver on it, which takes about as long as a fit; it speaks of this data alone. ValueError if
+    the stored certificate disagrees, by a primal that differs by more than 1e-6 of it (1e-4 in float32) or by a dual
+    above what is attained: then these are other data (rows, weights, parameters), or the model was changed.
     """
+    from dmtrl.estimator_base import SHIFTED
+
     check_is_fitted(model)
-    model = getattr(model, "best_estimator_", model)
-    stored, lam = model.certificate_, float(getattr(model, "reg_lambda_", model.reg_lambda))
-    data, relation, W, common = _problem(model, lam, X, y, tasks, sample_weight)
-    start: Any = SimpleNamespace(W=W, common=common)  # all that a start is asked for
-    settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
-    with LocalEngine([ArraySource(blocks) for blocks in data.partition(1)], get_loss(model.loss), 1) as engine:
-        outcome = Coordinator(engine, data.m, relation, lam, settings).run(start=start)
-    primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round is asked at W itself
-    slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))
-    if not abs(primal - stored.primal) <= slack:
-        raise ValueError(
-            f"on this data the model's objective is {primal:.8g}, its certificate says {stored.primal:.8g}; "
-            "it was fitted on other data (rows, weights or parameters), or changed afterwards"
-        )
-    if not stored.dual <= attained + slack:
-        raise ValueError(
-            f"the certificate says that nothing is below {stored.dual:.8g}, but {attained:.8g} is attained on this data; "
-            "it belongs to other data, or was changed afterwards"
-        )
-    return Certificate(primal, outcome.certificate.dual)
-
-
-def _problem(model: Any, lam: float, X: Any, y: Any, tasks: Any, sample_weight: Any) -> tuple[TaskData, Any, Any, Any]:
-    """The problem `fit` posed, and the model's W and common part in its coordinates: centred, the intercept last."""
-    from dmtrl.estimators import INTERCEPT_RIDGE, SHIFTED, _restrict, _with_constant
-
+    stored, lam, tau = model.certificate_, model.reg_lambda_, model.common_strength_
     twin = copy.copy(model)  # reading labels sets classes_
     table = twin._read(X, y, tasks, sample_weight, reset=False)
-    if not np.array_equal(table.names, model.tasks_):
-        raise ValueError("this data has other tasks than the model; verify needs the data of the fit")
     units = twin._units(table)
-    if not np.array_equal(getattr(twin, "classes_", 0), getattr(model, "classes_", 0)):
-        raise ValueError("this data has other classes than the model; verify needs the data of the fit")
-    rows = as_rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X))
-    weight, free, d = table.sample_weight, model.fit_intercept is True, rows.shape[1]
-    dense = free and not sparse.issparse(rows)
-    x_centre = np.average(rows, axis=0, weights=weight) if dense else np.zeros(d, dtype=rows.dtype)
-    weight = None if weight is None else weight[units.rows]
-    y_centre = float(np.average(units.y, weights=weight)) if free and get_loss(model.loss).name in SHIFTED else 0.0
-    rows = (rows - x_centre if x_centre.any() else rows)[units.rows]
-    W, common = model.coef_.reshape(-1, d)[units.used].astype(float), model.common_coef_.astype(float)
-    if model.fit_intercept:
-        rows = _with_constant(rows)
-        W = np.column_stack([W, model.intercept_.ravel()[units.used] - y_centre + W @ x_centre])
-        common = np.append(common, 0.0 if free else model.common_intercept_)
-    data = TaskData(as_rows(rows), units.y - y_centre, weight, units.starts, units.names[units.used])
-    relation = get_relationship(_restrict(model.relationship, units), data.m, model._tau_used)
-    sigma, related = relation.start(data.m).plus_common(relation.tau), W[:, :d] if free else W
-    if not relation.learned and sigma.floor == 0:  # float32 has rounded the coefficients out of the range of Sigma
-        related[:] = sigma.basis @ (sigma.basis.T @ related)
-    return data, FreeIntercept(relation, INTERCEPT_RIDGE / lam) if free else relation, W, common
+    for what, found in (("tasks_", table.names), ("classes_", getattr(twin, "classes_", None))):
+        if found is not None and not np.array_equal(found, getattr(model, what)):
+            raise ValueError(f"this data has other {what[:-1]} than the model; verify needs the data of the fit")
+    rows = table.X if model.feature_map_ is None else model.feature_map_.transform(table.X)
+    problem = pose(rows, units, table.sample_weight, model.fit_intercept, get_loss(model.loss).name in SHIFTED)
+    coef = model.coef_.reshape(len(units.names), -1)[units.used].astype(float)
+    W = problem.coordinates.weights(coef, model.intercept_.ravel()[units.used])
+    common = problem.coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
+    start: Any = SimpleNamespace(W=W, common=common)  # all of an Outcome that a start is asked for
+    settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
+    with model._engine(problem, 1) as engine:
+        outcome = Coordinator(engine, len(W), model._relation(problem, lam, tau), lam, settings).run(start=start)
+    primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round is asked at W itself
+    slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))
+    if not (abs(primal - stored.primal) <= slack and stored.dual <= attained + slack):
+        raise ValueError(
+            f"on this data the model's objective is {primal:.8g} and {attained:.8g} is attained, its certificate says "
+            f"{stored.primal:.8g} and nothing below {stored.dual:.8g}: these are other data, or the model was changed"
+        )
+    return Certificate(primal, outcome.certificate.dual)

@@ -28,44 +28,62 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What `solve` is given, and the way back from its coordinates."""
+class Coordinates:
+    """How the problem sees rows and labels: from a centre, and with a constant column for the intercept."""
 
-    data: TaskData
-    units: Units
     x_centre: np.ndarray
     y_centre: float
-    intercept: bool  # the last column is a constant
+    constant: float  # what stands in the last column; 0 where there is none
+
+    def rows(self, X: Any) -> Any:
+        X = as_rows(X)
+        X = X - self.x_centre if self.x_centre.any() else X
+        if self.constant == 0:
+            return X
+        column = np.full((X.shape[0], 1), self.constant, dtype=X.dtype)
+        return sparse.hstack([X, column], format="csr", dtype=X.dtype) if sparse.issparse(X) else np.hstack([X, column])
 
     def weights(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
-        """Coefficients of the units in use, in the problem's coordinates."""
-        if not self.intercept:
+        """Coefficients and intercepts as rows of weights."""
+        if self.constant == 0:
             return coef
-        return np.column_stack([coef, intercept - self.y_centre + coef @ self.x_centre])
+        return np.column_stack([coef, (intercept - self.y_centre + coef @ self.x_centre) / self.constant])
 
     def coefficients(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Coefficients and intercepts from rows of weights."""
         coef = W[..., : len(self.x_centre)]
-        bias = W[..., -1] if self.intercept else np.zeros(W.shape[:-1])
+        bias = W[..., -1] * self.constant if self.constant else np.zeros(W.shape[:-1])
         return coef, bias + self.y_centre - coef @ self.x_centre
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What the solver is given, and the way back from its coordinates."""
+
+    data: TaskData
+    units: Units
+    coordinates: Coordinates
+
+
 def pose(X: Any, units: Units, weight: np.ndarray | None, fit_intercept: bool | str, centre_y: bool) -> Problem:
-    """With a free intercept (True) the origin of X and y may lie anywhere; at their centre its ridge does not bite."""
+    """With a free intercept (True) the origin of X and y may lie anywhere; at their centre its ridge does not bite. Its column is as
+    long as a typical row, so that one step size suits both."""
     X = as_rows(X)
-    x_centre = np.zeros(X.shape[1], dtype=X.dtype)
+    x_centre, y_centre, constant = np.zeros(X.shape[1], dtype=X.dtype), 0.0, 1.0 if fit_intercept else 0.0
     if fit_intercept is True and not sparse.issparse(X):
         x_centre = np.average(X, axis=0, weights=weight).astype(X.dtype)
     weight = None if weight is None else weight[units.rows]
-    y_centre = float(np.average(units.y, weights=weight)) if fit_intercept is True and centre_y else 0.0
-    X = X - x_centre if x_centre.any() else X
-    if fit_intercept:
-        one = np.ones((X.shape[0], 1), dtype=X.dtype)
-        X = sparse.hstack([X, one], format="csr", dtype=X.dtype) if sparse.issparse(X) else np.hstack([X, one])
+    if fit_intercept is True and centre_y:
+        y_centre = float(np.average(units.y, weights=weight))
+    if fit_intercept is True:
+        squares = X.multiply(X).sum() if sparse.issparse(X) else ((X - x_centre).astype(float) ** 2).sum()
+        constant = float(np.sqrt(squares / X.shape[0])) or 1.0
+    coordinates = Coordinates(x_centre, y_centre, constant)
+    X = coordinates.rows(X)
     in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
     rows = as_rows(X if in_order else X[units.rows])
     data = TaskData(rows, units.y - y_centre, weight, units.starts, units.names[units.used])
-    return Problem(data, units, x_centre, y_centre, bool(fit_intercept))
+    return Problem(data, units, coordinates)
 
 
 def by_task(codes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,6 +125,8 @@ def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.nda
 
 def row_products(X: Any, coef: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Each row of X times the coefficients of its own task."""
+    if len(coef) == 1:
+        return np.asarray(X @ coef[0])
     if sparse.issparse(X):
         row = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
         products = np.bincount(row, weights=X.data * coef[codes[row], X.indices], minlength=X.shape[0])

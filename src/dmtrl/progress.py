@@ -26,6 +26,20 @@ def live_line(verbose: int, tol: float) -> Iterator[list[Callable[[Any], None]]]
         yield []
 
 
+@contextmanager
+def bar(verbose: int, what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal when verbose; silence otherwise. Call what it yields after every finished step."""
+    if not verbose or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        job = progress.add_task(what, total=total)
+        yield lambda: progress.advance(job)
+
+
 def describe(record: Any, tol: float) -> str:
     share = ""
     if 0 < tol < record.gap < 1:

@@ -117,6 +117,11 @@ class Learned:
 
     def _prox_with_common(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
         """The fixed point (24) in w_0 alone, by Anderson acceleration: each turn costs one SVD."""
+        m, d = V.shape
+        if d > 2 * (m + 1):  # everything stays in the span of V's rows and w_0: work in its m + 1 coordinates
+            axes = np.linalg.qr(np.vstack([V, common]).T)[0]
+            small = self._prox_with_common(V @ axes, t, common @ axes)
+            return Prox(small.W @ axes.T, small.penalty, small.covariance, small.common @ axes.T)
         weight = len(V) + t / self.tau
 
         points: list[np.ndarray] = []

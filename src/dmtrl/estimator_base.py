@@ -1,0 +1,391 @@
+"""What the estimators share: reading rows, posing the problem, keeping the outcome, scoring rows.
+
+Room: beside the estimators, above solve, intake and problem. A subclass says how labels become units and scores become
+answers; an estimator that chooses its own lambda and tau overrides `_strengths`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.metrics import accuracy_score, r2_score
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from dmtrl import intake
+from dmtrl.blocks import ArraySource, as_rows
+from dmtrl.coordinator import Callback, Coordinator, Outcome
+from dmtrl.covariance import DENSE_LIMIT, TaskCovariance
+from dmtrl.engines.local import LocalEngine
+from dmtrl.feature_maps import get_feature_map
+from dmtrl.insight import Insight
+from dmtrl.losses import BUILTIN, REGRESSION, AnyLoss, get_loss
+from dmtrl.persistence import Savable
+from dmtrl.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
+from dmtrl.progress import live_line
+from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
+from dmtrl.settings import Settings
+from dmtrl.solve import thread_count, warn_unless_converged
+
+INTERCEPT_RIDGE = 1e-4  # on a free intercept: what a certificate needs, too little to be seen
+SHIFTED = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z: y may be centred
+
+PARAMETERS = """Parameters
+    ----------
+    loss : str or Loss, default <loss>
+        <losses>
+    reg_lambda : float, default <reg_lambda>
+        How strongly large and unrelated coefficients are held back: the problem is the sum over tasks of the mean loss
+        plus reg_lambda/2 tr(W^T Sigma^-1 W). <lambda>
+    relationship : "learned", "independent", "shared", a sparse graph, a covariance array or a Relationship
+        How the tasks are related. "learned" finds the covariance; all else is given.
+    common : float or "auto", default "auto"
+        Strength (tau) of a component that all tasks share, beside the learned relations; 0 is the paper's problem.
+        "auto" is 1 where the relationship between tasks is learned, and 0 beside a given one and between more than two
+        classes. A single task has none, whatever is set.
+    feature_map : None, "rff" or transformer, default None
+        "rff" are 300 random Fourier features; RFF(n_components, gamma) says how many and how wide. Any scikit-learn
+        transformer will do. coef_ is in the mapped features.
+    fit_intercept : True, False or "penalised", default True
+        True: one per task, outside the relationship and practically free. "penalised": as one more related coefficient.
+    tol : float, default 1e-3
+        The fit stops when the objective is proven to be within this share of the best possible.
+    max_rounds : int, default 1000
+        The most rounds of messages; if they do not suffice there is a NotConvergedWarning.
+    engine : "local"
+        Where the work is done.
+    n_jobs : int, optional
+        Threads; -1 for all cores.
+    random_state : int, RandomState or None
+        The seed. None is 0: a fit is repeatable unless something else is asked for.
+    warm_start : bool, default False
+        Begin from the last fit's coefficients if it was of the same tasks and features.
+    verbose : int, default 0
+        1: a live line on a terminal; 2: a line per round.
+    callbacks : sequence of callables, optional
+        Each is given the record of every round.
+    task_column : str or int, optional
+        The column of X that names the task, instead of tasks=. It may hold text and is not a feature.
+    unknown_tasks : "raise" or "common", default "raise"
+        At predict, a task that was not there in fit is an error, or is predicted from the common component."""
+
+ATTRIBUTES = """Attributes
+    ----------
+    tasks_ : ndarray of shape (m,)
+        In the order of the rows of coef_: sorted, or as given in a list, a dict or the columns of y.
+    coef_ : ndarray of shape <shape>
+    intercept_ : ndarray of shape <ishape>
+    common_coef_, common_intercept_ : ndarray of shape (d,) and float
+        What all tasks share; zero without a common component.
+    reg_lambda_, common_strength_ : float
+        The lambda and tau that were used.
+    unit_names_ : ndarray
+        The rows of the task covariance: tasks_<units>.
+    task_covariance_ : ndarray, or a TaskCovariance above 5000 units
+        Trace one. With a common component it is that of the tasks' own parts.
+    task_correlation_ : DataFrame, or ndarray without pandas
+    certificate_ : Certificate
+        .primal, .dual, .gap, .relative_gap: nothing can be better than .dual.
+    history_ : list of dict
+        One record a round.
+    n_rounds_ : int
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had column names.
+    feature_map_ : transformer or None
+    layout_ : "alone", "long" or "wide"
+        No tasks, a task per row, or a column of y per task."""
+
+
+def documented(**words: str) -> Any:
+    """Fills <parameters> and <attributes> in a class's docstring, and the words in angle brackets in those."""
+
+    def fill(cls: type) -> type:
+        doc = (cls.__doc__ or "").replace("<parameters>", PARAMETERS).replace("<attributes>", ATTRIBUTES)
+        for word, text in words.items():
+            doc = doc.replace(f"<{word}>", text)
+        cls.__doc__ = doc
+        return cls
+
+    return fill
+
+
+class MTRLBase(Insight, Savable):
+    """What the two estimators share; they say themselves how labels become units and scores become answers."""
+
+    __metadata_request__fit: ClassVar = {"tasks": True, "sample_weight": True}
+    __metadata_request__predict: ClassVar = {"tasks": True}
+    __metadata_request__score: ClassVar = {"tasks": True, "sample_weight": True}
+    _kind: str
+    _outcome: Outcome
+    loss: str | AnyLoss
+    reg_lambda: float
+    relationship: Any
+    common: float | str
+    feature_map: Any
+    fit_intercept: bool | str
+    tol: float
+    max_rounds: int
+    engine: Any
+    n_jobs: int | None
+    random_state: Any
+    warm_start: bool
+    verbose: int
+    callbacks: Sequence[Callback] | None
+    task_column: Any
+    unknown_tasks: str
+
+    def _units(self, table: intake.Table) -> Units:
+        raise NotImplementedError
+
+    def _answers(self, score: np.ndarray) -> np.ndarray:
+        raise NotImplementedError
+
+    def fit(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> Self:
+        """Learn one model per task and how the tasks are related.
+
+        Parameters
+        ----------
+        X : array, CSR matrix, pandas, polars or pyarrow frame (n, d)
+            Or a list or dict of (X_i, y_i), one per task; then y is None.
+        y : array-like (n,) or (n, m)
+            With two dimensions every column is a task, and NaN a label that is not there.
+        tasks : array-like (n,), optional
+            The task of each row: text, integers or categories. None is one task.
+        sample_weight : array-like (n,), optional
+            Within a task only the proportions count: every task has the same weight in the objective.
+        """
+        self._check_parameters()
+        table = self._read(X, y, tasks, sample_weight)
+        self.layout_ = "wide" if table.wide else "alone" if table.names is intake.ALONE else "long"
+        problem = self._pose(table)
+        lam, tau = self._strengths(problem)
+        self._keep(problem, self._solve(problem, lam, tau), lam, tau)
+        return self
+
+    def _check_parameters(self) -> None:
+        loss = get_loss(self.loss)
+        if loss.kind != self._kind:
+            fitting = ", ".join(sorted(name for name, make in BUILTIN.items() if make().kind == self._kind))
+            raise ValueError(f"the {loss.name} loss is for {loss.kind}; {type(self).__name__} takes {fitting}")
+        choose("fit_intercept", self.fit_intercept, (True, False, "penalised"))
+        choose("unknown_tasks", self.unknown_tasks, ("raise", "common"))
+        choose("engine", self.engine, ("local",))
+        if isinstance(self.common, str):
+            choose("common", self.common, ("auto",))
+        if not (np.isfinite(self.reg_lambda) and self.reg_lambda > 0):
+            raise ValueError(f"reg_lambda must be positive and finite, got {self.reg_lambda!r}")
+
+    def _read(self, X: Any, y: Any, tasks: Any, sample_weight: Any, reset: bool = True) -> intake.Table:
+        """Rows and labels as a checked table."""
+        if y is None and not intake.is_list_of_tasks(X):
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
+        table = intake.read(X, y, tasks, sample_weight, self.task_column)
+        table = replace(table, X=self._validate(table.X, reset))
+        table.check_X(getattr(self, "feature_names_in_", None))
+        table = table.weighted().long()
+        table.check_y()
+        return table
+
+    def _validate(self, X: Any, reset: bool) -> Any:
+        try:
+            return validate_data(
+                self, X, accept_sparse="csr", dtype=[np.float64, np.float32], ensure_all_finite=False, reset=reset
+            )
+        except ValueError as error:
+            sentence = intake.explain_text(X) if "could not convert" in str(error) else None
+            if sentence is None:
+                raise
+            raise ValueError(sentence) from None
+
+    def _pose(self, table: intake.Table) -> Problem:
+        """The problem to solve. Sets tasks_, feature_map_ and what labels say (classes_)."""
+        self.tasks_ = table.names
+        self.feature_map_ = get_feature_map(self.feature_map, self._seed())
+        rows = table.X if self.feature_map_ is None else self.feature_map_.fit_transform(table.X)
+        centre_y = get_loss(self.loss).name in SHIFTED
+        return pose(rows, self._units(table), table.sample_weight, self.fit_intercept, centre_y)
+
+    def _strengths(self, problem: Problem) -> tuple[float, float]:
+        """lambda and tau. One task has no common component; beside a given Sigma and between classes there is one only
+        if it is asked for."""
+        lam, relationship = float(self.reg_lambda), self.relationship
+        if len(self.tasks_) == 1:
+            return lam, 0.0
+        if not isinstance(self.common, str):
+            return lam, float(self.common)
+        learned = _is_learned(relationship) and len(problem.units.names) == len(self.tasks_)
+        return lam, float(getattr(relationship, "tau", learned))
+
+    def _solve(self, problem: Problem, lam: float, tau: float) -> Outcome:
+        settings = Settings(tol=self.tol, max_rounds=self.max_rounds, seed=self._seed())
+        with self._engine(problem) as engine, live_line(int(self.verbose), settings.tol) as show:
+            coordinator = Coordinator(engine, problem.data.m, self._relation(problem, lam, tau), lam, settings)
+            outcome = coordinator.run([*(self.callbacks or ()), *show], self._start(problem))
+        warn_unless_converged(outcome, settings)
+        return outcome
+
+    def _engine(self, problem: Problem, threads: int | None = None) -> LocalEngine:
+        threads = thread_count(self.n_jobs) if threads is None else threads
+        sources = [ArraySource(blocks) for blocks in problem.data.partition(threads)]
+        return LocalEngine(sources, get_loss(self.loss), threads)
+
+    def _relation(self, problem: Problem, lam: float, tau: float) -> Relationship:
+        m, relationship = problem.data.m, restrict(self.relationship, problem.units)
+        if m == 1 and _is_learned(relationship):
+            relationship = "independent"  # the same for one unit, and faster
+        return self._with_intercept(get_relationship(relationship, m, tau), lam, problem.coordinates)
+
+    def _with_intercept(self, relation: Relationship, lam: float, coordinates: Coordinates) -> Relationship:
+        if self.fit_intercept is not True:
+            return relation
+        return FreeIntercept(relation, INTERCEPT_RIDGE * coordinates.constant**2 / lam)
+
+    def _start(self, problem: Problem) -> Outcome | None:
+        """Where to begin: with warm_start the last fit's coefficients, if it was of the same units and features."""
+        units, before = problem.units, vars(self).get("_outcome")
+        if not self.warm_start or before is None or not np.array_equal(self.unit_names_, units.names):
+            return None
+        if before.W.shape != (problem.data.m, problem.data.X.shape[1]):
+            return None
+        coef = self.coef_.reshape(len(units.names), -1)[units.used].astype(float)
+        return replace(before, W=problem.coordinates.weights(coef, self.intercept_.ravel()[units.used]))
+
+    def _seed(self) -> int:
+        """None is 0: a fit is repeatable unless something else is asked for."""
+        if self.random_state is None or isinstance(self.random_state, int | np.integer):
+            return int(self.random_state or 0)
+        return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+
+    def _keep(self, problem: Problem, outcome: Outcome, lam: float, tau: float) -> None:
+        """The outcome as fitted attributes."""
+        units, m, d, dtype = problem.units, len(self.tasks_), len(problem.coordinates.x_centre), problem.data.X.dtype
+        total = len(units.names)
+        coef, intercept = np.zeros((total, d)), units.constant.astype(float)
+        coef[units.used], intercept[units.used] = problem.coordinates.coefficients(outcome.W)
+        common = outcome.common
+        if tau > 0 and not _is_learned(self.relationship):
+            common = common_part(outcome.covariance, tau, outcome.W)
+        if self.fit_intercept is True:  # outside the relationship: a task never seen is given the mean one
+            common = np.append(common[:d], outcome.W[:, d].mean())
+        shape = (m,) if total == m else (m, total // m)
+        self.coef_ = coef.reshape(*shape, d).astype(dtype)
+        self.intercept_ = intercept.reshape(shape).astype(dtype)
+        common_coef, common_intercept = problem.coordinates.coefficients(common)
+        self.common_coef_, self.common_intercept_ = common_coef.astype(dtype), float(common_intercept)
+        self.reg_lambda_, self.common_strength_ = lam, tau
+        self.unit_names_ = units.names
+        self.certificate_ = outcome.certificate
+        self.history_ = [record.as_dict() for record in outcome.history]
+        self.n_rounds_ = len(outcome.history)
+        self._covariance = pad(outcome.covariance, units)
+        self._outcome = replace(outcome, history=[])  # in the problem's coordinates: where a later fit can go on from
+        self._coordinates = problem.coordinates
+
+    @property
+    def task_covariance_(self) -> np.ndarray | TaskCovariance:
+        """Sigma with trace one, a row per unit; above 5000 units as the operator it is kept as."""
+        covariance = self._fitted_covariance()
+        return covariance if covariance.m > DENSE_LIMIT else covariance.dense()
+
+    @property
+    def task_correlation_(self) -> Any:
+        """The correlation of every two units, as a labelled frame where pandas is installed."""
+        return self._labelled(self._fitted_covariance().correlation(), self.unit_names_)
+
+    def _labelled(self, values: np.ndarray, names: np.ndarray) -> Any:
+        try:
+            import pandas as pd
+        except ImportError:
+            return values
+        return pd.DataFrame(values, index=names, columns=names)
+
+    @property
+    def _tau_used(self) -> float:
+        return self.common_strength_
+
+    def _fitted_covariance(self) -> TaskCovariance:
+        if "_covariance" not in vars(self):
+            raise AttributeError(f"this {type(self).__name__} is not fitted yet; call fit first")
+        return self._covariance
+
+    def predict(self, X: Any, tasks: Any = None) -> np.ndarray:
+        """One answer per row; one per row and task where the columns of y were the tasks and none are given here."""
+        return self._answers(self._scores(X, tasks))
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None, tasks: Any = None) -> float:
+        """R^2 for regression, accuracy for classification; its mean over the columns where y has two dimensions."""
+        check_is_fitted(self)
+        table = self._read(X, y, tasks, sample_weight, reset=False)
+        codes = self._numbers(table.names)[table.codes]
+        answers = self._answers(self._score_rows(table.X[table.rows], codes))
+        measure = r2_score if self._kind == REGRESSION else accuracy_score
+        groups = [table.codes == i for i in range(len(table.names))] if table.wide else [slice(None)]
+        weight = np.ones(len(table.y)) if table.sample_weight is None else table.sample_weight[table.rows]
+        return float(np.mean([measure(table.y[g], answers[g], sample_weight=weight[g]) for g in groups]))
+
+    def _scores(self, X: Any, tasks: Any) -> np.ndarray:
+        """w . x + b of each row: (n,), or (n, k) for more than two classes; with an axis of tasks before k where the
+        columns of y were the tasks and none are given here."""
+        check_is_fitted(self)
+        X, labels = intake.read_rows(X, tasks, self.task_column)
+        rows = self._validate(X, reset=False)
+        numbers = np.arange(rows.shape[0])
+        names, codes = (intake.ALONE, 0 * numbers) if labels is None else np.unique(labels, return_inverse=True)
+        intake.Table(rows, None, names, codes, None, numbers).check_X(getattr(self, "feature_names_in_", None))
+        every = labels is None and self.layout_ == "wide"
+        return self._score_rows(rows, None if every else self._numbers(names)[codes])
+
+    def _score_rows(self, rows: Any, codes: np.ndarray | None) -> np.ndarray:
+        if self.feature_map_ is not None:
+            rows = as_rows(self.feature_map_.transform(rows))
+        coef, intercept = self.coef_, self.intercept_
+        if codes is None:  # every task
+            return (rows @ coef.reshape(-1, coef.shape[-1]).T + intercept.ravel()).reshape(-1, *intercept.shape)
+        if (codes < 0).any():  # the common component is one more task, the last
+            coef = np.concatenate([coef, self.common_coef_[None]])
+            intercept = np.append(intercept, self.common_intercept_).astype(intercept.dtype)
+        if coef.ndim == 2:
+            return row_products(rows, coef, codes) + intercept[codes]
+        classes = range(coef.shape[1])
+        return np.stack([row_products(rows, coef[:, c], codes) for c in classes], axis=1) + intercept[codes]
+
+    def _numbers(self, names: np.ndarray) -> np.ndarray:
+        """The number of each named task; -1 for one never seen, if it may be predicted from the common component."""
+        if names is intake.ALONE:
+            if len(self.tasks_) == 1:
+                return np.zeros(1, dtype=int)
+            few = f"the model has {len(self.tasks_)} tasks ({intake.known(self.tasks_)})"
+            raise ValueError(f"{few}; say with tasks= which of them each row belongs to")
+        if self.layout_ == "alone":
+            raise ValueError("the model was fitted without tasks and has none to tell apart; leave tasks out")
+        numbers = intake.lookup(names, self.tasks_)
+        if (numbers >= 0).all():
+            return numbers
+        unknown = intake.plain(names[np.argmin(numbers)])
+        what = f"task {unknown!r} was not there in fit, which had {intake.known(self.tasks_)}"
+        if self.unknown_tasks == "raise":
+            raise ValueError(f"{what}; set unknown_tasks='common' to predict it from what all tasks share")
+        if self.common_strength_ == 0 or self.coef_.ndim == 3:
+            raise ValueError(
+                f"{what}, and there is no common component to predict it from: "
+                "that takes common > 0, more than one task and at most two classes"
+            )
+        return numbers
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
+        tags.input_tags.sparse = True
+        tags.target_tags.multi_output = True
+        tags.target_tags.single_output = True
+        return tags
+
+
+def _is_learned(relationship: Any) -> bool:
+    return isinstance(relationship, str) and relationship == "learned"
+
+
+def choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if not any(type(value) is type(choice) and value == choice for choice in allowed):
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}, got {value!r}")

@@ -1,0 +1,256 @@
+"""What a fitted model says about its tasks: who is related to whom, whom sharing helps, how sure that is, and who joins later.
+
+Room: beside the estimators, which inherit `Insight`. Everything here goes through the estimator's own reading of its input, so
+the shapes of data are the same as in fit.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
+
+from dmtrl.certificate import Certificate
+from dmtrl.coordinator import Coordinator, single_threaded_blas
+from dmtrl.covariance import TaskCovariance
+from dmtrl.data import TaskData
+from dmtrl.extend import Extension, extend
+from dmtrl.losses import CLASSIFICATION, get_loss
+from dmtrl.progress import bar
+from dmtrl.relationship import Fixed, Learned, independent
+from dmtrl.settings import Settings
+from dmtrl.solve import thread_count
+from dmtrl.validation import Path, cross_validate
+
+
+class Related(NamedTuple):
+    """Pairs of a task and its correlation: the most related first, the most opposed first."""
+
+    related: list[tuple[Any, float]]
+    opposed: list[tuple[Any, float]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Held-out error of every task: learned together, alone, and pooled. `hurts` marks tasks that sharing harms by more than
+    twice the standard error of the difference over folds."""
+
+    tasks: np.ndarray
+    together: np.ndarray
+    alone: np.ndarray
+    pooled: np.ndarray
+    hurts: np.ndarray
+    measure: str
+
+    def table(self) -> Any:
+        """As a pandas frame, one row per task."""
+        import pandas as pd
+
+        columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
+        return pd.DataFrame(columns, index=pd.Index(self.tasks, name="task"))
+
+    def __str__(self) -> str:
+        means = ", ".join(f"{name} {getattr(self, name).mean():.4g}" for name in ("together", "alone", "pooled"))
+        return f"mean held-out {self.measure} over tasks: {means}; sharing hurts {int(self.hurts.sum())} of {len(self.tasks)}"
+
+
+@dataclass(frozen=True)
+class CorrelationIntervals:
+    """Bootstrap intervals of every two tasks' correlation; `sign_share` is how often the resamples agree on its sign."""
+
+    lower: Any
+    upper: Any
+    sign_share: Any
+    level: float
+
+
+@dataclass(frozen=True)
+class AddedTask:
+    """A task that joined later. `certificate` is that of all tasks together with the old ones left where they were: its gap
+    bounds what fitting everything anew could gain."""
+
+    name: Any
+    coef: np.ndarray
+    intercept: float
+    certificate: Certificate
+
+
+class Insight:
+    """Methods of a fitted MTRL estimator."""
+
+    def related(self: Any, task: Any, k: int = 5) -> Related:
+        """The k most related and the k most opposed tasks of a task."""
+        covariance: TaskCovariance = self._fitted_covariance()
+        found = np.flatnonzero(self.unit_names_ == task)
+        if len(found) == 0:
+            raise ValueError(f"there is no task {task!r} in the model; it has {len(self.unit_names_)}, see tasks_")
+        i = int(found[0])
+        F, diagonal = covariance.factor(), covariance.diagonal()
+        scale = np.sqrt(diagonal * diagonal[i])
+        row = np.divide(F @ F[i], scale, out=np.zeros(len(F)), where=scale > 0)
+        others = np.array([j for j in np.argsort(-row, kind="stable") if j != i], dtype=int)
+        names = self.unit_names_.tolist()
+        related = [(names[j], float(row[j])) for j in others[:k] if row[j] > 0]
+        opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
+        return Related(related, opposed)
+
+    def compare(self: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5) -> Comparison:
+        """Per task, this model against single-task and pooled models, on held-out folds.
+
+        The rivals choose their lambda for the same folds; this model keeps its own, so the comparison leans to the rivals.
+        """
+        check_is_fitted(self)
+        probe = clone(self)
+        problem = probe._pose(probe._read(X, y, tasks, sample_weight))
+        m = problem.data.m
+        lam, tau = self.reg_lambda_, self.common_strength_
+        rivals = default_lambdas(problem.data)
+        everybody = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # one weight vector for all tasks
+        settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
+        with probe._engine(problem) as engine, bar(self.verbose, "comparing", 3) as step:
+            args = (engine, m)
+            together = cross_validate(*args, lambda lam, tau: probe._relation(problem, lam, tau), [lam], [tau], cv, settings)
+            step()
+            alone = cross_validate(
+                *args, lambda lam, tau: probe._with_intercept(independent(m), lam, problem.coordinates), rivals, [0.0], cv, settings
+            )
+            step()
+            pooled = cross_validate(*args, lambda lam, tau: Fixed(everybody), rivals, [0.0], cv, settings)
+            step()
+        measure = default_measure(self.loss)
+        ours, theirs = _per_fold(together, measure), _per_fold(alone, measure)
+        difference = ours - theirs
+        seen = ~np.isnan(difference)
+        count = np.maximum(seen.sum(axis=0), 1)
+        mean = np.nansum(difference, axis=0) / count
+        error = np.sqrt(np.nansum((difference - mean) ** 2, axis=0) / np.maximum(count * (count - 1), 1))
+        return Comparison(
+            np.asarray(problem.data.names), _per_task(together, measure), _per_task(alone, measure),
+            _per_task(pooled, measure), (count > 1) & (mean > 2 * error) & (mean > 0), measure.replace("_", " "),
+        )  # fmt: skip
+
+    def correlation_intervals(
+        self: Any,
+        X: Any,
+        y: Any = None,
+        tasks: Any = None,
+        sample_weight: Any = None,
+        n_resamples: int = 50,
+        level: float = 0.9,
+    ) -> CorrelationIntervals:
+        """How sure the task correlations are: the model is fitted again on rows drawn with replacement within each task."""
+        check_is_fitted(self)
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, got {level!r}")
+        probe = clone(self).set_params(callbacks=None, verbose=0)
+        problem = probe._pose(probe._read(X, y, tasks, sample_weight))
+        threads = thread_count(self.n_jobs)
+        seeds = np.random.SeedSequence(0 if not isinstance(self.random_state, int) else self.random_state).spawn(n_resamples)
+        with bar(self.verbose, "resampling", n_resamples) as step, single_threaded_blas(), ThreadPoolExecutor(threads) as pool:
+
+            def resample(seed: np.random.SeedSequence) -> np.ndarray:
+                data = _resampled(problem.data, np.random.default_rng(seed))
+                again = replace(problem, data=data)
+                relation = probe._relation(again, self.reg_lambda_, self.common_strength_)
+                with probe._engine(again, threads=1) as engine:
+                    settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)
+                    outcome = Coordinator(engine, data.m, relation, self.reg_lambda_, settings).run()
+                step()
+                return outcome.covariance.correlation()
+
+            draws = np.array(list(pool.map(resample, seeds)))
+        low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        share = np.maximum((draws > 0).mean(axis=0), (draws < 0).mean(axis=0))
+        frame = [self._labelled(values, problem.data.names) for values in (low, high, share)]
+        return CorrelationIntervals(*frame, level)
+
+    def add_task(self: Any, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
+        """Fit a task that comes later against what was learned, without the other tasks' data, and keep it in the model."""
+        check_is_fitted(self)
+        if self._kind == CLASSIFICATION and len(self.classes_) > 2:
+            raise ValueError("add_task works for regression and for two classes; with more, fit everything anew")
+        if not isinstance(self.relationship, str) or self.relationship != "learned":
+            raise ValueError("add_task needs relationship='learned'; with a given one, fit everything anew with the larger one")
+        if name in self.tasks_.tolist():
+            raise ValueError(f"there is already a task {name!r} in the model")
+        names = np.array([*self.tasks_.tolist(), name])
+        if names.dtype.kind != self.tasks_.dtype.kind:
+            raise ValueError(f"the name {name!r} is of another kind than the model's task names, such as {self.tasks_[0]!r}")
+        newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
+        lam, before = self.reg_lambda_, self._outcome
+        relation = self._with_intercept(Learned(self.common_strength_), lam, self._coordinates)
+        losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
+        settings = Settings(tol=self.tol, max_rounds=self.max_rounds)
+        added = extend(before.W, before.dual, losses, newcomer, get_loss(self.loss), relation, lam, settings)
+        return self._join(names, added)
+
+    def _newcomer_rows(self: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+        """The new task's rows in the coordinates of the problem that was solved."""
+        X = self._validate(X, reset=False)
+        X = X if self.feature_map_ is None else self.feature_map_.transform(X)
+        X = self._coordinates.rows(X)
+        y = np.asarray(y)
+        if self._kind == CLASSIFICATION:
+            if not np.isin(y, self.classes_).all():
+                raise ValueError(f"the new task has labels other than the model's classes {self.classes_.tolist()}")
+            y = np.where(y == self.classes_[1], 1.0, -1.0)
+        y = y.astype(float) - self._coordinates.y_centre
+        return (X, y) if sample_weight is None else (X, y, sample_weight)
+
+    def _join(self: Any, names: np.ndarray, added: Extension) -> AddedTask:
+        """Lay the new task behind the old ones."""
+        coef, intercept = self._coordinates.coefficients(added.w)
+        self.coef_ = np.vstack([self.coef_, coef.astype(self.coef_.dtype)])
+        self.intercept_ = np.append(self.intercept_, self.intercept_.dtype.type(intercept))
+        self.tasks_ = self.unit_names_ = names
+        before = self._outcome
+        W = np.vstack([before.W, added.w])
+        own = W - before.common
+        self._covariance = Learned().update(own[:, :-1] if self.fit_intercept is True else own)
+        self._outcome = replace(before, W=W, covariance=self._covariance, certificate=added.certificate, dual=added.dual)
+        self.certificate_ = added.certificate
+        return AddedTask(names[-1], coef, float(intercept), added.certificate)
+
+
+def default_lambdas(data: TaskData, count: int = 11) -> np.ndarray:
+    """From the mean squared row norm down five decades: what that means for the data does not depend on its scale."""
+    squares = data.X.multiply(data.X).sum() if hasattr(data.X, "multiply") else np.einsum("ij,ij->", data.X, data.X)
+    return float(squares) / data.X.shape[0] * np.logspace(0, -5, count)
+
+
+def default_measure(loss: Any) -> str:
+    loss = get_loss(loss)
+    if loss.kind == CLASSIFICATION:
+        return "wrong"
+    return "squared_error" if loss.name == "squared" else "loss"
+
+
+def _best(path: Path, measure: str) -> tuple[int, int]:
+    lam, tau = path.best(measure)
+    return int(np.flatnonzero(path.commons == tau)[0]), int(np.flatnonzero(path.lambdas == lam)[0])
+
+
+def _per_fold(path: Path, measure: str) -> np.ndarray:
+    """(folds, m): mean error of each task in each fold, NaN where it had no row there."""
+    i, j = _best(path, measure)
+    total, weight = getattr(path, measure)[i, j], path.weight[i, j]
+    return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)
+
+
+def _per_task(path: Path, measure: str) -> np.ndarray:
+    i, j = _best(path, measure)
+    total, weight = getattr(path, measure)[i, j].sum(axis=0), path.weight[i, j].sum(axis=0)
+    return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)
+
+
+def _resampled(data: TaskData, rng: np.random.Generator) -> TaskData:
+    """Rows drawn with replacement, as weights: nothing is copied."""
+    times = np.concatenate([rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]).astype(float)
+    weight = times if data.sample_weight is None else times * data.sample_weight
+    empty = np.add.reduceat(weight, data.starts[:-1]) <= 0
+    for i in np.flatnonzero(empty):  # every row that was drawn had weight zero: keep the task as it is
+        rows = slice(data.starts[i], data.starts[i + 1])
+        weight[rows] = 1.0 if data.sample_weight is None else data.sample_weight[rows]
+    return replace(data, sample_weight=weight)

@@ -1,0 +1,131 @@
+"""MTRLRegressorCV and MTRLClassifierCV: lambda and tau chosen by cross-validation.
+
+Room: beside the estimators. For every fold and every tau a path of warm-started fits runs from strong to weak lambda; the workers set
+their folds aside themselves and only sums over held-out rows come back (validation.py).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dmtrl.coordinator import Callback
+from dmtrl.estimators import MTRLClassifier, MTRLRegressor
+from dmtrl.insight import default_lambdas, default_measure
+from dmtrl.losses import AnyLoss
+from dmtrl.problem import Problem
+from dmtrl.progress import bar
+from dmtrl.settings import Settings
+from dmtrl.validation import MEASURES, Path, cross_validate
+
+
+class _Choosing:
+    """Chooses before it solves; afterwards reg_lambda_, common_strength_ and cv_path_ say what was chosen and from what."""
+
+    lambdas: Sequence[float] | None
+    commons: Sequence[float]
+    cv: int
+    scoring: str | None
+
+    def _strengths(self: Any, problem: Problem) -> tuple[float, float]:
+        if self.scoring is not None and self.scoring not in MEASURES:
+            raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
+        lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
+        if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
+            raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
+        # a common component is for several tasks that share labels; one task has none
+        commons = [0.0] if len(self.tasks_) == 1 or problem.data.m != len(self.tasks_) else list(self.commons)
+        # choosing needs less accuracy than the final fit
+        settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=self._seed())
+        total = len(lambdas) * len(commons) * int(self.cv)
+        with self._engine(problem) as engine, bar(self.verbose, "choosing lambda and tau", total) as step:
+            path = cross_validate(
+                engine,
+                problem.data.m,
+                lambda lam, tau: self._relation(problem, lam, tau),
+                lambdas,
+                commons,
+                int(self.cv),
+                settings,
+                lambda done, total: step(),
+            )
+        self.cv_path_: Path = path
+        self.scoring_ = self.scoring or default_measure(self.loss)
+        over = "tasks" if self._kind == "classification" else "rows"
+        return path.best(self.scoring_, over)
+
+
+class MTRLRegressorCV(_Choosing, MTRLRegressor):
+    """MTRLRegressor that chooses reg_lambda and common on held-out rows of the training data.
+
+    lambdas: None for eleven values over five decades below the mean squared row norm. commons: strengths of the common
+    component to try. cv: folds. scoring: loss, squared_error or wrong (None: squared error, or the loss where that is another).
+    """
+
+    def __init__(
+        self,
+        loss: str | AnyLoss = "squared",
+        lambdas: Sequence[float] | None = None,
+        commons: Sequence[float] = (0.0, 0.1, 1.0),
+        cv: int = 5,
+        scoring: str | None = None,
+        relationship: Any = "learned",
+        feature_map: Any = None,
+        fit_intercept: bool | str = True,
+        tol: float = 1e-3,
+        max_rounds: int = 1000,
+        engine: Any = "local",
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        callbacks: Sequence[Callback] | None = None,
+        task_column: Any = None,
+        unknown_tasks: str = "raise",
+    ):
+        super().__init__(
+            loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
+            max_rounds=max_rounds, engine=engine, n_jobs=n_jobs, random_state=random_state, verbose=verbose,
+            callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
+        )  # fmt: skip
+        self.lambdas = lambdas
+        self.commons = commons
+        self.cv = cv
+        self.scoring = scoring
+
+
+class MTRLClassifierCV(_Choosing, MTRLClassifier):
+    """MTRLClassifier that chooses reg_lambda and common on held-out rows of the training data.
+
+    Parameters as in MTRLRegressorCV; the default scoring is the share of wrong answers, averaged over tasks, ties by loss.
+    """
+
+    def __init__(
+        self,
+        loss: str | AnyLoss = "logistic",
+        lambdas: Sequence[float] | None = None,
+        commons: Sequence[float] = (0.0, 0.1, 1.0),
+        cv: int = 5,
+        scoring: str | None = None,
+        relationship: Any = "learned",
+        feature_map: Any = None,
+        fit_intercept: bool | str = True,
+        tol: float = 1e-3,
+        max_rounds: int = 1000,
+        engine: Any = "local",
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        callbacks: Sequence[Callback] | None = None,
+        task_column: Any = None,
+        unknown_tasks: str = "raise",
+        on_single_class: str = "raise",
+    ):
+        super().__init__(
+            loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
+            max_rounds=max_rounds, engine=engine, n_jobs=n_jobs, random_state=random_state, verbose=verbose,
+            callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks, on_single_class=on_single_class,
+        )  # fmt: skip
+        self.lambdas = lambdas
+        self.commons = commons
+        self.cv = cv
+        self.scoring = scoring

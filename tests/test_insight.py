@@ -1,0 +1,105 @@
+"""What a model says of its tasks: relations, comparison, intervals, newcomers."""
+
+import numpy as np
+import pytest
+
+from dmtrl import MTRLClassifier, MTRLRegressor
+
+
+def _families(seed: int = 0, n: int = 40, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """a1, a2, a3 alike; b1, b2 their opposites; c1 on its own."""
+    rng = np.random.default_rng(seed)
+    parent, other = rng.normal(size=(2, 6))
+    truth = {"a1": parent, "a2": parent, "a3": parent, "b1": -parent, "b2": -parent, "c1": other}
+    tasks = np.repeat(list(truth), n)
+    X = rng.normal(size=(len(tasks), 6))
+    W = np.array([truth[t] + 0.05 * rng.normal(size=6) for t in truth])
+    codes = np.repeat(np.arange(6), n)
+    return X, (X * W[codes]).sum(axis=1) + noise * rng.normal(size=len(tasks)), tasks, W
+
+
+def test_related_and_opposed() -> None:
+    X, y, tasks, _ = _families()
+    model = MTRLRegressor(reg_lambda=0.1, common=0.0).fit(X, y, tasks=tasks)
+    related, opposed = model.related("a1", k=2)
+    assert {name for name, _ in related} == {"a2", "a3"}
+    assert {name for name, _ in opposed} == {"b1", "b2"}
+    correlation = model.task_correlation_
+    assert related[0][1] == pytest.approx(correlation.loc["a1", related[0][0]])
+    assert opposed[0][1] == pytest.approx(correlation.loc["a1"].min())
+    with pytest.raises(ValueError, match="there is no task 'z9' in the model"):
+        model.related("z9")
+
+
+def test_compare_shows_what_sharing_brings_and_where_it_hurts() -> None:
+    X, y, tasks, _ = _families(n=12, noise=1.5)
+    model = MTRLRegressor(reg_lambda=0.3, common=0.0).fit(X, y, tasks=tasks)
+    before = model.coef_.copy()
+    comparison = model.compare(X, y, tasks)
+    assert (model.coef_ == before).all()
+    assert comparison.together.mean() < comparison.alone.mean() < comparison.pooled.mean()
+    assert list(comparison.table().index) == ["a1", "a2", "a3", "b1", "b2", "c1"]
+    assert "mean held-out squared error over tasks" in str(comparison)
+
+
+def test_negative_transfer_is_flagged() -> None:
+    """Tasks with ample data of their own, forced to be alike although they are opposites: sharing must be seen to hurt."""
+    X, y, tasks, _ = _families(n=150, noise=0.1)
+    forced = np.ones((6, 6)) + 1e-6 * np.eye(6)
+    model = MTRLRegressor(reg_lambda=0.1, common=0.0, relationship=forced).fit(X, y, tasks=tasks)
+    comparison = model.compare(X, y, tasks)
+    assert comparison.hurts.all()
+    fine = MTRLRegressor(reg_lambda=1e-4, common=0.0).fit(X, y, tasks=tasks).compare(X, y, tasks)
+    assert fine.hurts.sum() <= 1
+
+
+def test_intervals_hold_the_estimate_and_narrow_with_data() -> None:
+    widths = []
+    for n in (10, 80):
+        X, y, tasks, _ = _families(n=n, noise=1.0)
+        model = MTRLRegressor(reg_lambda=0.1, common=0.0, n_jobs=2, random_state=3).fit(X, y, tasks=tasks)
+        intervals = model.correlation_intervals(X, y, tasks, n_resamples=20)
+        again = model.correlation_intervals(X, y, tasks, n_resamples=20)
+        assert (intervals.lower.values == again.lower.values).all()
+        assert (intervals.lower.values <= intervals.upper.values).all()
+        widths.append(float((intervals.upper - intervals.lower).values.mean()))
+    assert intervals.sign_share.loc["a1", "a2"] >= 0.9
+    assert widths[1] < widths[0]
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        model.correlation_intervals(X, y, tasks, level=2)
+
+
+def test_a_task_that_joins_later() -> None:
+    X, y, tasks, W = _families(n=60)
+    model = MTRLRegressor(reg_lambda=0.05, common=0.0).fit(X, y, tasks=tasks)
+    kept = model.coef_.copy()
+    rng = np.random.default_rng(9)
+    few = rng.normal(size=(8, 6))
+    added = model.add_task(few, few @ W[0] + 0.5 * rng.normal(size=8), "a4")
+    assert (model.coef_[:6] == kept).all()
+    assert model.tasks_[-1] == "a4"
+    assert added.certificate.primal >= added.certificate.dual
+    many = rng.normal(size=(500, 6))
+    joined = np.mean((model.predict(many, tasks=np.full(500, "a4")) - many @ W[0]) ** 2)
+    alone = MTRLRegressor(reg_lambda=0.05).fit(few, few @ W[0])
+    assert joined < np.mean((alone.predict(many) - many @ W[0]) ** 2) or joined < 0.1
+    assert {name for name, _ in model.related("a4", k=3).related} >= {"a1", "a2"}
+    with pytest.raises(ValueError, match="already a task 'a4'"):
+        model.add_task(few, few @ W[0], "a4")
+    with pytest.raises(ValueError, match="of another kind than the model's task names"):
+        MTRLRegressor().fit(X, y, tasks=np.repeat(np.arange(6), 60)).add_task(few, few @ W[0], "x")
+
+
+def test_a_class_task_joins_later_and_strangers_are_refused() -> None:
+    X, y, tasks, W = _families(n=60)
+    labels = np.where(y > 0, "yes", "no")
+    model = MTRLClassifier(common=0.0).fit(X, labels, tasks=tasks)
+    rng = np.random.default_rng(1)
+    few = rng.normal(size=(20, 6))
+    model.add_task(few, np.where(few @ W[3] > 0, "yes", "no"), "b3")
+    assert "b1" in {name for name, _ in model.related("b3", k=3).related}
+    with pytest.raises(ValueError, match="labels other than the model's classes"):
+        model.add_task(few, np.full(20, "maybe"), "b4")
+    given = MTRLRegressor(relationship="independent").fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="add_task needs relationship='learned'"):
+        given.add_task(few, few @ W[0], "n")

@@ -1,0 +1,56 @@
+"""Choosing lambda and tau: on training rows only, by the path, and as good as trying every value by hand."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
+from problems import random_problem
+
+
+def _long(loss: str = "squared", **kwargs: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data = random_problem(loss, **kwargs)
+    return data.X, data.y, np.repeat([f"task{i}" for i in range(data.m)], np.diff(data.starts))
+
+
+def test_the_choice_is_the_best_of_the_path() -> None:
+    X, y, tasks = _long(m=5, d=6, rows=25)
+    model = MTRLRegressorCV(lambdas=[0.001, 0.1, 10.0], commons=[0.0, 1.0], cv=3).fit(X, y, tasks=tasks)
+    mean = model.cv_path_.mean("squared_error")
+    assert mean.shape == (2, 3)
+    i, j = np.unravel_index(mean.argmin(), mean.shape)
+    assert (model.reg_lambda_, model.common_strength_) == (model.cv_path_.lambdas[j], model.cv_path_.commons[i])
+    twin = MTRLRegressor(reg_lambda=model.reg_lambda_, common=model.common_strength_).fit(X, y, tasks=tasks)
+    assert np.allclose(model.predict(X, tasks=tasks), twin.predict(X, tasks=tasks), rtol=1e-6)
+    assert model.certificate_.relative_gap <= 1e-3
+
+
+def test_scale_of_the_features_does_not_change_the_choice() -> None:
+    X, y, tasks = _long(m=4, d=5, rows=25)
+    a = MTRLRegressorCV(commons=[0.0], cv=3).fit(X, y, tasks=tasks)
+    b = MTRLRegressorCV(commons=[0.0], cv=3).fit(1000 * X, y, tasks=tasks)
+    assert np.argmin(a.cv_path_.mean("squared_error")) == np.argmin(b.cv_path_.mean("squared_error"))
+
+
+def test_classifier_on_digits() -> None:
+    """Ten one-vs-rest tasks in one problem, offline."""
+    X, y = load_digits(return_X_y=True)
+    X_train, X_test, y_train, y_test = train_test_split(X / 16.0, y, test_size=0.4, random_state=0, stratify=y)
+    model = MTRLClassifierCV(lambdas=[1e-3, 1e-2, 1e-1], cv=3).fit(X_train, y_train)
+    assert model.score(X_test, y_test) > 0.94
+    assert model.certificate_.relative_gap <= 1e-3
+
+
+def test_parameters_survive_cloning_and_nonsense_is_refused() -> None:
+    X, y, tasks = _long()
+    model = MTRLRegressorCV(lambdas=[0.1], cv=2, scoring="loss")
+    assert clone(model).get_params()["scoring"] == "loss"
+    assert "reg_lambda" not in model.get_params()
+    with pytest.raises(ValueError, match="scoring must be one of loss, squared_error, wrong"):
+        MTRLRegressorCV(scoring="beauty").fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="lambdas must be positive and finite"):
+        MTRLRegressorCV(lambdas=[0.0]).fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="at least two folds, got 1"):
+        MTRLRegressorCV(cv=1).fit(X, y, tasks=tasks)
