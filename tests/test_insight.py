@@ -31,6 +31,15 @@ def test_related_and_opposed() -> None:
         model.related("z9")
 
 
+def test_tasks_that_are_all_alike_look_alike_also_beside_a_common_component() -> None:
+    rng = np.random.default_rng(0)
+    X, tasks = rng.normal(size=(200, 5)), np.repeat(np.arange(5), 40)
+    y = X @ np.array([1.0, -2.0, 0.5, 0.0, 1.0]) + 0.3 * rng.normal(size=200)
+    for common in (0.0, 1.0):
+        model = MTRLRegressor(reg_lambda=0.1, common=common).fit(X, y, tasks=tasks)
+        assert model.task_correlation_.to_numpy().min() > 0.9
+
+
 def test_compare_shows_what_sharing_brings_and_where_it_hurts() -> None:
     X, y, tasks, _ = _families(n=12, noise=1.5)
     model = MTRLRegressor(reg_lambda=0.3, common=0.0).fit(X, y, tasks=tasks)

@@ -521,7 +521,7 @@ def test_a_chosen_model_keeps_what_it_was_chosen_from(name: str, tmp_path: Path)
     if not hasattr(dmtrl, name):
         pytest.skip(f"dmtrl.{name} is not exported yet")
     X, y = make("two" if "Classifier" in name else "regression")
-    model = getattr(dmtrl, name)().fit(X, y, tasks=TASKS)
+    model = getattr(dmtrl, name)(lambdas=[1.0, 0.1], cv=2).fit(X, y, tasks=TASKS)
     loaded = keep(model, tmp_path)
     assert_same(vars(model), vars(loaded))
     assert_same(model.predict(X, tasks=TASKS), loaded.predict(X, tasks=TASKS))

@@ -24,7 +24,7 @@ from dmtrl.losses import BUILTIN, REGRESSION, AnyLoss, get_loss
 from dmtrl.persistence import Savable
 from dmtrl.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
 from dmtrl.progress import live_line
-from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
+from dmtrl.relationship import FreeIntercept, Learned, Relationship, get_relationship
 from dmtrl.settings import Settings
 from dmtrl.solve import thread_count, warn_unless_converged
 
@@ -279,9 +279,16 @@ class MTRLBase(Insight, Savable):
         self.certificate_ = outcome.certificate
         self.history_ = [record.as_dict() for record in outcome.history]
         self.n_rounds_ = len(outcome.history)
-        self._covariance = pad(outcome.covariance, units)
+        self._covariance = pad(self._relations(outcome, tau), units)
         self._outcome = replace(outcome, history=[])  # in the problem's coordinates: where a later fit can go on from
         self._coordinates = problem.coordinates
+
+    def _relations(self, outcome: Outcome, tau: float) -> TaskCovariance:
+        """Sigma as people read it. Beside a common component the solver's own is of what is left without it, in which
+        tasks that are all alike would look unrelated: here it is of the whole weights (12)."""
+        if tau == 0 or not _is_learned(self.relationship):
+            return outcome.covariance
+        return Learned().update(outcome.W[:, :-1] if self.fit_intercept is True else outcome.W)
 
     @property
     def task_covariance_(self) -> np.ndarray | TaskCovariance:

@@ -158,7 +158,8 @@ class Insight:
                     settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)
                     outcome = Coordinator(engine, data.m, relation, self.reg_lambda_, settings).run()
                 step()
-                return outcome.covariance.correlation()
+                correlation: np.ndarray = probe._relations(outcome, self.common_strength_).correlation()
+                return correlation
 
             draws = np.array(list(pool.map(resample, seeds)))
         low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -208,8 +209,9 @@ class Insight:
         before = self._outcome
         W = np.vstack([before.W, added.w])
         own = W - before.common
-        self._covariance = Learned().update(own[:, :-1] if self.fit_intercept is True else own)
-        self._outcome = replace(before, W=W, covariance=self._covariance, certificate=added.certificate, dual=added.dual)
+        covariance = Learned().update(own[:, :-1] if self.fit_intercept is True else own)
+        self._outcome = replace(before, W=W, covariance=covariance, certificate=added.certificate, dual=added.dual)
+        self._covariance = self._relations(self._outcome, self.common_strength_)
         self.certificate_ = added.certificate
         return AddedTask(names[-1], coef, float(intercept), added.certificate)
 

@@ -66,24 +66,30 @@ class Problem:
 
 
 def pose(X: Any, units: Units, weight: np.ndarray | None, fit_intercept: bool | str, centre_y: bool) -> Problem:
-    """With a free intercept (True) the origin of X and y may lie anywhere; at their centre its ridge does not bite. Its column is as
-    long as a typical row, so that one step size suits both."""
+    """With a free intercept (True) the origin of X and y may lie anywhere; at their centre its ridge does not bite. Its
+    column is as long as a typical row, so that one step size suits both."""
     X = as_rows(X)
     x_centre, y_centre, constant = np.zeros(X.shape[1], dtype=X.dtype), 0.0, 1.0 if fit_intercept else 0.0
-    if fit_intercept is True and not sparse.issparse(X):
-        x_centre = np.average(X, axis=0, weights=weight).astype(X.dtype)
-    weight = None if weight is None else weight[units.rows]
-    if fit_intercept is True and centre_y:
-        y_centre = float(np.average(units.y, weights=weight))
+    per_label = None if weight is None else weight[units.rows]
     if fit_intercept is True:
-        squares = X.multiply(X).sum() if sparse.issparse(X) else ((X - x_centre).astype(float) ** 2).sum()
-        constant = float(np.sqrt(squares / X.shape[0])) or 1.0
+        if not sparse.issparse(X):
+            x_centre = np.average(X, axis=0, weights=weight).astype(X.dtype)
+        if centre_y:
+            y_centre = float(np.average(units.y, weights=per_label))
+        constant = float(np.sqrt(np.average(_squared_norms(X, x_centre), weights=weight))) or 1.0
     coordinates = Coordinates(x_centre, y_centre, constant)
     X = coordinates.rows(X)
     in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
     rows = as_rows(X if in_order else X[units.rows])
-    data = TaskData(rows, units.y - y_centre, weight, units.starts, units.names[units.used])
+    data = TaskData(rows, units.y - y_centre, per_label, units.starts, units.names[units.used])
     return Problem(data, units, coordinates)
+
+
+def _squared_norms(X: Any, centre: np.ndarray) -> np.ndarray:
+    if sparse.issparse(X):
+        return np.asarray(X.multiply(X).sum(axis=1), dtype=float).ravel()
+    X = X - centre
+    return np.einsum("ij,ij->i", X, X).astype(float)
 
 
 def by_task(codes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
