@@ -49,6 +49,8 @@ demo: setup  ## run the main job on built-in data and say where the report page 
 	@$(BIN)/dmtrl demo
 
 test: setup lint  ## lint, then run all tests
+	@echo "Compiling the kernels (once) ..."
+	@$(BIN)/python tests/warm_up.py
 	@echo "Running the tests ..."
 	@$(BIN)/python -m pytest -q -n 2
 

@@ -111,7 +111,9 @@ def test_fitted_attributes():
     assert np.trace(MODEL.task_covariance_) == pytest.approx(1)
     assert MODEL.task_correlation_.index.tolist() == MODEL.task_correlation_.columns.tolist() == MODEL.tasks_.tolist()
     assert MODEL.n_rounds_ == len(MODEL.history_)
-    assert {"round", "gap", "primal", "dual", "rho", "bytes_sent", "bytes_received", "seconds"} <= set(MODEL.history_[0])
+    assert {"round", "gap", "primal", "dual", "rho", "bytes_sent", "bytes_received", "seconds"} <= set(
+        MODEL.history_[0]
+    )
     certificate = MODEL.certificate_
     assert certificate.relative_gap <= 1e-8
     assert certificate.primal - certificate.dual == certificate.gap
@@ -155,7 +157,9 @@ def test_independent_is_a_ridge_per_task():
 
 def test_free_intercept_does_not_depend_on_where_zero_is():
     moved = MTRLRegressor(reg_lambda=0.01, tol=1e-8).fit(X + 1000.0, Y - 5000.0, tasks=TASKS)
-    np.testing.assert_allclose(moved.predict(X + 1000.0, tasks=TASKS), MODEL.predict(X, tasks=TASKS) - 5000.0, atol=1e-5)
+    np.testing.assert_allclose(
+        moved.predict(X + 1000.0, tasks=TASKS), MODEL.predict(X, tasks=TASKS) - 5000.0, atol=1e-5
+    )
     none = MTRLRegressor(reg_lambda=0.01, fit_intercept=False).fit(X, Y, tasks=TASKS)
     assert not none.intercept_.any()
 
@@ -174,8 +178,12 @@ def test_sparse_is_dense(intercept):
         MTRLRegressor(fit_intercept=intercept, tol=1e-8).fit(form, Y, tasks=TASKS)
         for form in (rows, sparse.csr_array(rows))
     )
-    np.testing.assert_allclose(csr.predict(sparse.csr_matrix(rows), tasks=TASKS), dense.predict(rows, tasks=TASKS), atol=2e-3)
-    np.testing.assert_allclose(csr.score(sparse.csr_matrix(rows), Y, tasks=TASKS), dense.score(rows, Y, tasks=TASKS), atol=1e-5)
+    np.testing.assert_allclose(
+        csr.predict(sparse.csr_matrix(rows), tasks=TASKS), dense.predict(rows, tasks=TASKS), atol=2e-3
+    )
+    np.testing.assert_allclose(
+        csr.score(sparse.csr_matrix(rows), Y, tasks=TASKS), dense.score(rows, Y, tasks=TASKS), atol=1e-5
+    )
 
 
 def test_float32_stays_float32():
@@ -199,7 +207,9 @@ def test_tasks_may_be_numbers():
         np.testing.assert_array_equal(model.coef_, MODEL.coef_)
 
 
-@pytest.mark.parametrize("frame", [lambda f: f, pl.from_pandas, lambda f: pa.Table.from_pandas(f, preserve_index=False)])
+@pytest.mark.parametrize(
+    "frame", [lambda f: f, pl.from_pandas, lambda f: pa.Table.from_pandas(f, preserve_index=False)]
+)
 def test_frames(frame):
     model = clone(MODEL).fit(frame(FRAME), Y, tasks=TASKS)
     assert model.feature_names_in_.tolist() == ["a", "b", "c"]
@@ -218,7 +228,12 @@ def test_task_column_of_arrays():
     numbers = np.array([int(name[1:]) for name in TASKS])
     with_text = np.column_stack([TASKS.astype(object), X])
     with_number = np.column_stack([X, numbers])
-    for column, table in ((0, with_text), (-1, with_number), (3, sparse.csr_matrix(with_number)), (0, with_text.tolist())):
+    for column, table in (
+        (0, with_text),
+        (-1, with_number),
+        (3, sparse.csr_matrix(with_number)),
+        (0, with_text.tolist()),
+    ):
         model = clone(MODEL).set_params(task_column=column).fit(table, Y)
         assert model.n_features_in_ == 3
         np.testing.assert_allclose(model.predict(table), MODEL.predict(X, tasks=TASKS), atol=1e-2)

@@ -20,14 +20,14 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
     settings, lam = Settings(tol=1e-6, max_rounds=5000), 0.1
     model = solve(old, loss=loss, reg_lambda=lam, settings=settings)
     losses = mean_losses(old, model.W, loss)
-    added = extend(model.W, model.dual, losses, new, get_loss(loss), Learned(), lam, Settings(tol=1e-5, max_rounds=5000))
+    added = extend(
+        model.W, model.dual, losses, new, get_loss(loss), Learned(), lam, Settings(tol=1e-5, max_rounds=5000)
+    )
 
     w = cp.Variable((1, 4))
     z = np.asarray(new.X) @ w[0]
     value = cp.sum_squares(z - new.y) / 2 if loss == "squared" else cp.sum(cp.pos(1 - cp.multiply(new.y, z)))
-    problem = cp.Problem(
-        cp.Minimize(value / len(new.y) + lam / 2 * cp.square(cp.normNuc(cp.vstack([model.W, w])))), []
-    )
+    problem = cp.Problem(cp.Minimize(value / len(new.y) + lam / 2 * cp.square(cp.normNuc(cp.vstack([model.W, w])))), [])
     problem.solve(solver=cp.CLARABEL)
     assert added.outcome.certificate.primal == pytest.approx(problem.value, rel=2e-4)
 

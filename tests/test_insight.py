@@ -52,7 +52,9 @@ def test_compare_shows_what_sharing_brings_and_where_it_hurts() -> None:
 
 
 def test_negative_transfer_is_flagged() -> None:
-    """Tasks with ample data of their own, forced to be alike although they are opposites: sharing must be seen to hurt."""
+    """Tasks with ample data of their own, forced to be alike although they are opposites: sharing must be seen to
+    hurt.
+    """
     X, y, tasks, _ = _families(n=150, noise=0.1)
     forced = np.ones((6, 6)) + 1e-6 * np.eye(6)
     model = MTRLRegressor(reg_lambda=0.1, common=0.0, relationship=forced).fit(X, y, tasks=tasks)

@@ -235,7 +235,7 @@ def test_verify_notices_other_data_and_a_changed_model() -> None:
         verify(model, X, y + 0.1 * (np.arange(len(y)) == 5), tasks=TASKS)
     with pytest.raises(ValueError, match="other data"):
         verify(model, X, y, tasks=TASKS, sample_weight=np.arange(len(y)) + 1.0)
-    with pytest.raises(ValueError, match="other tasks than the model"):
+    with pytest.raises(ValueError, match="other tasks or classes than the model"):
         verify(model, X, y, tasks=TASKS + 1)
     with pytest.raises(NotFittedError):
         verify(MTRLRegressor(), X, y, tasks=TASKS)
@@ -249,7 +249,7 @@ def test_verify_notices_other_data_and_a_changed_model() -> None:
         verify(model, X, y, tasks=TASKS)
     X, y = make("two")
     classifier = MTRLClassifier(tol=0.01).fit(X, y, tasks=TASKS)
-    with pytest.raises(ValueError, match="other classes than the model"):
+    with pytest.raises(ValueError, match="other tasks or classes than the model"):
         verify(classifier, X, y == "yes", tasks=TASKS)
 
 

@@ -53,7 +53,9 @@ def test_path_agrees_with_fitting_each_fold_by_hand(loss: str) -> None:
                 y, weight = data.y[held], data.sample_weight[held]
                 by_hand = np.bincount(tasks[held], weight * loss_object.value(z, y), minlength=3)
                 assert np.allclose(path.loss[i, j, fold], by_hand, rtol=2e-3)
-                assert np.allclose(path.squared_error[i, j, fold], np.bincount(tasks[held], weight * (y - z) ** 2), rtol=5e-3)
+                assert np.allclose(
+                    path.squared_error[i, j, fold], np.bincount(tasks[held], weight * (y - z) ** 2), rtol=5e-3
+                )
                 assert np.allclose(path.weight[i, j, fold], np.bincount(tasks[held], weight))
     assert path.lambdas[0] > path.lambdas[1]
 

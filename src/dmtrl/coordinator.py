@@ -80,7 +80,9 @@ def _blas() -> ThreadpoolController:
 
 
 def single_threaded_blas(wanted: bool = True) -> Any:
-    """A context in which linear algebra uses one thread: a small SVD is faster so than on several that wait for each other."""
+    """A context in which linear algebra uses one thread: a small SVD is faster so than on several that wait for each
+    other.
+    """
     return _blas().limit(limits=1 if wanted else None)
 
 

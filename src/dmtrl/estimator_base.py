@@ -271,7 +271,7 @@ class MTRLBase(Insight, Savable):
             common = np.append(common[:d], outcome.W[:, d].mean())
         shape = (m,) if total == m else (m, total // m)
         self.coef_ = coef.reshape(*shape, d).astype(dtype)
-        self.intercept_ = intercept.reshape(shape).astype(dtype)
+        self.intercept_ = np.asarray(intercept.reshape(shape), dtype=dtype)
         common_coef, common_intercept = problem.coordinates.coefficients(common)
         self.common_coef_, self.common_intercept_ = common_coef.astype(dtype), float(common_intercept)
         self.reg_lambda_, self.common_strength_ = lam, tau

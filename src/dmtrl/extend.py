@@ -1,9 +1,9 @@
 """A new task joins a learned model without touching the others' data.
 
-Room: above the coordinator, beside solve. The old tasks' weights are held where they are: a worker without rows answers for them, whose loss is
-zero at those weights and infinite elsewhere. So the ordinary rounds solve the restricted problem, and because the
-old tasks' B and conjugate sums were kept, the dual bound of the *whole* problem with all tasks can still be computed: it says how much
-a full refit could gain.
+Room: above the coordinator, beside solve. The old tasks' weights are held where they are: a worker without rows
+answers for them, whose loss is zero at those weights and infinite elsewhere. So the ordinary rounds solve the
+restricted problem, and because the old tasks' B and conjugate sums were kept, the dual bound of the *whole* problem
+with all tasks can still be computed: it says how much a full refit could gain.
 """
 
 from collections.abc import Iterator, Mapping
@@ -75,7 +75,8 @@ class _Pair:
 
 @dataclass(frozen=True)
 class Extension:
-    """The new task's weights; the restricted problem's outcome; and the certificate of all tasks together, in which the old ones
+    """The new task's weights; the restricted problem's outcome; and the certificate of all tasks together, in which
+    the old ones
     stayed where they were: its gap bounds what fitting everything anew could gain."""
 
     w: np.ndarray
@@ -94,7 +95,9 @@ def extend(
     reg_lambda: float,
     settings: Settings,
 ) -> Extension:
-    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `relationship` is for m + 1."""
+    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `relationship` is
+    for m + 1.
+    """
     m, d = W.shape
     if newcomer.m != 1:
         raise ValueError(f"one task can be added at a time, got {newcomer.m}")

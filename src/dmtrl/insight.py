@@ -1,7 +1,8 @@
-"""What a fitted model says about its tasks: who is related to whom, whom sharing helps, how sure that is, and who joins later.
+"""What a fitted model says about its tasks: who is related to whom, whom sharing helps, how sure that is, and who
+joins later.
 
-Room: beside the estimators, which inherit `Insight`. Everything here goes through the estimator's own reading of its input, so
-the shapes of data are the same as in fit.
+Room: beside the estimators, which inherit `Insight`. Everything here goes through the estimator's own reading of
+its input, so the shapes of data are the same as in fit.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,8 @@ class Related(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Held-out error of every task: learned together, alone, and pooled. `hurts` marks tasks that sharing harms by more than
+    """Held-out error of every task: learned together, alone, and pooled. `hurts` marks tasks that sharing harms by
+    more than
     twice the standard error of the difference over folds."""
 
     tasks: np.ndarray
@@ -53,12 +55,13 @@ class Comparison:
 
     def __str__(self) -> str:
         means = ", ".join(f"{name} {getattr(self, name).mean():.4g}" for name in ("together", "alone", "pooled"))
-        return f"mean held-out {self.measure} over tasks: {means}; sharing hurts {int(self.hurts.sum())} of {len(self.tasks)}"
+        hurt = f"sharing hurts {int(self.hurts.sum())} of {len(self.tasks)}"
+        return f"mean held-out {self.measure} over tasks: {means}; {hurt}"
 
 
 @dataclass(frozen=True)
 class CorrelationIntervals:
-    """Bootstrap intervals of every two tasks' correlation; `sign_share` is how often the resamples agree on its sign."""
+    """Bootstrap intervals of every two tasks' correlation; `sign_share`: how often the resamples agree on its sign."""
 
     lower: Any
     upper: Any
@@ -68,7 +71,8 @@ class CorrelationIntervals:
 
 @dataclass(frozen=True)
 class AddedTask:
-    """A task that joined later. `certificate` is that of all tasks together with the old ones left where they were: its gap
+    """A task that joined later. `certificate` is that of all tasks together with the old ones left where they were:
+    its gap
     bounds what fitting everything anew could gain."""
 
     name: Any
@@ -96,10 +100,13 @@ class Insight:
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
         return Related(related, opposed)
 
-    def compare(self: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5) -> Comparison:
+    def compare(
+        self: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5
+    ) -> Comparison:
         """Per task, this model against single-task and pooled models, on held-out folds.
 
-        The rivals choose their lambda for the same folds; this model keeps its own, so the comparison leans to the rivals.
+        The rivals choose their lambda for the same folds; this model keeps its own, so the comparison leans to the
+        rivals.
         """
         check_is_fitted(self)
         probe = clone(self)
@@ -111,10 +118,17 @@ class Insight:
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
         with probe._engine(problem) as engine, bar(self.verbose, "comparing", 3) as step:
             args = (engine, m)
-            together = cross_validate(*args, lambda lam, tau: probe._relation(problem, lam, tau), [lam], [tau], cv, settings)
+            together = cross_validate(
+                *args, lambda lam, tau: probe._relation(problem, lam, tau), [lam], [tau], cv, settings
+            )
             step()
             alone = cross_validate(
-                *args, lambda lam, tau: probe._with_intercept(independent(m), lam, problem.coordinates), rivals, [0.0], cv, settings
+                *args,
+                lambda lam, tau: probe._with_intercept(independent(m), lam, problem.coordinates),
+                rivals,
+                [0.0],
+                cv,
+                settings,
             )
             step()
             pooled = cross_validate(*args, lambda lam, tau: Fixed(everybody), rivals, [0.0], cv, settings)
@@ -140,15 +154,21 @@ class Insight:
         n_resamples: int = 50,
         level: float = 0.9,
     ) -> CorrelationIntervals:
-        """How sure the task correlations are: the model is fitted again on rows drawn with replacement within each task."""
+        """How sure the task correlations are: the model is fitted again on rows drawn with replacement within each
+        task.
+        """
         check_is_fitted(self)
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level!r}")
         probe = clone(self).set_params(callbacks=None, verbose=0)
         problem = probe._pose(probe._read(X, y, tasks, sample_weight))
         threads = thread_count(self.n_jobs)
-        seeds = np.random.SeedSequence(0 if not isinstance(self.random_state, int) else self.random_state).spawn(n_resamples)
-        with bar(self.verbose, "resampling", n_resamples) as step, single_threaded_blas(), ThreadPoolExecutor(threads) as pool:
+        seeds = np.random.SeedSequence(self._seed()).spawn(n_resamples)
+        with (
+            bar(self.verbose, "resampling", n_resamples) as step,
+            single_threaded_blas(),
+            ThreadPoolExecutor(threads) as pool,
+        ):
 
             def resample(seed: np.random.SeedSequence) -> np.ndarray:
                 data = _resampled(problem.data, np.random.default_rng(seed))
@@ -164,21 +184,25 @@ class Insight:
             draws = np.array(list(pool.map(resample, seeds)))
         low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
         share = np.maximum((draws > 0).mean(axis=0), (draws < 0).mean(axis=0))
-        frame = [self._labelled(values, problem.data.names) for values in (low, high, share)]
-        return CorrelationIntervals(*frame, level)
+        lower, upper, agreed = (self._labelled(values, problem.data.names) for values in (low, high, share))
+        return CorrelationIntervals(lower, upper, agreed, level)
 
     def add_task(self: Any, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
-        """Fit a task that comes later against what was learned, without the other tasks' data, and keep it in the model."""
+        """Fit a task that comes later against what was learned, without the other tasks' data, and keep it in the
+        model.
+        """
         check_is_fitted(self)
         if self._kind == CLASSIFICATION and len(self.classes_) > 2:
             raise ValueError("add_task works for regression and for two classes; with more, fit everything anew")
         if not isinstance(self.relationship, str) or self.relationship != "learned":
-            raise ValueError("add_task needs relationship='learned'; with a given one, fit everything anew with the larger one")
+            raise ValueError(
+                "add_task needs relationship='learned'; with a given one, fit everything anew with a larger one"
+            )
         if name in self.tasks_.tolist():
             raise ValueError(f"there is already a task {name!r} in the model")
         names = np.array([*self.tasks_.tolist(), name])
         if names.dtype.kind != self.tasks_.dtype.kind:
-            raise ValueError(f"the name {name!r} is of another kind than the model's task names, such as {self.tasks_[0]!r}")
+            raise ValueError(f"the name {name!r} is of another kind than the model's task names, as {self.tasks_[0]!r}")
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
         relation = self._with_intercept(Learned(self.common_strength_), lam, self._coordinates)

@@ -484,7 +484,9 @@ def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untype
     gradient = np.empty(d)
     for j in range(first, last):
         z[j - first] = row_dot(units.X, j, u)
-    for iteration in range(iterations):
+    taken = 0
+    while taken < iterations:
+        taken += 1
         H[:] = 0.0
         gradient[:] = (u - c) / s
         for j in range(first, last):
@@ -529,7 +531,7 @@ def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untype
     for j in range(first, last):
         if units.p[j] > 0:
             alpha[j] = loss_slope(loss, param, z[j - first], units.y[j])
-    return iteration + 1
+    return taken
 
 
 @njit(cache=True, nogil=True)

@@ -29,17 +29,19 @@ from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl import validation
+from dmtrl.blocks import as_rows
 from dmtrl.certificate import Certificate
 from dmtrl.coordinator import Coordinator, DualPoint, Outcome, RoundRecord
 from dmtrl.covariance import TaskCovariance
-from dmtrl.losses import BUILTIN, CustomLoss, Loss, get_loss
-from dmtrl.problem import Coordinates, pose
+from dmtrl.data import TaskData
+from dmtrl.intake import lookup
+from dmtrl.losses import BUILTIN, CustomLoss, Loss
+from dmtrl.problem import Coordinates, Problem
 from dmtrl.relationship import Fixed, Learned
 from dmtrl.settings import Settings
 
 FORMAT = 1
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
-_INSIDE = (*MODELS, "RFF")  # what may stand inside a model
 # objects that only fit needs: the default takes their place, and routing goes back to that of the class
 _LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, validation.Path)
@@ -125,8 +127,7 @@ def _write(file: Any, header: dict[str, Any], arrays: _Arrays) -> None:
             with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
         archive.comment = b"0" * _DIGEST
-    file.seek(-_DIGEST, os.SEEK_END)
-    file.truncate()
+    file.truncate(file.seek(0, os.SEEK_END) - _DIGEST)
     file.seek(0)
     file.write(hashlib.file_digest(file, "sha256").hexdigest().encode())
 
@@ -158,8 +159,8 @@ def _read_arrays(archive: zipfile.ZipFile, layout: dict[str, Any]) -> _Arrays:
 
 
 def _class(name: str) -> Any:
-    """By way of the package, because the estimators import this file."""
-    return getattr(importlib.import_module("dmtrl"), name, None) if name in _INSIDE else None
+    """What may be made, by way of the package because the estimators import this file; an RFF stands inside a model."""
+    return getattr(importlib.import_module("dmtrl"), name, None) if name in (*MODELS, "RFF") else None
 
 
 def _take_model(model: Any) -> list[Any]:
@@ -228,9 +229,8 @@ def _encode(value: Any, where: str, arrays: _Arrays) -> Any:
     if type(value) is list:
         return [_encode(part, f"{where}.{i}", arrays) for i, part in enumerate(value)]
     if type(value) is dict:
-        names = [k if isinstance(k, str) and k.isidentifier() else i for i, k in enumerate(value)]
-        items = zip(names, value.items(), strict=True)
-        return {"dict": [[_encode(k, where, arrays), _encode(v, f"{where}.{name}", arrays)] for name, (k, v) in items]}
+        items = [(k if isinstance(k, str) and k.isidentifier() else i, k, v) for i, (k, v) in enumerate(value.items())]
+        return {"dict": [[_encode(k, where, arrays), _encode(v, f"{where}.{name}", arrays)] for name, k, v in items]}
     tag = next((tag for tag, (kind, _, _) in _CODECS.items() if type(value) is kind), None)
     if type(value) is _class(type(value).__name__):
         tag = "model"
@@ -270,24 +270,24 @@ def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: 
     the stored certificate disagrees, by a primal that differs by more than 1e-6 of it (1e-4 in float32) or by a dual
     above what is attained: then these are other data (rows, weights, parameters), or the model was changed.
     """
-    from dmtrl.estimator_base import SHIFTED
-
     check_is_fitted(model)
-    stored, lam, tau = model.certificate_, model.reg_lambda_, model.common_strength_
+    stored, lam, tau, place = model.certificate_, model.reg_lambda_, model.common_strength_, model._coordinates
     twin = copy.copy(model)  # reading labels sets classes_
     table = twin._read(X, y, tasks, sample_weight, reset=False)
-    units = twin._units(table)
-    for what, found in (("tasks_", table.names), ("classes_", getattr(twin, "classes_", None))):
-        if found is not None and not np.array_equal(found, getattr(model, what)):
-            raise ValueError(f"this data has other {what[:-1]} than the model; verify needs the data of the fit")
-    rows = table.X if model.feature_map_ is None else model.feature_map_.transform(table.X)
-    problem = pose(rows, units, table.sample_weight, model.fit_intercept, get_loss(model.loss).name in SHIFTED)
-    coef = model.coef_.reshape(len(units.names), -1)[units.used].astype(float)
-    W = problem.coordinates.weights(coef, model.intercept_.ravel()[units.used])
-    common = problem.coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
+    units, weight = twin._units(table), table.sample_weight
+    order = lookup(table.names, model.tasks_)  # a task that was added later stands last in the model
+    same = np.array_equal(np.sort(order), np.arange(len(model.tasks_)))
+    if not same or not np.array_equal(getattr(twin, "classes_", 0), getattr(model, "classes_", 0)):
+        raise ValueError("this data has other tasks or classes than the model; verify needs the data of the fit")
+    rows = place.rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X))[units.rows]
+    weight = None if weight is None else weight[units.rows]
+    data = TaskData(as_rows(rows), units.y - place.y_centre, weight, units.starts, units.names[units.used])
+    coef = model.coef_[order].reshape(len(units.names), -1)[units.used].astype(float)
+    W = place.weights(coef, model.intercept_[order].ravel()[units.used])
+    common = place.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
     start: Any = SimpleNamespace(W=W, common=common)  # all of an Outcome that a start is asked for
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
-    with model._engine(problem, 1) as engine:
+    with model._engine(problem := Problem(data, units, place), 1) as engine:
         outcome = Coordinator(engine, len(W), model._relation(problem, lam, tau), lam, settings).run(start=start)
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round is asked at W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))

@@ -1,7 +1,7 @@
 """MTRLRegressorCV and MTRLClassifierCV: lambda and tau chosen by cross-validation.
 
-Room: beside the estimators. For every fold and every tau a path of warm-started fits runs from strong to weak lambda; the workers set
-their folds aside themselves and only sums over held-out rows come back (validation.py).
+Room: beside the estimators. For every fold and every tau a path of warm-started fits runs from strong to weak
+lambda; the workers set their folds aside themselves and only sums over held-out rows come back (validation.py).
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,9 @@ from dmtrl.validation import MEASURES, Path, cross_validate
 
 
 class _Choosing:
-    """Chooses before it solves; afterwards reg_lambda_, common_strength_ and cv_path_ say what was chosen and from what."""
+    """Chooses before it solves; afterwards reg_lambda_, common_strength_ and cv_path_ say what was chosen and from
+    what.
+    """
 
     lambdas: Sequence[float] | None
     commons: Sequence[float]
@@ -43,7 +45,7 @@ class _Choosing:
                 engine,
                 problem.data.m,
                 lambda lam, tau: self._relation(problem, lam, tau),
-                lambdas,
+                lambdas.tolist(),
                 commons,
                 int(self.cv),
                 settings,
@@ -59,7 +61,8 @@ class MTRLRegressorCV(_Choosing, MTRLRegressor):
     """MTRLRegressor that chooses reg_lambda and common on held-out rows of the training data.
 
     lambdas: None for eleven values over five decades below the mean squared row norm. commons: strengths of the common
-    component to try. cv: folds. scoring: loss, squared_error or wrong (None: squared error, or the loss where that is another).
+    component to try. cv: folds. scoring: loss, squared_error or wrong (None: squared error, or the loss where that
+    is another).
     """
 
     def __init__(
@@ -96,7 +99,8 @@ class MTRLRegressorCV(_Choosing, MTRLRegressor):
 class MTRLClassifierCV(_Choosing, MTRLClassifier):
     """MTRLClassifier that chooses reg_lambda and common on held-out rows of the training data.
 
-    Parameters as in MTRLRegressorCV; the default scoring is the share of wrong answers, averaged over tasks, ties by loss.
+    Parameters as in MTRLRegressorCV; the default scoring is the share of wrong answers, averaged over tasks, ties
+    by loss.
     """
 
     def __init__(

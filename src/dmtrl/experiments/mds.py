@@ -1,4 +1,5 @@
-"""Sentiment of reviews in 22 product domains (the subset in mds.npz): MTRLClassifierCV chooses lambda and tau on training rows only.
+"""Sentiment of reviews in 22 product domains (the subset in mds.npz): MTRLClassifierCV chooses lambda and tau on
+training rows only.
 
 Run `python -m dmtrl.experiments.mds`; some minutes. Balanced rows, folds 0-2 held out, tf-idf with logarithmic counts.
 Single-task and pooled logistic regression stand beside it, each with its own lambda by cross-validation.
@@ -39,13 +40,27 @@ def main() -> None:
     tasks, tasks_test = labels(train), labels(test)
     began = time.perf_counter()
     model = MTRLClassifierCV(
-        lambdas=np.logspace(-2, -5, 7), commons=(0.0, 0.1, 0.3, 1.0), cv=4, fit_intercept=False, n_jobs=-1, verbose=1
+        lambdas=np.logspace(-2, -5, 7).tolist(),
+        commons=(0.0, 0.1, 0.3, 1.0),
+        cv=4,
+        fit_intercept=False,
+        n_jobs=-1,
+        verbose=1,
     ).fit(X, train.y, tasks=tasks)
     seconds = time.perf_counter() - began
     error = mean_error(test, model.predict(X_test, tasks=tasks_test))
-    print(f"dmtrl: mean error {error:.2%} (lambda {model.reg_lambda_:.2g}, tau {model.common_strength_:g}, {seconds:.0f} s)")
+    print(
+        f"dmtrl: mean error {error:.2%} (lambda {model.reg_lambda_:.2g}, tau {model.common_strength_:g}, "
+        f"{seconds:.0f} s)"
+    )
     print(f"certificate: {model.certificate_}")
-    kind = {"Cs": np.logspace(-1, 3, 7), "cv": 4, "use_legacy_attributes": False, "scoring": "accuracy", "l1_ratios": (0,)}
+    kind = {
+        "Cs": np.logspace(-1, 3, 7),
+        "cv": 4,
+        "use_legacy_attributes": False,
+        "scoring": "accuracy",
+        "l1_ratios": (0,),
+    }
     pooled = LogisticRegressionCV(**kind).fit(X, train.y)
     print(f"pooled logistic regression: mean error {mean_error(test, pooled.predict(X_test)):.2%}")
     alone = np.empty(len(test.y))

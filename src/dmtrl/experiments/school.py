@@ -1,7 +1,7 @@
 """School, the ten published splits: MTRLRegressorCV chooses lambda and tau on training rows only.
 
-Run `python -m dmtrl.experiments.school [splits]`; a few seconds a split. Beside it ridge regression of each school alone and of all rows
-with a column per school, each with its own lambda by cross-validation.
+Run `python -m dmtrl.experiments.school [splits]`; a few seconds a split. Beside it ridge regression of each school
+alone and of all rows with a column per school, each with its own lambda by cross-validation.
 """
 
 import sys
@@ -23,7 +23,8 @@ def rmse(y: np.ndarray, z: np.ndarray) -> float:
 def one_split(split: int) -> dict[str, float]:
     school = load_school()
     train, test = school.splits[split]
-    X, y, task = school.X[:, :-1].astype(float), school.y.astype(float), school.task  # the last column is the constant 1
+    # the last column is the constant 1
+    X, y, task = school.X[:, :-1].astype(float), school.y.astype(float), school.task
     scaler = StandardScaler().fit(X[train])
     X = scaler.transform(X)
     began = time.perf_counter()
@@ -52,7 +53,9 @@ def main(splits: int = 10) -> None:
     records = []
     for split in range(splits):
         records.append(one_split(split))
-        print(f"split {split + 1}: " + ", ".join(f"{name} {value:.4g}" for name, value in records[-1].items()), flush=True)
+        print(
+            f"split {split + 1}: " + ", ".join(f"{name} {value:.4g}" for name, value in records[-1].items()), flush=True
+        )
     for name in records[0]:
         values = [record[name] for record in records]
         print(f"{name}: mean {np.mean(values):.4g}, deviation {np.std(values, ddof=min(1, splits - 1)):.2g}")

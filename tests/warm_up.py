@@ -1,0 +1,14 @@
+"""Compile the kernels once, for every precision and layout, before test processes run side by side and all would do
+it.
+"""
+
+import numpy as np
+
+from dmtrl import Settings, solve
+from problems import random_problem
+
+if __name__ == "__main__":
+    for dtype in (np.float64, np.float32):
+        for csr in (False, True):
+            data = random_problem("squared", m=2, rows=5, dtype=dtype, csr=csr)
+            solve(data, loss="squared", reg_lambda=1.0, settings=Settings(max_rounds=1, tol=0.0))
