@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dmtrl import MTRLClassifier, MTRLRegressor
+from dmtrl import MTRLClassifier, MTRLRegressor, verify
 
 
 def _families(seed: int = 0, n: int = 40, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -99,6 +99,17 @@ def test_a_task_that_joins_later() -> None:
         model.add_task(few, few @ W[0], "a4")
     with pytest.raises(ValueError, match="of another kind than the model's task names"):
         MTRLRegressor().fit(X, y, tasks=np.repeat(np.arange(6), 60)).add_task(few, few @ W[0], "x")
+
+
+@pytest.mark.parametrize("common", [0.0, 1.0])
+def test_the_certificate_after_joining_can_be_verified(common: float) -> None:
+    X, y, tasks, _ = _families(n=40)
+    late = tasks == "b2"
+    model = MTRLRegressor(reg_lambda=0.05, common=common).fit(X[~late], y[~late], tasks=tasks[~late])
+    added = model.add_task(X[late], y[late], "b2")
+    again = verify(model, X, y, tasks)
+    assert again.primal == pytest.approx(added.certificate.primal, rel=1e-6)
+    assert again.dual >= added.certificate.dual  # with everybody's data the bound can only be better
 
 
 def test_a_class_task_joins_later_and_strangers_are_refused() -> None:

@@ -6,13 +6,33 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
 from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
 from problems import random_problem
+
+
+# The check hands over row splits; ours is a number of folds that every worker draws for itself, so that no row number travels.
+OWN_FOLDS = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "cv is a number of folds, drawn where the rows lie"
+    for kind in ("dense", "sparse")
+}
 
 
 def _long(loss: str = "squared", **kwargs: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     data = random_problem(loss, **kwargs)
     return data.X, data.y, np.repeat([f"task{i}" for i in range(data.m)], np.diff(data.starts))
+
+
+@parametrize_with_checks(
+    [
+        MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2),
+        MTRLClassifierCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2),
+    ],
+    expected_failed_checks=lambda estimator: OWN_FOLDS,
+)
+def test_conformance(estimator, check) -> None:
+    check(estimator)
 
 
 def test_the_choice_is_the_best_of_the_path() -> None:
@@ -52,5 +72,7 @@ def test_parameters_survive_cloning_and_nonsense_is_refused() -> None:
         MTRLRegressorCV(scoring="beauty").fit(X, y, tasks=tasks)
     with pytest.raises(ValueError, match="lambdas must be positive and finite"):
         MTRLRegressorCV(lambdas=[0.0]).fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="cv must be a number of folds"):
+        MTRLRegressorCV(cv=[([0], [1])]).fit(X, y, tasks=tasks)
     with pytest.raises(ValueError, match="at least two folds, got 1"):
         MTRLRegressorCV(cv=1).fit(X, y, tasks=tasks)

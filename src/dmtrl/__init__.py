@@ -9,6 +9,7 @@ from dmtrl.feature_maps import RFF
 from dmtrl.loss_check import LossError, check_loss
 from dmtrl.losses import CustomLoss, Loss, get_loss
 from dmtrl.metrics import per_task_scores, task_scorer
+from dmtrl.persistence import load, verify
 from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.settings import Settings
 from dmtrl.solve import NotConvergedWarning, solve
@@ -33,7 +34,9 @@ __all__ = [
     "TaskData",
     "check_loss",
     "get_loss",
+    "load",
     "per_task_scores",
     "solve",
     "task_scorer",
+    "verify",
 ]

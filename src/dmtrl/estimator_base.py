@@ -83,7 +83,7 @@ ATTRIBUTES = """Attributes
     unit_names_ : ndarray
         The rows of the task covariance: tasks_<units>.
     task_covariance_ : ndarray, or a TaskCovariance above 5000 units
-        Trace one. With a common component it is that of the tasks' own parts.
+        Trace one; of the whole weights, what all tasks share included.
     task_correlation_ : DataFrame, or ndarray without pandas
     certificate_ : Certificate
         .primal, .dual, .gap, .relative_gap: nothing can be better than .dual.
@@ -264,16 +264,10 @@ class MTRLBase(Insight, Savable):
         total = len(units.names)
         coef, intercept = np.zeros((total, d)), units.constant.astype(float)
         coef[units.used], intercept[units.used] = problem.coordinates.coefficients(outcome.W)
-        common = outcome.common
-        if tau > 0 and not _is_learned(self.relationship):
-            common = common_part(outcome.covariance, tau, outcome.W)
-        if self.fit_intercept is True:  # outside the relationship: a task never seen is given the mean one
-            common = np.append(common[:d], outcome.W[:, d].mean())
         shape = (m,) if total == m else (m, total // m)
         self.coef_ = coef.reshape(*shape, d).astype(dtype)
         self.intercept_ = np.asarray(intercept.reshape(shape), dtype=dtype)
-        common_coef, common_intercept = problem.coordinates.coefficients(common)
-        self.common_coef_, self.common_intercept_ = common_coef.astype(dtype), float(common_intercept)
+        self._keep_common(outcome, tau, problem.coordinates)
         self.reg_lambda_, self.common_strength_ = lam, tau
         self.unit_names_ = units.names
         self.certificate_ = outcome.certificate
@@ -282,6 +276,15 @@ class MTRLBase(Insight, Savable):
         self._covariance = pad(self._relations(outcome, tau), units)
         self._outcome = replace(outcome, history=[])  # in the problem's coordinates: where a later fit can go on from
         self._coordinates = problem.coordinates
+
+    def _keep_common(self, outcome: Outcome, tau: float, coordinates: Coordinates) -> None:
+        common, d = outcome.common, len(coordinates.x_centre)
+        if tau > 0 and not _is_learned(self.relationship):
+            common = common_part(outcome.covariance, tau, outcome.W)
+        if self.fit_intercept is True:  # outside the relationship: a task never seen is given the mean one
+            common = np.append(common[:d], outcome.W[:, d].mean())
+        coef, intercept = coordinates.coefficients(common)
+        self.common_coef_, self.common_intercept_ = coef.astype(self.coef_.dtype), float(intercept)
 
     def _relations(self, outcome: Outcome, tau: float) -> TaskCovariance:
         """Sigma as people read it. Beside a common component the solver's own is of what is left without it, in which

@@ -14,8 +14,6 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dmtrl import intake
 from dmtrl.coordinator import Callback
-from dmtrl.estimator_base import INTERCEPT_RIDGE as INTERCEPT_RIDGE
-from dmtrl.estimator_base import SHIFTED as SHIFTED
 from dmtrl.estimator_base import MTRLBase, choose, documented
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
 from dmtrl.problem import Units, by_task

@@ -232,9 +232,13 @@ class Insight:
         self.tasks_ = self.unit_names_ = names
         before = self._outcome
         W = np.vstack([before.W, added.w])
-        own = W - before.common
+        common = added.outcome.common
+        own = W - common
         covariance = Learned().update(own[:, :-1] if self.fit_intercept is True else own)
-        self._outcome = replace(before, W=W, covariance=covariance, certificate=added.certificate, dual=added.dual)
+        self._outcome = replace(
+            before, W=W, common=common, covariance=covariance, certificate=added.certificate, dual=added.dual
+        )
+        self._keep_common(self._outcome, self.common_strength_, self._coordinates)
         self._covariance = self._relations(self._outcome, self.common_strength_)
         self.certificate_ = added.certificate
         return AddedTask(names[-1], coef, float(intercept), added.certificate)

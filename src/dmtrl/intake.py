@@ -99,7 +99,7 @@ class Table:
             return np.asarray(self.y, dtype=float)
         except (TypeError, ValueError):
             label = next(j for j, value in enumerate(self.y) if not _is_number(value))
-            raise ValueError(f"{self.where(label)}: y holds {self.y[label]!r}, which is not a number") from None
+            raise ValueError(f"{self.where(label)}: y holds {plain(self.y[label])!r}, which is not a number") from None
 
 
 def read(X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, task_column: Any = None) -> Table:
@@ -255,7 +255,7 @@ def explain_text(X: Any) -> str | None:
         if row is not None:
             name = j if names is None else names[j]
             return (
-                f"row {row}, column {name!r}: X holds {values[row]!r}, which is not a number; "
+                f"row {row}, column {name!r}: X holds {plain(values[row])!r}, which is not a number; "
                 "encode the column as numbers, leave it out, or name it as task_column"
             )
     return None

@@ -35,6 +35,8 @@ class _Choosing:
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
         if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
             raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
+        if not isinstance(self.cv, int | np.integer):
+            raise ValueError(f"cv must be a number of folds, which every worker draws for itself, got {self.cv!r}")
         # a common component is for several tasks that share labels; one task has none
         commons = [0.0] if len(self.tasks_) == 1 or problem.data.m != len(self.tasks_) else list(self.commons)
         # choosing needs less accuracy than the final fit
