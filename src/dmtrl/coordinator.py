@@ -91,6 +91,13 @@ def broadcast(engine: Engine, message: Message) -> dict[int, Message]:
     return dict(engine.exchange({k: message for k in range(engine.n_workers)}))
 
 
+def _sharpened(accuracy: float, history: Sequence[RoundRecord]) -> float:
+    """Half the local accuracy when four rounds brought next to nothing: then the local answers are too rough to go on from."""
+    if len(history) < 5 or history[-1].gap < 0.8 * history[-5].gap:
+        return accuracy
+    return max(0.5 * accuracy, 1e-4)
+
+
 class Coordinator:
     """`describe` asks every worker what it holds; pass an earlier `layout` where that is known."""
 
@@ -169,10 +176,12 @@ class Coordinator:
         best = Candidate(W, common, np.inf)
         dual = self._dual_point(B, self._conjugate)
         history: list[RoundRecord] = []
+        accuracy = settings.local_accuracy
         for number in range(settings.max_rounds):
             began = time.perf_counter()
             order = method.order()
-            target = settings.local_accuracy * (best.objective - dual.bound) / len(layout.task)
+            accuracy = _sharpened(accuracy, history)
+            target = accuracy * (best.objective - dual.bound) / len(layout.task)
             raw = self._exchange(self._messages(order, number, target))
             answers, solver, passes = self._read(raw, number)
             report = method.absorb(answers)

@@ -496,7 +496,7 @@ def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untype
         size = np.dot(gradient, gradient)
         # The server works with c + s b, which lies s |gradient| away from u; below the rounding of the gradient's own
         # terms nothing is left to gain.
-        near = s * s * size <= 1e-12 * (np.dot(u, u) + np.dot(c, c))
+        near = s * s * size <= 1e-20 * (np.dot(u, u) + np.dot(c, c))
         if near or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s)):
             break
         for j in range(first, last):

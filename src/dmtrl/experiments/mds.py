@@ -40,7 +40,7 @@ def main() -> None:
     tasks, tasks_test = labels(train), labels(test)
     began = time.perf_counter()
     model = MTRLClassifierCV(
-        lambdas=np.logspace(-2, -5, 7).tolist(),
+        lambdas=np.logspace(-2, -5.5, 8).tolist(),
         commons=(0.0, 0.1, 0.3, 1.0),
         cv=4,
         fit_intercept=False,
