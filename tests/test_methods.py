@@ -63,6 +63,16 @@ def test_blocks_need_fewer_rounds_than_single_tasks() -> None:
     assert rounds(1, "block") < single
 
 
+@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
+def test_blocks_converge_with_the_default_knobs(loss: str, workers: int) -> None:
+    data = random_problem(loss, m=8, d=5, rows=30)
+    one = np.full((8, 8), 0.95) + 0.05 * np.eye(8)
+    settings = Settings(method="dual", rho="block", max_rounds=600)
+    outcome = solve(data, loss=loss, reg_lambda=0.01, relationship=one, workers=workers, settings=settings)
+    assert outcome.certificate.relative_gap <= 1e-3
+
+
 def test_momentum_needs_fewer_rounds() -> None:
     data = random_problem("squared", m=8, d=5, rows=40, seed=1)
     one = np.full((8, 8), 0.95) + 0.05 * np.eye(8)
@@ -87,7 +97,7 @@ def test_same_bits_for_any_number_of_threads(loss: str, method: str) -> None:
 
 
 def test_splitting_gives_the_same_bits_for_any_partition() -> None:
-    data = random_problem("hinge", m=7, d=4, rows=25)
+    data = random_problem("hinge", m=7, d=4, rows=25, weighted=True)
     settings = Settings(max_rounds=15, tol=0.0, seed=11)
     runs = {_bits(solve(data, loss="hinge", reg_lambda=0.01, workers=k, settings=settings)) for k in (1, 2, 3, 7)}
     assert len(runs) == 1
@@ -173,6 +183,23 @@ def test_weak_regularisation_does_not_deadlock(loss: str, reg_lambda: float) -> 
     """A local answer that is good in objective but far away in u once left W at zero for ever."""
     data = random_problem(loss, m=6, d=8, rows=60)
     outcome = solve(data, loss=loss, reg_lambda=reg_lambda, settings=Settings(max_rounds=200))
+    assert outcome.certificate.relative_gap <= 1e-3
+
+
+@pytest.mark.parametrize("loss", ["logistic", "smoothed_hinge", "squared_hinge", "huber", "squared"])
+@pytest.mark.parametrize("d", [30, 100])
+def test_more_features_than_rows_and_weak_regularisation(loss: str, d: int) -> None:
+    data = random_problem(loss, m=5, d=d, rows=20)
+    outcome = solve(data, loss=loss, reg_lambda=1e-6, settings=Settings(max_rounds=300))
+    assert outcome.certificate.relative_gap <= 1e-3
+
+
+@pytest.mark.parametrize("loss", BUILTIN)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_features_of_any_scale(loss: str, scale: float) -> None:
+    data = random_problem(loss, m=5, d=6, rows=25)
+    big = TaskData(scale * data.X, data.y, None, data.starts, data.names)
+    outcome = solve(big, loss=loss, reg_lambda=0.01, settings=Settings(max_rounds=1000))
     assert outcome.certificate.relative_gap <= 1e-3
 
 

@@ -3,6 +3,7 @@
 import cvxpy as cp
 import numpy as np
 import pytest
+from scipy.special import xlogy
 
 from dmtrl import Settings, TaskCovariance, TaskData, solve
 from problems import mean_losses, random_problem, rows_of
@@ -24,7 +25,7 @@ def _losses(data: TaskData, W: cp.Variable, loss: str) -> cp.Expression:
             "logistic": lambda z=z, y=y: cp.logistic(-cp.multiply(y, z)),
             "huber": lambda z=z, y=y: cp.huber(z - y, 1.35) / 2,
             "quantile": lambda z=z, y=y: cp.abs(y - z) / 2,
-            "poisson": lambda z=z, y=y: cp.exp(z) - cp.multiply(y, z),
+            "poisson": lambda z=z, y=y: cp.exp(z) - cp.multiply(y, z) + xlogy(y, y) - y,
         }[loss]()
         total = total + p @ terms
     return total

@@ -5,14 +5,12 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
 from problems import random_problem
 
-
-# The check hands over row splits; ours is a number of folds that every worker draws for itself, so that no row number travels.
+# The check hands over row splits; ours is a number of folds that every worker draws, so that no row number travels.
 OWN_FOLDS = {
     f"check_sample_weight_equivalence_on_{kind}_data": "cv is a number of folds, drawn where the rows lie"
     for kind in ("dense", "sparse")

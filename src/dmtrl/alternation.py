@@ -7,6 +7,7 @@ preset turns them off.
 
 import numpy as np
 
+from dmtrl.covariance import TaskCovariance
 from dmtrl.layout import Layout
 from dmtrl.method import Answers, Candidate, Order, Report
 from dmtrl.relationship import Relationship
@@ -23,10 +24,10 @@ class Alternation:
         self._smoothing = settings.smoothing
         self._set_sigma(relationship.start(layout.m))
 
-    def _set_sigma(self, covariance: object) -> None:
+    def _set_sigma(self, covariance: TaskCovariance) -> None:
         layout, settings = self._layout, self._settings
         self._covariance = covariance
-        self._total = covariance.plus_common(self._relationship.tau)  # type: ignore[attr-defined]
+        self._total = covariance.plus_common(self._relationship.tau)
         if settings.rho == "paper":
             rho = self._total.paper_rho(layout.task)
         else:
@@ -67,7 +68,7 @@ class Alternation:
             omega,
         )
         if omega:
-            own = self._covariance.apply(self._B) / lam  # type: ignore[attr-defined]
+            own = self._covariance.apply(self._B) / lam
             self._set_sigma(self._relationship.update(own, self._smoothing))
             self._smoothing = max(self._smoothing * settings.smoothing_decay, settings.smoothing_floor)
             self._B_before = self._B
@@ -81,4 +82,6 @@ class Alternation:
         else:
             self._momentum_age += 1
         self._B_before, self._B = self._B, B
-        self._beta = self._momentum_age / (self._momentum_age + 3.0) if self._settings.momentum else 0.0
+        # one sweep over a block is no exact step, and on inexact steps momentum can run away
+        wanted = self._settings.momentum and self._settings.rho != "block"
+        self._beta = self._momentum_age / (self._momentum_age + 3.0) if wanted else 0.0

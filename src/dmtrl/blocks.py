@@ -30,6 +30,9 @@ class Blocks:
                 f"blocks do not fit: {n} rows in X, {len(self.y)} in y, the last unit ends at {self.starts[-1]}"
             )
 
+        if len(np.unique(self.tasks)) != len(self.tasks):
+            raise ValueError("a worker was given several shards of one task; join them into one unit")
+
     @property
     def n_units(self) -> int:
         return len(self.tasks)
@@ -60,6 +63,8 @@ def as_rows(X: Any) -> Any:
             X.sum_duplicates()
         return X if X.dtype in (np.float32, np.float64) else X.astype(np.float64)
     X = np.asarray(X)
+    if X.dtype.kind not in "biufO":
+        raise ValueError(f"X must hold real numbers, got {X.dtype}; encode text and split complex numbers first")
     if X.dtype not in (np.float32, np.float64):
         X = X.astype(np.float64)
     return np.ascontiguousarray(X)

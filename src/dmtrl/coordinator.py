@@ -27,7 +27,9 @@ from dmtrl.worker import SOLVER_NAMES
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, as kept in history_. Gaps are relative; `primal` and `dual` are the best so far."""
+    """One round, as kept in history_. Gaps are relative; `primal` and `dual` are the best so far. With the default
+    method `w_gap` is the
+    smaller of this round's W-step gap and the best pair's joint gap, which bounds that pair's W-step gap."""
 
     round: int
     gap: float
@@ -92,7 +94,9 @@ def broadcast(engine: Engine, message: Message) -> dict[int, Message]:
 
 
 def _sharpened(accuracy: float, history: Sequence[RoundRecord]) -> float:
-    """Half the local accuracy when four rounds brought next to nothing: then the local answers are too rough to go on from."""
+    """Half the local accuracy when four rounds brought next to nothing: then the local answers are too rough to go on
+    from.
+    """
     if len(history) < 5 or history[-1].gap < 0.8 * history[-5].gap:
         return accuracy
     return max(0.5 * accuracy, 1e-4)
@@ -142,6 +146,8 @@ class Coordinator:
         )
         self._conjugate = float(layout.gather(answers, "conjugate").sum())
         self._at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
+        limits = layout.gather(answers, "longest_step")
+        self._longest_step = float(np.median(limits[np.isfinite(limits)])) if np.isfinite(limits).any() else np.inf
         return layout.gather(answers, "b"), self._conjugate
 
     def _method(self, b: np.ndarray, W: np.ndarray, common: np.ndarray) -> Method:
@@ -157,7 +163,7 @@ class Coordinator:
             name = "dual" if loose else "splitting"
         if name == "dual":
             return Alternation(relationship, self._lam, layout, settings, b)
-        return Splitting(relationship, self._lam, layout, settings, W, common, b)
+        return Splitting(relationship, self._lam, layout, settings, W, common, b, self._longest_step)
 
     def run(self, callbacks: Sequence[Callback] = (), start: Outcome | None = None) -> Outcome:
         """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier
@@ -188,7 +194,7 @@ class Coordinator:
             best = min([best, *report.candidates], key=lambda candidate: candidate.objective)
             dual = max(dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
             certificate = Certificate(best.objective, dual.bound)
-            w_gap = report.w_gap / (abs(report.w_objective) or 1.0)
+            w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
             if isinstance(
                 method, Splitting
             ):  # the best pair's W-step gap is at most its joint gap (docs/math.md section 5)

@@ -39,7 +39,10 @@ class TaskCovariance:
             raise ValueError("a task covariance must be symmetric; pass (S + S.T) / 2 if it is only rounding")
         trace = np.trace(sigma)
         if not trace > 0:
-            raise ValueError(f"a task covariance must have a positive trace, got {trace:g}")
+            raise ValueError(
+                f"a task covariance must have a positive trace, got {trace:g}; "
+                "if this is a graph's adjacency, pass it as a sparse matrix or through relationship.graph"
+            )
         values, basis = np.linalg.eigh((sigma + sigma.T) / (2 * trace))
         if values[0] < -1e-10:
             raise ValueError(
@@ -99,10 +102,10 @@ class TaskCovariance:
     def inverse_quadratic(self, W: np.ndarray) -> float:
         """tr(W^T Sigma^-1 W), infinite where W leaves the range of Sigma. Sigma is never inverted as a whole."""
         inside = self.basis.T @ W
-        left = max(float((W**2).sum() - (inside**2).sum()), 0.0)
-        size = float((W**2).sum())
-        outside = left / self.floor if self.floor > 0 else np.inf
-        outside = 0.0 if left <= 1e-14 * size else outside
+        left = float(((W - self.basis @ inside) ** 2).sum())
+        # rounding leaves a W that Sigma made some 1e-16 outside of its range
+        beyond = 0.0 if left <= 1e-28 * float((W**2).sum()) else np.inf
+        outside = left / self.floor if self.floor > 0 else beyond
         return float((inside**2 / (self.values + self.floor)[:, None]).sum() + outside)
 
     def diagonal(self) -> np.ndarray:

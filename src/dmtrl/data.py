@@ -31,9 +31,11 @@ class TaskData:
     @classmethod
     def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> "TaskData":
         """One task label per row (any sortable labels), or None for a single task."""
-        X, y = as_rows(X), np.asarray(y)
+        X, y = as_rows(X), _numbers(y, "y")
         if X.ndim != 2:
             raise ValueError(f"X must have two dimensions, got {X.ndim}")
+        if X.shape[1] == 0:
+            raise ValueError("X has no columns")
         n = X.shape[0]
         tasks = np.zeros(n, dtype=int) if tasks is None else np.asarray(tasks)
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
@@ -44,7 +46,12 @@ class TaskData:
                 )
         if n == 0:
             raise ValueError("there are no rows in X")
-        names, codes = np.unique(tasks, return_inverse=True)
+        if (tasks != tasks).any():
+            raise ValueError(f"tasks holds NaN at row {int(np.argmax(tasks != tasks))}; every row needs a task")
+        try:
+            names, codes = np.unique(tasks, return_inverse=True)
+        except TypeError as error:
+            raise ValueError("task labels must be of one kind, all text or all numbers") from error
         starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
         if (np.diff(codes) < 0).any():
             order = np.argsort(codes, kind="stable")
@@ -66,7 +73,7 @@ class TaskData:
         if any(weighted) != all(weighted):
             raise ValueError("either every task has a sample weight or none has")
         parts = [as_rows(task[0]) for task in tasks]
-        labels = [np.asarray(task[1]) for task in tasks]
+        labels = [_numbers(task[1], f"task {name!r}: y") for name, task in zip(names, tasks, strict=True)]
         for name, part, y in zip(names, parts, labels, strict=True):
             if part.ndim != 2 or y.shape != (part.shape[0],):
                 raise ValueError(
@@ -76,6 +83,9 @@ class TaskData:
                 raise ValueError(f"task {name!r} has {part.shape[1]} features, the first task has {parts[0].shape[1]}")
             if part.shape[0] == 0:
                 raise ValueError(f"task {name!r} has no rows; leave it out")
+        for name, task, y in zip(names, tasks, labels, strict=True):
+            if len(task) == 3 and np.shape(task[2]) != y.shape:
+                raise ValueError(f"task {name!r} has {len(y)} rows and sample weights of shape {np.shape(task[2])}")
         if any(sparse.issparse(part) for part in parts):
             X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
         else:
@@ -119,3 +129,10 @@ class TaskData:
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         names = [str(name) for name in self.names[mine]]
         return Blocks(self.X[rows], self.y[rows], weight, starts, mine, shard, names)
+
+
+def _numbers(y: Any, what: str) -> np.ndarray:
+    y = np.asarray(y)
+    if y.dtype.kind not in "biuf":
+        raise ValueError(f"{what} must hold real numbers, got {y.dtype}")
+    return y

@@ -4,6 +4,7 @@ Room: beside the estimators, above solve, intake and problem. A subclass says ho
 answers; an estimator that chooses its own lambda and tau overrides `_strengths`.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -111,7 +112,7 @@ def documented(**words: str) -> Any:
     return fill
 
 
-class MTRLBase(Insight, Savable):
+class MTRLBase(Insight, Savable, ABC):
     """What the two estimators share; they say themselves how labels become units and scores become answers."""
 
     __metadata_request__fit: ClassVar = {"tasks": True, "sample_weight": True}
@@ -136,11 +137,13 @@ class MTRLBase(Insight, Savable):
     task_column: Any
     unknown_tasks: str
 
+    @abstractmethod
     def _units(self, table: intake.Table) -> Units:
-        raise NotImplementedError
+        """Labels as the units of the problem."""
 
+    @abstractmethod
     def _answers(self, score: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+        """Scores as predictions."""
 
     def fit(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> Self:
         """Learn one model per task and how the tasks are related.

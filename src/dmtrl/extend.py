@@ -7,7 +7,7 @@ with all tasks can still be computed: it says how much a full refit could gain.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,7 +35,12 @@ class _Pinned:
             arrays = {"tasks": np.arange(m), "shards": np.zeros(m, int), "rows": np.ones(m, int), "weight": ones}
             return Message("described", {"features": d}, arrays)
         if message.name == "prepare":
-            arrays = {"b": self._b, "conjugate": self._conjugate(), "conjugate_at_zero": zeros}
+            arrays = {
+                "b": self._b,
+                "conjugate": self._conjugate(),
+                "conjugate_at_zero": zeros,
+                "longest_step": ones * np.inf,
+            }
             return Message("prepared", {}, arrays)
         w, step = message.arrays["w"], message.arrays["step"][:, None]
         anchor = w + float(message.scalars["relax"]) * (w - self._u)
@@ -47,7 +52,6 @@ class _Pinned:
             "bracket_w": np.where((w == self._W).all(axis=1), 0.0, np.inf),
             "loss_u": zeros,
             "conjugate": self._conjugate(),
-            "local_gap": zeros,
             "steps": np.zeros(m, np.int64),
             "solver": np.zeros(m, np.int8),
         }
@@ -105,6 +109,7 @@ def extend(
         raise ValueError(f"the new task has {newcomer.X.shape[1]} features, the model has {d}")
     blocks = newcomer.partition(1)[0]
     worker = Worker(ArraySource(type(blocks)(**{**vars(blocks), "tasks": np.array([m])})), loss)
+    settings = replace(settings, method="splitting")
     coordinator = Coordinator(_Pair(_Pinned(W, dual.B), worker), m + 1, relationship, reg_lambda, settings)
     outcome = coordinator.run()
     # The whole problem's dual at the old tasks' kept B and the newcomer's: any scaling of it is valid as well.

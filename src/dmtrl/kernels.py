@@ -47,6 +47,11 @@ class GramFactors(NamedTuple):
 
 
 @njit(cache=True)
+def _xlogx(x):  # type: ignore[no-untyped-def]
+    return x * np.log(x) if x > 0 else 0.0
+
+
+@njit(cache=True)
 def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
     """l(z, y)."""
     if loss == SQUARED:
@@ -64,7 +69,7 @@ def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
             return 0.5 * slack * slack
         return slack - 0.5 * param if slack >= param else 0.5 * slack * slack / param
     if loss == POISSON:
-        return np.exp(z) - y * z
+        return np.exp(z) - y * z + _xlogx(y) - y  # half the deviance: never negative
     r = y - z
     if loss == QUANTILE:
         return param * r if r >= 0 else (param - 1.0) * r
@@ -72,11 +77,6 @@ def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
     if loss == HUBER:
         return 0.5 * r * r if r <= param else param * (r - 0.5 * param)
     return max(r - param, 0.0)  # epsilon-insensitive; absolute is epsilon = 0
-
-
-@njit(cache=True)
-def _xlogx(x):  # type: ignore[no-untyped-def]
-    return x * np.log(x) if x > 0 else 0.0
 
 
 @njit(cache=True)
@@ -94,7 +94,7 @@ def loss_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
             return 0.5 * t * t - t
         return 0.5 * param * t * t - t if loss == SMOOTHED_HINGE else -t
     if loss == POISSON:
-        return np.inf if a > y else _xlogx(y - a) - (y - a)
+        return np.inf if a > y else _xlogx(y - a) - _xlogx(y) + a
     if loss == QUANTILE:
         return np.inf if a > param or a < param - 1.0 else -a * y
     if loss == HUBER:
@@ -209,7 +209,7 @@ def loss_curvature(loss, param, z, y):  # type: ignore[no-untyped-def]
             return 0.0
         if loss == SQUARED_HINGE:
             return 1.0
-        return 1.0 / param if slack < param else 0.0
+        return 1.0 / param if slack <= param else 0.0  # at the kink the steeper side: a step without curvature is wild
     if loss == POISSON:
         return np.exp(z)
     return 1.0 if abs(y - z) <= param else 0.0  # Huber
@@ -474,7 +474,10 @@ def _solve_lower(H, g):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untyped-def]
-    """Newton with line search on the primal form (6): min f_i(u) + |u - c|^2 / (2 s), then alpha = -l'(z)."""
+    """Newton with line search on the primal form (6): min f_i(u) + |u - c|^2 / (2 s), then alpha = -l'(z).
+
+    Returns the number of steps, negative if they did not suffice.
+    """
     first, last = units.starts[i], units.starts[i + 1]
     loss, param = units.loss[i], units.param[i]
     d = u.shape[0]
@@ -484,8 +487,8 @@ def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untype
     gradient = np.empty(d)
     for j in range(first, last):
         z[j - first] = row_dot(units.X, j, u)
-    taken = 0
-    while taken < iterations:
+    taken, near = 0, False
+    while taken < iterations and not near:
         taken += 1
         H[:] = 0.0
         gradient[:] = (u - c) / s
@@ -496,8 +499,8 @@ def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untype
         size = np.dot(gradient, gradient)
         # The server works with c + s b, which lies s |gradient| away from u; below the rounding of the gradient's own
         # terms nothing is left to gain.
-        near = s * s * size <= 1e-20 * (np.dot(u, u) + np.dot(c, c))
-        if near or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s)):
+        near = s * s * size <= 1e-20 * (np.dot(u, u) + np.dot(c, c)) or size <= 1e-28 * (1.0 + np.dot(u, u) / (s * s))
+        if near:
             break
         for j in range(first, last):
             curvature = units.p[j] * loss_curvature(loss, param, z[j - first], units.y[j])
@@ -528,10 +531,7 @@ def newton_unit(units, i, alpha, u, c, s, iterations):  # type: ignore[no-untype
         u += t * direction
         for j in range(last - first):
             z[j] += t * along[j]
-    for j in range(first, last):
-        if units.p[j] > 0:
-            alpha[j] = loss_slope(loss, param, z[j - first], units.y[j])
-    return taken
+    return taken if near else -taken
 
 
 @njit(cache=True, nogil=True)
@@ -577,7 +577,14 @@ def local_round(  # type: ignore[no-untyped-def]
             state = stream(seed, ids[i], round_number)
             out[i, 3] = sdca_unit(units, i, alpha, work, s, target[i], steps[i], shuffled, state, order)
         elif s > 0 and solver[i] == NEWTON:
-            out[i, 3] = newton_unit(units, i, alpha, u, c, s, 50)
+            first, last = units.starts[i], units.starts[i + 1]
+            start = alpha[first:last].copy()
+            out[i, 3] = newton_unit(units, i, alpha, u, c, s, 60)
+            if out[i, 3] < 0:  # coordinate ascent never makes the dual worse
+                alpha[first:last] = start
+                work[:] = c + s * b
+                state = stream(seed, ids[i], round_number)
+                out[i, 3] = sdca_unit(units, i, alpha, work, s, target[i], steps[i], shuffled, state, order)
         elif s > 0:
             gram_unit(units, i, alpha, u, c, s, gram)
             out[i, 3] = 1.0

@@ -64,7 +64,7 @@ class Layout:
 
     def per_task(self, per_unit: np.ndarray) -> np.ndarray:
         """Sums over the units of each task."""
-        if not self.split and len(self.task) == self.m:
+        if not self.split:
             return per_unit
         total = np.zeros((self.m, *per_unit.shape[1:]), dtype=per_unit.dtype)
         np.add.at(total, self.task, per_unit)

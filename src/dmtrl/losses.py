@@ -181,7 +181,7 @@ def get_loss(loss: str | AnyLoss) -> AnyLoss:
     """A loss by name, or the loss itself."""
     if isinstance(loss, Loss | CustomLoss):
         return loss
-    if loss in BUILTIN:
+    if isinstance(loss, str) and loss in BUILTIN:  # type: ignore[redundant-expr]
         return BUILTIN[loss]()
     raise ValueError(
         f"unknown loss {loss!r}; choose one of {', '.join(sorted(BUILTIN))}, or pass a Loss or a CustomLoss"

@@ -1,7 +1,7 @@
 """How tasks relate: the penalty on W that a relationship stands for, and Sigma from W.
 
 Room: above covariance, below worker and coordinator. A relationship is a convex penalty g(W) = lambda * penalty(W)
-and knows five things: its penalty, the conjugate, the proximal map of the penalty, Sigma from W (the Omega-step)
+and knows six things: its penalty, the conjugate, the proximal map of the penalty, Sigma from W (the Omega-step)
 and the strength `common` of a component shared by all tasks. `Fixed` covers every given Sigma (independent, shared,
 a covariance, a graph); `Learned` is the paper's trace-one Sigma, for which the penalty is half the squared nuclear
 norm (13).
@@ -100,7 +100,7 @@ class Learned:
     def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
         """(W W^T + eps^2 I)^1/2 over its trace (12), eps = smoothing * the largest singular value of W."""
         basis, s, _ = np.linalg.svd(W, full_matrices=False)
-        if s[0] == 0:
+        if len(s) == 0 or s[0] == 0:
             return TaskCovariance.identity(len(W))
         s = s / s[0]
         keep = s > 1e-13
@@ -154,7 +154,8 @@ class Learned:
 
     def conjugate(self, B: np.ndarray) -> float:
         shared = B.sum(axis=0)
-        return 0.5 * float(np.linalg.norm(B, 2)) ** 2 + 0.5 * self.tau * float(shared @ shared)
+        largest = float(np.linalg.norm(B, 2)) if B.size else 0.0
+        return 0.5 * largest**2 + 0.5 * self.tau * float(shared @ shared)
 
     def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
         shared = B.sum(axis=0)
@@ -169,7 +170,7 @@ class FreeIntercept:
     """
 
     def __init__(self, base: Relationship, weight: float):
-        if not weight > 0:
+        if not (weight > 0 and np.isfinite(weight)):
             raise ValueError(f"the intercept's own penalty must be positive, got {weight!r}")
         self.base, self.weight = base, weight
         self.name, self.learned, self.tau = base.name, base.learned, base.tau
@@ -248,6 +249,8 @@ def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationshi
             f"unknown relationship {relationship!r}; choose learned, independent, shared, "
             "a covariance (array), a graph (sparse adjacency), or a Relationship"
         )
+    if relationship is None:
+        raise ValueError("relationship is None; for tasks without relations use 'independent'")
     if isinstance(relationship, TaskCovariance):
         return Fixed(relationship, tau)
     if hasattr(relationship, "prox"):

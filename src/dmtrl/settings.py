@@ -3,7 +3,7 @@
 Room: the ground. `Settings()` is the default; `Settings.paper(...)` is Algorithm 1 and 2 of the paper to the letter.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 CHOICES = {
@@ -34,7 +34,7 @@ class Settings:
     # dual alternation
     eta: float = 1.0
     rho: str = "spectral"
-    momentum: bool = True
+    momentum: bool = True  # not with rho="block", whose steps are inexact
     w_rounds: int = 10  # T: rounds in a W-step at most
     w_tol: float = 0.0  # a W-step ends early at this relative W-step gap
     smoothing: float = 0.3  # epsilon of the Omega-step over the largest singular value of W, at the first Omega-step
@@ -90,9 +90,6 @@ class Settings:
             "seed": seed,
         }
         return cls(**(fixed | knobs))
-
-    def as_dict(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def _require(ok: bool, name: str, rule: str, value: object) -> None:

@@ -48,10 +48,10 @@ def solve(
     settings = settings or Settings()
     losses = _losses(loss, data.m)
     threads = thread_count(n_jobs)
-    sources = [ArraySource(blocks) for blocks in data.partition(workers or threads, shards)]
+    sources = [ArraySource(blocks) for blocks in data.partition(threads if workers is None else workers, shards)]
     with LocalEngine(sources, losses, threads) as engine:
         relation = get_relationship(relationship, data.m, common)
-        if intercept_ridge is not None:
+        if intercept_ridge is not None and reg_lambda > 0:
             relation = FreeIntercept(relation, intercept_ridge / reg_lambda)
         coordinator = Coordinator(engine, data.m, relation, reg_lambda, settings)
         with live_line(verbose, settings.tol) as show:
@@ -65,7 +65,7 @@ def warn_unless_converged(outcome: Outcome, settings: Settings) -> None:
         warnings.warn(
             f"stopped after max_rounds={settings.max_rounds} rounds at a relative gap of "
             f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); "
-            "raise max_rounds or tol, or scale the features",
+            "scale the features, choose a stronger lambda, or raise max_rounds or tol",
             NotConvergedWarning,
             stacklevel=3,
         )

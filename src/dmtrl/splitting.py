@@ -31,6 +31,7 @@ class Splitting:
         W: np.ndarray,
         common: np.ndarray,
         b: np.ndarray,
+        longest_step: float = np.inf,
     ):
         self._relationship, self._lam, self._layout, self._settings = relationship, lam, layout, settings
         self._shards = layout.shards[:, None].astype(float)
@@ -39,7 +40,8 @@ class Splitting:
         self._penalty = relationship.penalty(W, common) if W.any() else 0.0
         self._b, self._B = b, layout.per_task(b)
         self._U: np.ndarray | None = None
-        self._s = settings.initial_step or 1.0 / (lam * float(np.sqrt(layout.m)))
+        self._longest_step = longest_step
+        self._s = settings.initial_step or min(1.0 / (lam * float(np.sqrt(layout.m))), longest_step)
         self._round = self._changes = 0
 
     def order(self) -> Order:
@@ -65,9 +67,7 @@ class Splitting:
         lam, relationship = self._lam, self._relationship
         objective = answers.loss_w + lam * self._penalty
         candidates = [Candidate(self._Z, self._common, objective)]
-        # |U|_* >= |U|_F, so a U that loses already with the Frobenius norm need not be decomposed
-        own = U - self._common if not self._layout.split else U
-        if not self._layout.split and answers.loss_u + 0.5 * lam * float((own**2).sum()) < objective:
+        if not self._layout.split and answers.loss_u < objective:  # otherwise its penalty cannot make it better
             candidates.append(Candidate(U, self._common, answers.loss_u + lam * relationship.penalty(U, self._common)))
         rest = (
             lam * self._penalty
@@ -83,7 +83,7 @@ class Splitting:
         primal = _norm(U - Z[self._layout.task]) / max(_norm(U), _norm(Z), 1e-300)
         dual = _norm(Z - Z_before) / (self._s * max(_norm(B), 1e-300))
         if primal > 0 and dual > 0:
-            change = float(np.clip(np.sqrt(dual / primal), 0.2, 5.0))
+            change = float(np.clip(np.sqrt(dual / primal), 0.2, min(5.0, self._longest_step / self._s)))
             if not 1 / 1.5 < change < 1.5:
                 self._s *= change
                 self._changes += 1

@@ -18,6 +18,7 @@ from dmtrl.message import Message
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
 _NO_GRAM = kernels.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((0, 0)))
+_EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
 
@@ -67,11 +68,11 @@ class Worker:
         self._gram = None
         for i in range(self._blocks.n_units if fold >= 0 else 0):
             rows = slice(self._blocks.starts[i], self._blocks.starts[i + 1])
-            n = rows.stop - rows.start
-            if n < 2:  # a single row always trains
+            counts = np.flatnonzero(self._weight()[rows] > 0)
+            if len(counts) < 2:  # a single row always trains
                 continue
             rng = np.random.default_rng([int(message.scalars["seed"]), int(self._ids[i])])
-            order = rng.permutation(n)
+            order = rng.permutation(counts)
             if self._losses[i].kind == CLASSIFICATION:
                 order = order[np.argsort(self._blocks.y[rows][order], kind="stable")]
             self._held[rows.start + order[fold::folds]] = True
@@ -120,8 +121,21 @@ class Worker:
         self._W_before: np.ndarray | None = None
         at_zero = np.zeros(n_units)
         self._kernels.conjugate_at_zero(self._units, at_zero)
-        conjugate = self._losses_at(np.zeros((n_units, self._d)))[1]
-        return Message("prepared", {}, {"b": self._B.copy(), "conjugate": conjugate, "conjugate_at_zero": at_zero})
+        arrays = {
+            "b": self._B.copy(),
+            "conjugate": self._losses_at(np.zeros((n_units, self._d)))[1],
+            "conjugate_at_zero": at_zero,
+            "longest_step": self._longest_step(),
+        }
+        return Message("prepared", {}, arrays)
+
+    def _longest_step(self) -> np.ndarray:
+        """The step size beyond which a unit's local problem is too stiff: for coordinate ascent, which then hardly
+        moves, and for
+        the exact solvers, where s b loses its digits."""
+        rows, q = np.diff(self._units.starts), np.maximum(self._mean_q * self._smoothness, kernels.TINY)
+        exact = self._smooth & (self._d <= _EXACT_LIMIT)
+        return np.where(exact, 1e8, 1e3 * np.maximum(rows, 1)) / q
 
     def _losses_at(
         self, W: np.ndarray, units: kernels.Units | None = None
@@ -153,7 +167,6 @@ class Worker:
             "bracket_w": bracket_w,
             "loss_u": out[:, 0].copy(),
             "conjugate": out[:, 1].copy(),
-            "local_gap": out[:, 2].copy(),
             "steps": out[:, 3].astype(np.int64),
             "solver": solver.astype(np.int8),
         }
@@ -212,8 +225,9 @@ class Worker:
 
 
 def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
-    return sums[starts[1:]] - sums[starts[:-1]]
+    """Each unit's own sum, so that it does not depend on its neighbours; a unit may be empty."""
+    n_units = len(starts) - 1
+    return np.bincount(np.repeat(np.arange(n_units), np.diff(starts)), weights=values, minlength=n_units)
 
 
 def _kernels_for(losses: Sequence[AnyLoss]) -> Any:

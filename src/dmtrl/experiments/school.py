@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 from sklearn.linear_model import RidgeCV
-from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from dmtrl.datasets import load_school
@@ -32,7 +31,7 @@ def one_split(split: int) -> dict[str, float]:
     seconds = time.perf_counter() - began
     z = model.predict(X[test], tasks=task[test])
     columns = np.hstack([X, np.eye(task.max() + 1)[task]])
-    ridge = make_pipeline(RidgeCV(np.logspace(-1, 3, 13))).fit(columns[train], y[train])
+    ridge = RidgeCV(np.logspace(-1, 3, 13)).fit(columns[train], y[train])
     alone = np.empty(len(test))
     for k in np.unique(task):
         mine, theirs = train[task[train] == k], task[test] == k
