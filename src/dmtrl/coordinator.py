@@ -28,8 +28,8 @@ from dmtrl.worker import SOLVER_NAMES
 @dataclass(frozen=True)
 class RoundRecord:
     """One round, as kept in history_. Gaps are relative; `primal` and `dual` are the best so far. With the default
-    method `w_gap` is the
-    smaller of this round's W-step gap and the best pair's joint gap, which bounds that pair's W-step gap."""
+    method `w_gap` is the smaller of this round's W-step gap and the best pair's joint gap, which bounds that
+    pair's W-step gap."""
 
     round: int
     gap: float
@@ -167,8 +167,7 @@ class Coordinator:
 
     def run(self, callbacks: Sequence[Callback] = (), start: Outcome | None = None) -> Outcome:
         """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier
-        outcome on the
-        same workers, whose dual variables are kept."""
+        outcome on the same workers, whose dual variables are kept."""
         small = self._layout.m * self._layout.d * min(self._layout.m, self._layout.d) < 1e8
         with single_threaded_blas(small):
             return self._rounds(callbacks, start)

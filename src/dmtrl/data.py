@@ -96,8 +96,7 @@ class TaskData:
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
         """Contiguous pieces of about equally many rows. `shards` says into how many each task may be cut, so that
-        one task can
-        lie on several workers; shards that fall to the same worker are joined again."""
+        one task can lie on several workers; shards that fall to the same worker are joined again."""
         per_task = np.broadcast_to(np.asarray(shards, dtype=int), self.m)
         if workers < 1 or (per_task < 1).any():
             raise ValueError("the number of workers and of shards must be at least 1")

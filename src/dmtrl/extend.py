@@ -79,9 +79,8 @@ class _Pair:
 
 @dataclass(frozen=True)
 class Extension:
-    """The new task's weights; the restricted problem's outcome; and the certificate of all tasks together, in which
-    the old ones
-    stayed where they were: its gap bounds what fitting everything anew could gain."""
+    """The new task's weights; the restricted problem's outcome; and the certificate of all tasks together, in
+    which the old ones stayed where they were: its gap bounds what fitting everything anew could gain."""
 
     w: np.ndarray
     outcome: Outcome

@@ -36,8 +36,7 @@ class Related(NamedTuple):
 @dataclass(frozen=True)
 class Comparison:
     """Held-out error of every task: learned together, alone, and pooled. `hurts` marks tasks that sharing harms by
-    more than
-    twice the standard error of the difference over folds."""
+    more than twice the standard error of the difference over folds."""
 
     tasks: np.ndarray
     together: np.ndarray
@@ -71,9 +70,8 @@ class CorrelationIntervals:
 
 @dataclass(frozen=True)
 class AddedTask:
-    """A task that joined later. `certificate` is that of all tasks together with the old ones left where they were:
-    its gap
-    bounds what fitting everything anew could gain."""
+    """A task that joined later. `certificate` is that of all tasks together with the old ones left where they
+    were: its gap bounds what fitting everything anew could gain."""
 
     name: Any
     coef: np.ndarray

@@ -553,10 +553,9 @@ def local_round(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One round of a worker: solve (6) for each unit, leaving alpha, B (from alpha), U = C + s B.
 
-    `factor` (units x r, r may be 0) holds the worker's rows of a covariance factor: with coupling = rho / lambda
-    the units
-    are swept in turn and each feels what the ones before it changed, the block version (10). out[i] is (loss at u,
-    conjugate, local gap, steps).
+    `factor` (units x r, r may be 0) holds the worker's rows of a covariance factor: with coupling = rho / lambda the
+    units are swept in turn and each feels what the ones before it changed, the block version (10). out[i] is (loss at
+    u, conjugate, local gap, steps).
     """
     d = B.shape[1]
     moved = np.zeros((factor.shape[1], d))

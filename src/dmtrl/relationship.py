@@ -18,8 +18,7 @@ from dmtrl.covariance import TaskCovariance
 @dataclass(frozen=True)
 class Prox:
     """The result of a proximal map: W, its penalty (an upper bound is enough), the Sigma of its tasks' own part,
-    and the shared
-    part w_0 (for a warm start)."""
+    and the shared part w_0 (for a warm start)."""
 
     W: np.ndarray
     penalty: float

@@ -39,11 +39,10 @@ def solve(
 ) -> Outcome:
     """Learn one linear model per task and the covariance between tasks.
 
-    loss: one for all tasks, or one per task. workers: how many pieces the tasks are laid in (default: one per
-    thread; `data.m` is one
-    task per worker). intercept_ridge: the last column of X is a constant whose weights stay outside the
-    relationship and carry
-    only this much ridge. shards: into how many pieces each task is cut first. n_jobs: threads, -1 for all cores.
+    loss: one for all tasks, or one per task. workers: how many pieces the tasks are laid in (default: one per thread;
+    `data.m` is one task per worker). intercept_ridge: the last column of X is a constant whose weights stay outside
+    the relationship and carry only this much ridge. shards: into how many pieces each task is cut first. n_jobs:
+    threads, -1 for all cores.
     """
     settings = settings or Settings()
     losses = _losses(loss, data.m)

@@ -131,8 +131,7 @@ class Worker:
 
     def _longest_step(self) -> np.ndarray:
         """The step size beyond which a unit's local problem is too stiff: for coordinate ascent, which then hardly
-        moves, and for
-        the exact solvers, where s b loses its digits."""
+        moves, and for the exact solvers, where s b loses its digits."""
         rows, q = np.diff(self._units.starts), np.maximum(self._mean_q * self._smoothness, kernels.TINY)
         exact = self._smooth & (self._d <= _EXACT_LIMIT)
         return np.where(exact, 1e8, 1e3 * np.maximum(rows, 1)) / q
