@@ -131,7 +131,7 @@ def test_objective_is_the_certificates_primal():
     loss = sum(np.mean((Y - MODEL.predict(X, tasks=TASKS))[t == TASKS] ** 2) / 2 for t in MODEL.tasks_)
     nuclear = np.linalg.svd(own, compute_uv=False).sum() ** 2
     penalty = 0.01 / 2 * (nuclear + MODEL.common_coef_ @ MODEL.common_coef_ / MODEL.common_strength_)
-    ridge = 1e-4 / 2 * np.sum((MODEL.intercept_ - y + MODEL.coef_ @ x) ** 2)
+    ridge = 1e-6 / 2 * np.sum((MODEL.intercept_ - y + MODEL.coef_ @ x) ** 2)
     assert loss + penalty + ridge == pytest.approx(MODEL.certificate_.primal, rel=1e-9)
 
 

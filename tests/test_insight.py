@@ -64,6 +64,22 @@ def test_negative_transfer_is_flagged() -> None:
     assert fine.hurts.sum() <= 1
 
 
+def test_one_task_shares_with_nobody_and_is_not_harmed() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3))
+    comparison = MTRLRegressor().fit(X, X[:, 0]).compare(X, X[:, 0])
+    assert not comparison.hurts.any()
+
+
+def test_many_unrelated_tasks_gain_nothing_and_lose_little() -> None:
+    rng = np.random.default_rng(1)
+    tasks = np.repeat(np.arange(60), 20)
+    X = rng.normal(size=(1200, 5))
+    y = (X * rng.normal(size=(60, 5))[tasks]).sum(axis=1) + 0.3 * rng.normal(size=1200)
+    comparison = MTRLRegressor(common=0.0).fit(X, y, tasks=tasks).compare(X, y, tasks)
+    assert comparison.alone.mean() == pytest.approx(comparison.together.mean(), rel=0.1)
+
+
 def test_intervals_hold_the_estimate_and_narrow_with_data() -> None:
     widths = []
     for n in (10, 80):
@@ -73,6 +89,8 @@ def test_intervals_hold_the_estimate_and_narrow_with_data() -> None:
         again = model.correlation_intervals(X, y, tasks, n_resamples=20)
         assert (intervals.lower.values == again.lower.values).all()
         assert (intervals.lower.values <= intervals.upper.values).all()
+        estimate = model.task_correlation_.loc["a1", "b1"]
+        assert intervals.lower.loc["a1", "b1"] - 0.1 <= estimate <= intervals.upper.loc["a1", "b1"] + 0.1
         widths.append(float((intervals.upper - intervals.lower).values.mean()))
     assert intervals.sign_share.loc["a1", "a2"] >= 0.9
     assert widths[1] < widths[0]
@@ -86,14 +104,15 @@ def test_a_task_that_joins_later() -> None:
     kept = model.coef_.copy()
     rng = np.random.default_rng(9)
     few = rng.normal(size=(8, 6))
-    added = model.add_task(few, few @ W[0] + 0.5 * rng.normal(size=8), "a4")
+    y_few = few @ W[0] + 0.5 * rng.normal(size=8)
+    added = model.add_task(few, y_few, "a4")
     assert (model.coef_[:6] == kept).all()
     assert model.tasks_[-1] == "a4"
     assert added.certificate.primal >= added.certificate.dual
     many = rng.normal(size=(500, 6))
     joined = np.mean((model.predict(many, tasks=np.full(500, "a4")) - many @ W[0]) ** 2)
-    alone = MTRLRegressor(reg_lambda=0.05).fit(few, few @ W[0])
-    assert joined < np.mean((alone.predict(many) - many @ W[0]) ** 2) or joined < 0.1
+    alone = MTRLRegressor(reg_lambda=0.05).fit(few, y_few)
+    assert joined < np.mean((alone.predict(many) - many @ W[0]) ** 2)
     assert {name for name, _ in model.related("a4", k=3).related} >= {"a1", "a2"}
     with pytest.raises(ValueError, match="already a task 'a4'"):
         model.add_task(few, few @ W[0], "a4")

@@ -8,6 +8,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
+from dmtrl.coordinator import broadcast
+from dmtrl.message import Message
 from problems import random_problem
 
 # The check hands over row splits; ours is a number of folds that every worker draws, so that no row number travels.
@@ -74,3 +76,27 @@ def test_parameters_survive_cloning_and_nonsense_is_refused() -> None:
         MTRLRegressorCV(cv=[([0], [1])]).fit(X, y, tasks=tasks)
     with pytest.raises(ValueError, match="at least two folds, got 1"):
         MTRLRegressorCV(cv=1).fit(X, y, tasks=tasks)
+
+
+def test_classes_of_one_task_hold_out_the_same_rows() -> None:
+    """Otherwise a row held out for one class would train the others."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(150, 40)), rng.integers(0, 3, size=150)
+    model = MTRLClassifierCV(lambdas=[1e-4], cv=3).fit(X, y)
+    problem = model._pose(model._read(X, y, None, None))
+    with model._engine(problem) as engine:
+        broadcast(engine, Message("hold_out", {"fold": 0, "folds": 3, "seed": 0}))
+        held = engine._workers[0]._held.reshape(3, 150)
+    assert (held == held[0]).all()
+    assert model.scoring_ == "loss"
+    assert float(model.cv_path_.mean("loss").min()) > np.log(2)  # labels are noise: a weak lambda must look bad
+
+
+def test_scoring_that_makes_no_sense_is_refused() -> None:
+    X, y, tasks = _long()
+    with pytest.raises(ValueError, match="scoring='wrong' counts wrong signs and is for classification"):
+        MTRLRegressorCV(scoring="wrong").fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="scoring='squared_error' makes no sense with the poisson loss"):
+        MTRLRegressorCV(loss="poisson", scoring="squared_error").fit(X, np.abs(y).round(), tasks=tasks)
+    with pytest.raises(ValueError, match="every task has only one sample"):
+        MTRLRegressorCV().fit(X[:3], y[:3], tasks=np.arange(3))

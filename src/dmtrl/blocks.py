@@ -22,6 +22,7 @@ class Blocks:
     tasks: np.ndarray  # number of each unit's task in the whole problem
     shards: np.ndarray  # number of the shard within its task; 0 where a task is whole
     names: Sequence[str]  # each unit's task in words, for error messages
+    groups: np.ndarray | None = None  # units with the same number hold the same rows (the classes of one task)
 
     def __post_init__(self) -> None:
         n = self.X.shape[0]

@@ -127,7 +127,7 @@ class Coordinator:
         self._received = sum(message.nbytes for message in answers.values())
         return answers
 
-    def _prepare(self, keep: bool) -> tuple[np.ndarray, float]:
+    def _prepare(self, start: Outcome | None) -> np.ndarray:
         layout, settings = self._layout, self._settings
         total = layout.per_task(layout.weight)[layout.task]
         scalars: dict[str, Scalar] = {
@@ -136,11 +136,12 @@ class Coordinator:
             "sampling": settings.sampling,
             "steps": settings.steps or 0,
             "max_passes": settings.max_passes,
-            "keep": keep,
+            "keep": start is not None,
         }
+        arrays = {"total_weight": total} if start is None else {"total_weight": total, "w": start.W[layout.task]}
         answers = self._exchange(
             {
-                k: Message("prepare", scalars, {"total_weight": layout.scatter(k, total)})
+                k: Message("prepare", scalars, {name: layout.scatter(k, values) for name, values in arrays.items()})
                 for k in range(self._engine.n_workers)
             }
         )
@@ -148,7 +149,7 @@ class Coordinator:
         self._at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
         limits = layout.gather(answers, "longest_step")
         self._longest_step = float(np.median(limits[np.isfinite(limits)])) if np.isfinite(limits).any() else np.inf
-        return layout.gather(answers, "b"), self._conjugate
+        return layout.gather(answers, "b")
 
     def _method(self, b: np.ndarray, W: np.ndarray, common: np.ndarray) -> Method:
         layout, settings, relationship = self._layout, self._settings, self._relationship
@@ -174,7 +175,7 @@ class Coordinator:
 
     def _rounds(self, callbacks: Sequence[Callback], start: Outcome | None) -> Outcome:
         layout, settings, relationship = self._layout, self._settings, self._relationship
-        b, _ = self._prepare(keep=start is not None)
+        b = self._prepare(start)
         W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
         method = self._method(b, W, common)
         B = layout.per_task(b)

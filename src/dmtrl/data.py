@@ -23,6 +23,7 @@ class TaskData:
     sample_weight: np.ndarray | None
     starts: np.ndarray
     names: np.ndarray
+    groups: np.ndarray | None = None  # as in Blocks, one number per task
 
     @property
     def m(self) -> int:
@@ -127,7 +128,8 @@ class TaskData:
         rows = slice(first, last)
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         names = [str(name) for name in self.names[mine]]
-        return Blocks(self.X[rows], self.y[rows], weight, starts, mine, shard, names)
+        groups = None if self.groups is None else self.groups[mine]
+        return Blocks(self.X[rows], self.y[rows], weight, starts, mine, shard, names, groups)
 
 
 def _numbers(y: Any, what: str) -> np.ndarray:

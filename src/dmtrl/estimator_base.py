@@ -29,7 +29,7 @@ from dmtrl.relationship import FreeIntercept, Learned, Relationship, get_relatio
 from dmtrl.settings import Settings
 from dmtrl.solve import thread_count, warn_unless_converged
 
-INTERCEPT_RIDGE = 1e-4  # on a free intercept: what a certificate needs, too little to be seen
+INTERCEPT_RIDGE = 1e-6  # on a free intercept: what a certificate needs, too little to be seen
 SHIFTED = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z: y may be centred
 
 PARAMETERS = """Parameters
@@ -236,14 +236,18 @@ class MTRLBase(Insight, Savable, ABC):
 
     def _relation(self, problem: Problem, lam: float, tau: float) -> Relationship:
         m, relationship = problem.data.m, restrict(self.relationship, problem.units)
-        if m == 1 and _is_learned(relationship):
-            relationship = "independent"  # the same for one unit, and faster
+        if _is_learned(relationship):  # for one unit the same as independent, which is faster
+            relationship = "learned" if m > 1 else "independent"
         return self._with_intercept(get_relationship(relationship, m, tau), lam, problem.coordinates)
 
     def _with_intercept(self, relation: Relationship, lam: float, coordinates: Coordinates) -> Relationship:
         if self.fit_intercept is not True:
             return relation
-        return FreeIntercept(relation, INTERCEPT_RIDGE * coordinates.constant**2 / lam)
+        loss = get_loss(self.loss)
+        # a loss with bounded slope pulls the less on an intercept the larger y is: so must its ridge
+        bounded = loss.name in SHIFTED and np.isfinite(loss.lipschitz)
+        pull = min(loss.smoothness, loss.lipschitz / coordinates.y_scale) if bounded else 1.0
+        return FreeIntercept(relation, INTERCEPT_RIDGE * pull * coordinates.constant**2 / lam)
 
     def _start(self, problem: Problem) -> Outcome | None:
         """Where to begin: with warm_start the last fit's coefficients, if it was of the same units and features."""
@@ -313,10 +317,6 @@ class MTRLBase(Insight, Savable, ABC):
         except ImportError:
             return values
         return pd.DataFrame(values, index=names, columns=names)
-
-    @property
-    def _tau_used(self) -> float:
-        return self.common_strength_
 
     def _fitted_covariance(self) -> TaskCovariance:
         if "_covariance" not in vars(self):
@@ -396,7 +396,7 @@ class MTRLBase(Insight, Savable, ABC):
 
 
 def _is_learned(relationship: Any) -> bool:
-    return isinstance(relationship, str) and relationship == "learned"
+    return isinstance(relationship, Learned) or (isinstance(relationship, str) and relationship == "learned")
 
 
 def choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -189,7 +189,8 @@ class MTRLClassifier(MTRLBase, ClassifierMixin, BaseEstimator):
         parts = [order[starts[i] : starts[i + 1]] for i in tasks]
         y = np.concatenate([np.where(labels[part] == c, 1.0, -1.0) for part, c in zip(parts, classes, strict=True)])
         ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
-        return Units(table.rows[np.concatenate(parts)], y, ends, names, used, constant)
+        groups = None if k == 2 else tasks
+        return Units(table.rows[np.concatenate(parts)], y, ends, names, used, constant, groups)
 
     def _check_single(self, names: np.ndarray, counts: np.ndarray, single: np.ndarray) -> None:
         i = int(np.argmax(single))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import t as student
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
@@ -20,7 +21,7 @@ from dmtrl.data import TaskData
 from dmtrl.extend import Extension, extend
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.progress import bar
-from dmtrl.relationship import Fixed, Learned, independent
+from dmtrl.relationship import Fixed, Learned, Relationship, independent
 from dmtrl.settings import Settings
 from dmtrl.solve import thread_count
 from dmtrl.validation import Path, cross_validate
@@ -35,8 +36,8 @@ class Related(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Held-out error of every task: learned together, alone, and pooled. `hurts` marks tasks that sharing harms by
-    more than twice the standard error of the difference over folds."""
+    """Held-out error of every task: learned together, alone, and pooled. `hurts` marks tasks that do worse together
+    than alone by a one-sided t-test over folds at 1 %; among many tasks one in a hundred is marked by chance."""
 
     tasks: np.ndarray
     together: np.ndarray
@@ -87,7 +88,7 @@ class Insight:
         covariance: TaskCovariance = self._fitted_covariance()
         found = np.flatnonzero(self.unit_names_ == task)
         if len(found) == 0:
-            raise ValueError(f"there is no task {task!r} in the model; it has {len(self.unit_names_)}, see tasks_")
+            raise ValueError(f"there is no task {task!r} in the model; unit_names_ lists its {len(self.unit_names_)}")
         i = int(found[0])
         F, diagonal = covariance.factor(), covariance.diagonal()
         scale = np.sqrt(diagonal * diagonal[i])
@@ -101,46 +102,40 @@ class Insight:
     def compare(
         self: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5
     ) -> Comparison:
-        """Per task, this model against single-task and pooled models, on held-out folds.
+        """Per task, learning together (with this model's relationship and tau), alone, and pooled, on held-out folds.
 
-        The rivals choose their lambda for the same folds; this model keeps its own, so the comparison leans to the
-        rivals.
+        Each way chooses its own lambda for these folds, by the same rule; pooled is one model for everybody, intercept
+        included.
         """
+        if not isinstance(cv, int | np.integer):
+            raise ValueError(f"cv must be a number of folds, got {cv!r}")
         check_is_fitted(self)
         probe = clone(self)
         problem = probe._pose(probe._read(X, y, tasks, sample_weight))
         m = problem.data.m
-        lam, tau = self.reg_lambda_, self.common_strength_
-        rivals = default_lambdas(problem.data)
+        tau = self.common_strength_
+        lambdas = default_lambdas(problem.data)
         everybody = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # one weight vector for all tasks
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
+
+        def single(lam: float, tau: float) -> Relationship:
+            relation: Relationship = probe._with_intercept(independent(m), lam, problem.coordinates)
+            return relation
+
         with probe._engine(problem) as engine, bar(self.verbose, "comparing", 3) as step:
-            args = (engine, m)
-            together = cross_validate(
-                *args, lambda lam, tau: probe._relation(problem, lam, tau), [lam], [tau], cv, settings
-            )
-            step()
-            alone = cross_validate(
-                *args,
-                lambda lam, tau: probe._with_intercept(independent(m), lam, problem.coordinates),
-                rivals,
-                [0.0],
-                cv,
-                settings,
-            )
-            step()
-            pooled = cross_validate(*args, lambda lam, tau: Fixed(everybody), rivals, [0.0], cv, settings)
-            step()
-        measure = default_measure(self.loss)
-        ours, theirs = _per_fold(together, measure), _per_fold(alone, measure)
-        difference = ours - theirs
-        seen = ~np.isnan(difference)
-        count = np.maximum(seen.sum(axis=0), 1)
-        mean = np.nansum(difference, axis=0) / count
-        error = np.sqrt(np.nansum((difference - mean) ** 2, axis=0) / np.maximum(count * (count - 1), 1))
+            paths = []
+            for relation, grid, tau in (
+                (lambda lam, tau: probe._relation(problem, lam, tau), np.append(lambdas, self.reg_lambda_), tau),
+                (single, lambdas / m, 0.0),  # Sigma = I / m: the same penalty on a task takes a lambda m times smaller
+                (lambda lam, tau: Fixed(everybody), lambdas, 0.0),
+            ):
+                paths.append(cross_validate(engine, m, relation, grid, [tau], cv, settings))
+                step()
+        measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
+        together, alone, pooled = ([_held_out(path, measure, axis) for axis in (None, 0)] for path in paths)
         return Comparison(
-            np.asarray(problem.data.names), _per_task(together, measure), _per_task(alone, measure),
-            _per_task(pooled, measure), (count > 1) & (mean > 2 * error) & (mean > 0), measure.replace("_", " "),
+            np.asarray(problem.data.names), together[1], alone[1], pooled[1], _harmed(together[0] - alone[0]),
+            measure.replace("_", " "),
         )  # fmt: skip
 
     def correlation_intervals(
@@ -156,6 +151,8 @@ class Insight:
         task.
         """
         check_is_fitted(self)
+        if n_resamples < 2:
+            raise ValueError(f"n_resamples must be at least 2, got {n_resamples!r}")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level!r}")
         probe = clone(self).set_params(callbacks=None, verbose=0)
@@ -192,14 +189,17 @@ class Insight:
         check_is_fitted(self)
         if self._kind == CLASSIFICATION and len(self.classes_) > 2:
             raise ValueError("add_task works for regression and for two classes; with more, fit everything anew")
-        if not isinstance(self.relationship, str) or self.relationship != "learned":
+        if not (isinstance(self.relationship, Learned) or str(self.relationship) == "learned"):
             raise ValueError(
                 "add_task needs relationship='learned'; with a given one, fit everything anew with a larger one"
             )
+        if self.layout_ != "long" or len(self._outcome.W) != len(self.tasks_):
+            raise ValueError("add_task needs a model that was fitted with tasks and in which no task is constant")
         if name in self.tasks_.tolist():
             raise ValueError(f"there is already a task {name!r} in the model")
         names = np.array([*self.tasks_.tolist(), name])
-        if names.dtype.kind != self.tasks_.dtype.kind:
+        whole = {"i", "u"}
+        if names.dtype.kind != self.tasks_.dtype.kind and not {names.dtype.kind, self.tasks_.dtype.kind} <= whole:
             raise ValueError(f"the name {name!r} is of another kind than the model's task names, as {self.tasks_[0]!r}")
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
@@ -218,6 +218,8 @@ class Insight:
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
                 raise ValueError(f"the new task has labels other than the model's classes {self.classes_.tolist()}")
+            if len(np.unique(y)) < 2:
+                raise ValueError(f"the new task has only one class, {y[0]!r}; it needs rows of both")
             y = np.where(y == self.classes_[1], 1.0, -1.0)
         y = y.astype(float) - self._coordinates.y_centre
         return (X, y) if sample_weight is None else (X, y, sample_weight)
@@ -255,27 +257,32 @@ def default_measure(loss: Any) -> str:
     return "squared_error" if loss.name == "squared" else "loss"
 
 
-def _best(path: Path, measure: str) -> tuple[int, int]:
-    lam, tau = path.best(measure)
-    return int(np.flatnonzero(path.commons == tau)[0]), int(np.flatnonzero(path.lambdas == lam)[0])
-
-
-def _per_fold(path: Path, measure: str) -> np.ndarray:
-    """(folds, m): mean error of each task in each fold, NaN where it had no row there."""
-    i, j = _best(path, measure)
+def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:
+    """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN where it had no row."""
+    lam, tau = path.best(measure, "tasks")
+    i, j = np.flatnonzero(path.commons == tau)[0], np.flatnonzero(path.lambdas == lam)[0]
     total, weight = getattr(path, measure)[i, j], path.weight[i, j]
+    if axis is not None:
+        total, weight = total.sum(axis=axis), weight.sum(axis=axis)
     return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)
 
 
-def _per_task(path: Path, measure: str) -> np.ndarray:
-    i, j = _best(path, measure)
-    total, weight = getattr(path, measure)[i, j].sum(axis=0), path.weight[i, j].sum(axis=0)
-    return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)
+def _harmed(difference: np.ndarray) -> np.ndarray:
+    """Where (folds, m) differences are above zero by a one-sided t-test at 1 %; a single task shares with nobody."""
+    count = (~np.isnan(difference)).sum(axis=0)
+    mean = np.nansum(difference, axis=0) / np.maximum(count, 1)
+    error = np.sqrt(np.nansum((difference - mean) ** 2, axis=0) / np.maximum(count * (count - 1), 1))
+    limit = student.ppf(0.99, np.maximum(count - 1, 1))
+    return (count > 1) & (mean > limit * error) & (mean > 0) & (difference.shape[1] > 1)
 
 
 def _resampled(data: TaskData, rng: np.random.Generator) -> TaskData:
     """Rows drawn with replacement, as weights: nothing is copied."""
-    times = np.concatenate([rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]).astype(float)
+    draws = [rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]
+    if data.groups is not None:  # units that share rows share the draw
+        first = {group: i for i, group in reversed(list(enumerate(data.groups.tolist())))}
+        draws = [draws[first[group]] for group in data.groups.tolist()]
+    times = np.concatenate(draws).astype(float)
     weight = times if data.sample_weight is None else times * data.sample_weight
     empty = np.add.reduceat(weight, data.starts[:-1]) <= 0
     for i in np.flatnonzero(empty):  # every row that was drawn had weight zero: keep the task as it is

@@ -391,6 +391,15 @@ def conjugate_at_zero(units, out):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
+def slopes(units, W, smooth, alpha):  # type: ignore[no-untyped-def]
+    """alpha = -l'(z) at W for the smooth units: the dual variables that belong to a W from elsewhere."""
+    for i in range(W.shape[0]):
+        if smooth[i]:
+            for j in range(units.starts[i], units.starts[i + 1]):
+                alpha[j] = loss_slope(units.loss[i], units.param[i], row_dot(units.X, j, W[i]), units.y[j])
+
+
+@njit(cache=True, nogil=True)
 def dual_vector(units, i, alpha, b):  # type: ignore[no-untyped-def]
     """b_i = sum_j p_j alpha_j x_j, always made anew from alpha so that it cannot drift."""
     b[:] = 0.0

@@ -166,7 +166,7 @@ def _class(name: str) -> Any:
 def _take_model(model: Any) -> list[Any]:
     parameters = model.get_params(deep=False)
     for name, p in inspect.signature(type(model)).parameters.items():
-        if name in _LEFT_BEHIND and not isinstance(parameters[name], str | int):
+        if name in _LEFT_BEHIND and not isinstance(parameters[name], str | int | np.integer):
             parameters[name] = p.default
     fitted = {name: value for name, value in vars(model).items() if name not in {*parameters, *_LEFT_BEHIND}}
     return [type(model).__name__, parameters, fitted]

@@ -25,6 +25,7 @@ class Units:
     names: np.ndarray  # of all units, also of those that are left out of the problem
     used: np.ndarray  # numbers of the units that are in it
     constant: np.ndarray  # the score of each unit, should it be left out
+    groups: np.ndarray | None = None  # of the units in use: the same number for those that share rows
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Coordinates:
     x_centre: np.ndarray
     y_centre: float
     constant: float  # what stands in the last column; 0 where there is none
+    y_scale: float = 1.0  # a typical distance of y from its centre
 
     def rows(self, X: Any) -> Any:
         X = as_rows(X)
@@ -77,11 +79,12 @@ def pose(X: Any, units: Units, weight: np.ndarray | None, fit_intercept: bool | 
         if centre_y:
             y_centre = float(np.average(units.y, weights=per_label))
         constant = float(np.sqrt(np.average(_squared_norms(X, x_centre), weights=weight))) or 1.0
-    coordinates = Coordinates(x_centre, y_centre, constant)
+    spread = float(np.sqrt(np.average((units.y - y_centre) ** 2, weights=per_label))) or 1.0
+    coordinates = Coordinates(x_centre, y_centre, constant, spread)
     X = coordinates.rows(X)
     in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
     rows = as_rows(X if in_order else X[units.rows])
-    data = TaskData(rows, units.y - y_centre, per_label, units.starts, units.names[units.used])
+    data = TaskData(rows, units.y - y_centre, per_label, units.starts, units.names[units.used], units.groups)
     return Problem(data, units, coordinates)
 
 
@@ -98,8 +101,15 @@ def by_task(codes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def restrict(relationship: Any, units: Units) -> Any:
-    """A given covariance or graph without the units that are left out."""
+    """A given covariance or graph without the units that are left out; a labelled one in the order of the units."""
     total = len(units.names)
+    if hasattr(relationship, "loc"):
+        names = units.names.tolist()
+        if sorted(map(str, relationship.index)) != sorted(map(str, names)):
+            raise ValueError(
+                "the labels of the given task covariance are not the model's tasks; see unit_names_ of a fit"
+            )
+        relationship = relationship.loc[names, names].to_numpy()
     if len(units.used) == total or getattr(relationship, "shape", None) != (total, total):
         return relationship
     return relationship[units.used][:, units.used]

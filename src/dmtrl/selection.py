@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from dmtrl.coordinator import Callback
+from dmtrl.estimator_base import SHIFTED
 from dmtrl.estimators import MTRLClassifier, MTRLRegressor
 from dmtrl.insight import default_lambdas, default_measure
-from dmtrl.losses import AnyLoss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.problem import Problem
 from dmtrl.progress import bar
 from dmtrl.settings import Settings
@@ -32,13 +33,17 @@ class _Choosing:
     def _strengths(self: Any, problem: Problem) -> tuple[float, float]:
         if self.scoring is not None and self.scoring not in MEASURES:
             raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
+        if self.scoring == "wrong" and self._kind != CLASSIFICATION:
+            raise ValueError("scoring='wrong' counts wrong signs and is for classification; use loss or squared_error")
+        if self.scoring == "squared_error" and get_loss(self.loss).name not in SHIFTED:
+            raise ValueError(f"scoring='squared_error' makes no sense with the {self.loss} loss; use loss")
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
         if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
             raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
         if not isinstance(self.cv, int | np.integer):
             raise ValueError(f"cv must be a number of folds, which every worker draws for itself, got {self.cv!r}")
         # a common component is for several tasks that share labels; one task has none
-        commons = [0.0] if len(self.tasks_) == 1 or problem.data.m != len(self.tasks_) else list(self.commons)
+        commons = [0.0] if len(self.tasks_) == 1 or len(problem.units.names) != len(self.tasks_) else list(self.commons)
         # choosing needs less accuracy than the final fit
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=self._seed())
         total = len(lambdas) * len(commons) * int(self.cv)
@@ -54,8 +59,10 @@ class _Choosing:
                 lambda done, total: step(),
             )
         self.cv_path_: Path = path
-        self.scoring_ = self.scoring or default_measure(self.loss)
-        over = "tasks" if self._kind == "classification" else "rows"
+        # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"
+        several = problem.data.groups is not None
+        self.scoring_ = self.scoring or ("loss" if several else default_measure(self.loss))
+        over = "tasks" if self._kind == CLASSIFICATION else "rows"
         return path.best(self.scoring_, over)
 
 

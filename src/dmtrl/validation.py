@@ -85,6 +85,8 @@ def cross_validate(
                     rounds[i, j, fold] = len(before.history)
                     done += 1
                     step_done(done, total)
+        if not sums["weight"].any():
+            raise ValueError("every task has only one sample, so there is nothing to hold out; give lambda by hand")
     finally:
         broadcast(engine, Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
     return Path(path, taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)

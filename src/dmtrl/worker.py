@@ -71,9 +71,10 @@ class Worker:
             counts = np.flatnonzero(self._weight()[rows] > 0)
             if len(counts) < 2:  # a single row always trains
                 continue
-            rng = np.random.default_rng([int(message.scalars["seed"]), int(self._ids[i])])
-            order = rng.permutation(counts)
-            if self._losses[i].kind == CLASSIFICATION:
+            groups = self._blocks.groups
+            number = int(self._ids[i] if groups is None else groups[i])
+            order = np.random.default_rng([int(message.scalars["seed"]), number]).permutation(counts)
+            if self._losses[i].kind == CLASSIFICATION and groups is None:
                 order = order[np.argsort(self._blocks.y[rows][order], kind="stable")]
             self._held[rows.start + order[fold::folds]] = True
         return self._describe(message)
@@ -97,7 +98,8 @@ class Worker:
         return Message("scored", {}, arrays)
 
     def _prepare(self, message: Message) -> Message:
-        """Normalise the row weights over whole tasks; dual variables start at zero unless they are to be kept."""
+        """Normalise the row weights over whole tasks. Dual variables start at zero, unless they are to be kept, or come
+        from weights `w` that were found elsewhere."""
         blocks = self._blocks
         p = self._weight() * ~self._held * np.repeat(1.0 / message.arrays["total_weight"], np.diff(blocks.starts))
         X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
@@ -114,6 +116,8 @@ class Worker:
         self._mean_q = _sum_by_unit(p * q, blocks.starts) / np.maximum(_sum_by_unit(p, blocks.starts), kernels.TINY)
         if not message.scalars["keep"]:
             self._alpha = np.zeros(len(blocks.y))
+        if "w" in message.arrays and not self._alpha.any():
+            kernels.slopes(self._units, np.ascontiguousarray(message.arrays["w"]), self._smooth, self._alpha)
         self._B = np.zeros((n_units, self._d))
         kernels.dual_vectors(self._units, self._alpha, self._B)
         self._B_before = self._B
