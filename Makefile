@@ -45,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "Ready. Next: 'make demo' or 'make test'."
 
-demo: setup  ## run the main job on built-in data and say where the report page lies
+demo: setup  ## run the main job on built-in data
 	@$(BIN)/dmtrl demo
 
 test: setup lint  ## lint, then run all tests

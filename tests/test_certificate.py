@@ -77,7 +77,7 @@ def test_certificate_in_words() -> None:
     certificate = Certificate(2.0, 1.9)
     assert certificate.gap == pytest.approx(0.1)
     assert certificate.relative_gap == pytest.approx(0.05)
-    assert "within 0.05 of the best possible" in str(certificate)
+    assert "within 5.00% of the best possible" in str(certificate)
     assert Certificate(0.0, 0.0).relative_gap == 0.0
 
 

@@ -106,8 +106,9 @@ def test_an_error_is_one_sentence_and_exit_code_1(monkeypatch: pytest.MonkeyPatc
     assert result.stdout == ""
 
 
-def test_the_readmes_python_runs() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), {})
+def test_the_readmes_python_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 2
+    for code, printed in blocks:
+        exec(compile(code, str(README), "exec"), {})
+        assert capsys.readouterr().out == printed

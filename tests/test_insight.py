@@ -51,6 +51,15 @@ def test_compare_shows_what_sharing_brings_and_where_it_hurts() -> None:
     assert "mean held-out squared error over tasks" in str(comparison)
 
 
+def test_data_of_other_tasks_is_refused() -> None:
+    X, y, tasks, _ = _families()
+    model = MTRLRegressor().fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="this needs data of the model's 6 tasks"):
+        model.compare(X, y)
+    with pytest.raises(ValueError, match="'c1' is in only one of the two"):
+        model.correlation_intervals(X[tasks != "c1"], y[tasks != "c1"], tasks[tasks != "c1"])
+
+
 def test_negative_transfer_is_flagged() -> None:
     """Tasks with ample data of their own, forced to be alike although they are opposites: sharing must be seen to
     hurt.

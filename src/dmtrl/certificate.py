@@ -27,7 +27,7 @@ class Certificate:
     def __str__(self) -> str:
         return (
             f"objective {self.primal:.6g}, nothing can be below {self.dual:.6g}: "
-            f"within {max(self.relative_gap, 0.0):.2g} of the best possible"
+            f"within {max(self.relative_gap, 0.0):.2%} of the best possible"
         )
 
 

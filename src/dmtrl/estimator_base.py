@@ -379,7 +379,10 @@ class MTRLBase(Insight, Savable, ABC):
         unknown = intake.plain(names[np.argmin(numbers)])
         what = f"task {unknown!r} was not there in fit, which had {intake.known(self.tasks_)}"
         if self.unknown_tasks == "raise":
-            raise ValueError(f"{what}; set unknown_tasks='common' to predict it from what all tasks share")
+            raise ValueError(
+                f"{what}; set unknown_tasks='common' to predict it from what all tasks share, "
+                "or in cross-validation shuffle the rows so that every task is in every training part"
+            )
         if self.common_strength_ == 0 or self.coef_.ndim == 3:
             raise ValueError(
                 f"{what}, and there is no common component to predict it from: "

@@ -20,6 +20,7 @@ from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
 from dmtrl.extend import Extension, extend
 from dmtrl.losses import CLASSIFICATION, get_loss
+from dmtrl.problem import Problem
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, Relationship, independent
 from dmtrl.settings import Settings
@@ -68,6 +69,11 @@ class CorrelationIntervals:
     sign_share: Any
     level: float
 
+    def __str__(self) -> str:
+        sure = (np.asarray(self.lower) > 0) | (np.asarray(self.upper) < 0)
+        pairs = np.triu_indices(len(sure), 1)
+        return f"{int(sure[pairs].sum())} of {len(pairs[0])} correlations have a {self.level:.0%} interval without zero"
+
 
 @dataclass(frozen=True)
 class AddedTask:
@@ -99,6 +105,18 @@ class Insight:
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
         return Related(related, opposed)
 
+    def _probe(self: Any, X: Any, y: Any, tasks: Any, sample_weight: Any) -> tuple[Any, Problem]:
+        """An unfitted twin and the problem it would solve on data of the same tasks."""
+        probe = clone(self).set_params(callbacks=None, verbose=0)
+        problem = probe._pose(probe._read(X, y, tasks, sample_weight))
+        missing = set(self.tasks_.tolist()) ^ set(probe.tasks_.tolist())
+        if missing:
+            raise ValueError(
+                f"this needs data of the model's {len(self.tasks_)} tasks, with tasks= or task_column as in fit; "
+                f"{sorted(map(str, missing))[0]!r} is in only one of the two"
+            )
+        return probe, problem
+
     def compare(
         self: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5
     ) -> Comparison:
@@ -110,8 +128,7 @@ class Insight:
         if not isinstance(cv, int | np.integer):
             raise ValueError(f"cv must be a number of folds, got {cv!r}")
         check_is_fitted(self)
-        probe = clone(self)
-        problem = probe._pose(probe._read(X, y, tasks, sample_weight))
+        probe, problem = self._probe(X, y, tasks, sample_weight)
         m = problem.data.m
         tau = self.common_strength_
         lambdas = default_lambdas(problem.data)
@@ -155,8 +172,7 @@ class Insight:
             raise ValueError(f"n_resamples must be at least 2, got {n_resamples!r}")
         if not 0 < level < 1:
             raise ValueError(f"level must lie between 0 and 1, got {level!r}")
-        probe = clone(self).set_params(callbacks=None, verbose=0)
-        problem = probe._pose(probe._read(X, y, tasks, sample_weight))
+        probe, problem = self._probe(X, y, tasks, sample_weight)
         threads = thread_count(self.n_jobs)
         seeds = np.random.SeedSequence(self._seed()).spawn(n_resamples)
         with (
@@ -200,7 +216,9 @@ class Insight:
         names = np.array([*self.tasks_.tolist(), name])
         whole = {"i", "u"}
         if names.dtype.kind != self.tasks_.dtype.kind and not {names.dtype.kind, self.tasks_.dtype.kind} <= whole:
-            raise ValueError(f"the name {name!r} is of another kind than the model's task names, as {self.tasks_[0]!r}")
+            raise ValueError(
+                f"the name {name!r} is of another kind than the model's task names, as {self.tasks_.tolist()[0]!r}"
+            )
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
         relation = self._with_intercept(Learned(self.common_strength_), lam, self._coordinates)
@@ -241,7 +259,7 @@ class Insight:
         self._keep_common(self._outcome, self.common_strength_, self._coordinates)
         self._covariance = self._relations(self._outcome, self.common_strength_)
         self.certificate_ = added.certificate
-        return AddedTask(names[-1], coef, float(intercept), added.certificate)
+        return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)
 
 
 def default_lambdas(data: TaskData, count: int = 11) -> np.ndarray:

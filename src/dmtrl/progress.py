@@ -44,4 +44,4 @@ def describe(record: Any, tol: float) -> str:
     share = ""
     if 0 < tol < record.gap < 1:
         share = f" ({math.log(record.gap) / math.log(tol):.0%} of the way)"
-    return f"round {record.round + 1}: within {record.gap:.2g} of the best possible{share}, {record.solver}"
+    return f"round {record.round + 1}: within {record.gap:.2%} of the best possible{share}, {record.solver}"
