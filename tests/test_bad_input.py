@@ -235,3 +235,11 @@ def test_parameters_of_the_classifier():
         MTRLClassifier("squared").fit(X, LABELS)
     with refuses("on_single_class must be 'raise' or 'constant', got 'drop'"):
         MTRLClassifier(on_single_class="drop").fit(X, LABELS)
+
+
+def test_a_column_name_as_tasks_and_a_lambda_in_quotes():
+    X, y = np.eye(4), np.arange(4.0)
+    with pytest.raises(ValueError, match=r"got the single value 'shop'; for a column of X use task_column='shop'"):
+        MTRLRegressor().fit(X, y, tasks="shop")
+    with pytest.raises(ValueError, match=r"reg_lambda must be positive and finite, got '0.1'"):
+        MTRLRegressor(reg_lambda="0.1").fit(X, y)

@@ -7,6 +7,7 @@ answers; an estimator that chooses its own lambda and tau overrides `_strengths`
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -177,7 +178,8 @@ class MTRLBase(Insight, Savable, ABC):
         choose("engine", self.engine, ("local",))
         if isinstance(self.common, str):
             choose("common", self.common, ("auto",))
-        if not (np.isfinite(self.reg_lambda) and self.reg_lambda > 0):
+        given: Any = self.reg_lambda
+        if not (isinstance(given, Real) and 0 < float(given) < np.inf):
             raise ValueError(f"reg_lambda must be positive and finite, got {self.reg_lambda!r}")
 
     def _read(self, X: Any, y: Any, tasks: Any, sample_weight: Any, reset: bool = True) -> intake.Table:

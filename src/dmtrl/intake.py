@@ -148,6 +148,12 @@ def read_rows(X: Any, tasks: Any = None, task_column: Any = None) -> tuple[Any, 
 def task_labels(tasks: Any, n: int) -> np.ndarray:
     """One label per row, sortable: text stays text, whole numbers become integers; none missing, not mixed."""
     labels = np.asarray(tasks)
+    if labels.ndim == 0:
+        word = plain(labels.item())
+        raise ValueError(
+            f"tasks must hold one label per row of X, got the single value {word!r}; "
+            f"for a column of X use task_column={word!r}, for one task [{word!r}] * {n}"
+        )
     if labels.shape == (n, 1):
         labels = labels[:, 0]
     if labels.shape != (n,):
