@@ -518,8 +518,6 @@ def test_two_processes_saving_at_once_leave_a_whole_file(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["MTRLRegressorCV", "MTRLClassifierCV"])
 def test_a_chosen_model_keeps_what_it_was_chosen_from(name: str, tmp_path: Path) -> None:
-    if not hasattr(dmtrl, name):
-        pytest.skip(f"dmtrl.{name} is not exported yet")
     X, y = make("two" if "Classifier" in name else "regression")
     model = getattr(dmtrl, name)(lambdas=[1.0, 0.1], cv=2).fit(X, y, tasks=TASKS)
     loaded = keep(model, tmp_path)
@@ -536,8 +534,6 @@ def test_a_loaded_model_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_the_top_level_offers_it(tmp_path: Path) -> None:
-    if not hasattr(dmtrl, "load"):
-        pytest.skip("dmtrl.load is not exported yet")
     X, y = make()
     model = MTRLRegressor(tol=0.01).fit(X, y, tasks=TASKS)
     model.save(tmp_path / "model.dmtrl")
