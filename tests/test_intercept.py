@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from scipy import sparse
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import HuberRegressor, LogisticRegression
 
 from dmtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.losses import quantile
+from dmtrl.losses import huber, quantile
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e5])
@@ -41,3 +41,15 @@ def test_sparse_and_dense_agree_on_features_far_from_zero(loss: str) -> None:
     csr = MTRLRegressor(loss=loss, reg_lambda=0.01, tol=1e-7).fit(sparse.csr_matrix(X), y, tasks=tasks)
     assert np.allclose(dense.intercept_, csr.intercept_, atol=0.02)
     assert np.allclose(dense.coef_, csr.coef_, atol=0.01)
+
+
+def test_one_task_with_huber_loss_is_scikit_learns_at_its_scale() -> None:
+    """HuberRegressor also fits a scale; for that scale its problem is ours with delta = epsilon * scale."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 3))
+    y = X @ [1.0, -2.0, 0.5] + 2.0 + rng.standard_t(2, size=200)
+    theirs = HuberRegressor(epsilon=1.5, alpha=1.0, tol=1e-8, max_iter=1000).fit(X, y)
+    loss = huber(delta=1.5 * theirs.scale_)
+    ours = MTRLRegressor(loss=loss, reg_lambda=theirs.scale_ / 200, tol=1e-9).fit(X, y)
+    assert np.allclose(ours.coef_[0], theirs.coef_, atol=1e-4)
+    assert ours.intercept_[0] == pytest.approx(theirs.intercept_, abs=1e-4)
