@@ -37,6 +37,10 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
     assert added.certificate.primal == pytest.approx(mean_losses(everything, together, loss) + lam / 2 * nuclear**2)
     assert added.certificate.primal >= refit.certificate.dual
     assert added.certificate.dual <= refit.certificate.primal
+    if loss == "squared":  # there alpha is the residual, so the newcomer's conjugate sum can be made from its weights
+        residual = new.y - new.X @ added.w
+        own = np.mean(residual**2 / 2 - residual * new.y)
+        assert added.dual.conjugate - model.dual.conjugate == pytest.approx(own, rel=1e-2)
     assert added.certificate.relative_gap < 0.3  # with thirty rows a task the old tasks would hardly have moved
 
 
