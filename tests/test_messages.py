@@ -60,8 +60,8 @@ def test_a_worker_needs_nothing_but_messages() -> None:
 
     described = ask(Message("describe"))
     assert described.scalars["features"] == 3
-    scalars = {"seed": 0, "local_solver": "sdca", "sampling": "shuffled", "steps": 0, "max_passes": 3, "keep": False}
-    ask(Message("prepare", scalars, {"total_weight": described.arrays["weight"]}))
+    scalars = {"seed": 0, "local_solver": "sdca", "sampling": "shuffled", "max_passes": 3, "keep": False}
+    ask(Message("prepare", scalars, {"total_weight": described.arrays["weight"], "steps": np.zeros(2, np.int64)}))
     order = {"w": np.zeros((2, 3)), "step": np.ones(2)}
     answer = ask(Message("round", {"round": 0, "target": 0.0}, order))
     assert answer.arrays["b"].shape == (2, 3)

@@ -39,6 +39,34 @@ def test_paper_preset_takes_exactly_h_steps() -> None:
         assert record.solver == "sdca"
 
 
+def test_every_task_takes_its_own_h_steps() -> None:
+    data = random_problem("hinge", m=3, rows=20)
+    run = {"loss": "hinge", "reg_lambda": 0.1, "workers": 3}
+    outcome = solve(data, settings=Settings.paper(T=3, P=2, H=(7, 20, 3)), **run)
+    assert [record.passes for record in outcome.history] == pytest.approx([30 / len(data.y)] * 6)
+    # a task with one coordinate step a round moves along one of its rows
+    first = []
+    solve(data, settings=Settings.paper(T=2, P=1, H=(1, 20, 20)), watch=lambda _, W: first.append(W), **run)
+    rows = data.X[: data.starts[1]]
+    cosine = np.abs(rows @ first[1][0]) / (np.linalg.norm(rows, axis=1) * np.linalg.norm(first[1][0]))
+    assert cosine.max() == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="2 for 3 tasks"):
+        solve(data, settings=Settings.paper(H=(1, 2)), **run)
+
+
+def test_watch_sees_the_weights_of_every_round() -> None:
+    data = random_problem("squared", m=3, rows=20)
+    seen = []
+    run = {"loss": "squared", "reg_lambda": 0.1}
+    outcome = solve(data, watch=lambda record, W: seen.append((record.round, record.objective, W)), **run)
+    assert [number for number, _, _ in seen] == [record.round for record in outcome.history]
+    _, objective, W = seen[-1]
+    task = np.repeat(np.arange(3), np.diff(data.starts))
+    share = 1.0 / np.diff(data.starts)[task]
+    loss = (share * 0.5 * ((data.X * W[task]).sum(axis=1) - data.y) ** 2).sum()
+    assert objective == pytest.approx(loss + 0.05 * np.linalg.norm(W, "nuc") ** 2)
+
+
 def test_spectral_rho_needs_no_more_rounds_than_the_papers() -> None:
     data = random_problem("hinge", m=8, d=6, rows=60, seed=3)
     gaps = {}

@@ -52,6 +52,7 @@ class RoundRecord:
 
 
 Callback = Callable[[RoundRecord], object]
+Watch = Callable[[RoundRecord, np.ndarray], object]
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,12 @@ class Coordinator:
             "seed": settings.seed,
             "local_solver": settings.local_solver,
             "sampling": settings.sampling,
-            "steps": settings.steps or 0,
             "max_passes": settings.max_passes,
             "keep": start is not None,
         }
-        arrays = {"total_weight": total} if start is None else {"total_weight": total, "w": start.W[layout.task]}
+        arrays = {"total_weight": total, "steps": self._steps()[layout.task]}
+        if start is not None:
+            arrays["w"] = start.W[layout.task]
         answers = self._exchange(
             {
                 k: Message("prepare", scalars, {name: layout.scatter(k, values) for name, values in arrays.items()})
@@ -150,6 +152,13 @@ class Coordinator:
         limits = layout.gather(answers, "longest_step")
         self._longest_step = float(np.median(limits[np.isfinite(limits)])) if np.isfinite(limits).any() else np.inf
         return layout.gather(answers, "b")
+
+    def _steps(self) -> np.ndarray:
+        """H of each task; 0 where a task goes on until it is accurate enough."""
+        steps = np.asarray(self._settings.steps or 0, dtype=np.int64)
+        if steps.ndim > 0 and steps.shape != (self._layout.m,):
+            raise ValueError(f"steps must be one number or one per task: got {steps.size} for {self._layout.m} tasks")
+        return np.broadcast_to(steps, self._layout.m)
 
     def _method(self, b: np.ndarray, W: np.ndarray, common: np.ndarray) -> Method:
         layout, settings, relationship = self._layout, self._settings, self._relationship
@@ -166,14 +175,16 @@ class Coordinator:
             return Alternation(relationship, self._lam, layout, settings, b)
         return Splitting(relationship, self._lam, layout, settings, W, common, b, self._longest_step)
 
-    def run(self, callbacks: Sequence[Callback] = (), start: Outcome | None = None) -> Outcome:
+    def run(
+        self, callbacks: Sequence[Callback] = (), start: Outcome | None = None, watch: Watch | None = None
+    ) -> Outcome:
         """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier
-        outcome on the same workers, whose dual variables are kept."""
+        outcome on the same workers, whose dual variables are kept. `watch` sees the weights (m, d) of every round."""
         small = self._layout.m * self._layout.d * min(self._layout.m, self._layout.d) < 1e8
         with single_threaded_blas(small):
-            return self._rounds(callbacks, start)
+            return self._rounds(callbacks, start, watch)
 
-    def _rounds(self, callbacks: Sequence[Callback], start: Outcome | None) -> Outcome:
+    def _rounds(self, callbacks: Sequence[Callback], start: Outcome | None, watch: Watch | None) -> Outcome:
         layout, settings, relationship = self._layout, self._settings, self._relationship
         b = self._prepare(start)
         W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
@@ -207,6 +218,8 @@ class Coordinator:
             history.append(record)
             for callback in callbacks:
                 callback(record)
+            if watch is not None:
+                watch(record, report.candidates[0].W)
             if certificate.relative_gap <= settings.tol:
                 break
         own = best.W - best.common

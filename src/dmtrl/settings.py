@@ -6,6 +6,8 @@ Room: the ground. `Settings()` is the default; `Settings.paper(...)` is Algorith
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 CHOICES = {
     "method": ("auto", "splitting", "dual"),
     "local_solver": ("auto", "sdca", "newton", "gram"),
@@ -25,7 +27,8 @@ class Settings:
     # what a worker does in a round
     local_solver: str = "auto"
     sampling: str = "shuffled"
-    steps: int | None = None  # H, coordinate steps per unit and round; None: passes until accurate enough
+    # H, coordinate steps of a task in a round: one number, or one per task; None: passes until accurate enough
+    steps: int | tuple[int, ...] | None = None
     max_passes: int = 100  # the most passes over a unit's rows in a round when steps is None
     local_accuracy: float = 0.3  # a round's local gap aims at this share of the last certified gap
     # splitting
@@ -53,7 +56,7 @@ class Settings:
         _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
         for name in ("max_rounds", "max_passes", "w_rounds"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
-        _require(self.steps is None or self.steps >= 1, "steps", "None or at least 1", self.steps)
+        _require(self.steps is None or np.min(self.steps) >= 1, "steps", "None or at least 1", self.steps)
         _require(
             self.initial_step is None or self.initial_step > 0, "initial_step", "None or positive", self.initial_step
         )
@@ -64,14 +67,14 @@ class Settings:
         *,
         T: int = 10,
         P: int = 10,
-        H: int | None = None,
+        H: int | tuple[int, ...] | None = None,
         eta: float = 1.0,
         tol: float = 0.0,
         seed: int = 0,
         **knobs: Any,
     ) -> "Settings":
-        """Algorithm 1 and 2: P Omega-steps, T rounds before each, H uniform coordinate steps a round (None: one per
-        row).
+        """Algorithm 1 and 2: P Omega-steps, T rounds before each, H uniform coordinate steps a round (one number,
+        or one per task; None: one per row).
         """
         fixed: dict[str, Any] = {
             "method": "dual",

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmtrl.blocks import ArraySource
-from dmtrl.coordinator import Callback, Coordinator, Outcome
+from dmtrl.coordinator import Callback, Coordinator, Outcome, Watch
 from dmtrl.data import TaskData
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import AnyLoss, get_loss
@@ -35,6 +35,7 @@ def solve(
     shards: int | Sequence[int] = 1,
     intercept_ridge: float | None = None,
     callbacks: Sequence[Callback] = (),
+    watch: Watch | None = None,
     verbose: int = 0,
 ) -> Outcome:
     """Learn one linear model per task and the covariance between tasks.
@@ -42,7 +43,7 @@ def solve(
     loss: one for all tasks, or one per task. workers: how many pieces the tasks are laid in (default: one per thread;
     `data.m` is one task per worker). intercept_ridge: the last column of X is a constant whose weights stay outside
     the relationship and carry only this much ridge. shards: into how many pieces each task is cut first. n_jobs:
-    threads, -1 for all cores.
+    threads, -1 for all cores. callbacks get the record of every round, watch also its weights.
     """
     settings = settings or Settings()
     losses = _losses(loss, data.m)
@@ -54,7 +55,7 @@ def solve(
             relation = FreeIntercept(relation, intercept_ridge / reg_lambda)
         coordinator = Coordinator(engine, data.m, relation, reg_lambda, settings)
         with live_line(verbose, settings.tol) as show:
-            outcome = coordinator.run([*callbacks, *show])
+            outcome = coordinator.run([*callbacks, *show], watch=watch)
     warn_unless_converged(outcome, settings)
     return outcome
 

@@ -109,6 +109,7 @@ class Worker:
         param = np.array([loss.param for loss in self._losses])
         self._units = kernels.Units(X, blocks.y.astype(float), p, q, blocks.starts.astype(np.int64), loss, param)
         self._settings = dict(message.scalars)
+        self._steps = message.arrays["steps"]
         n_units = blocks.n_units
         bounds = np.array([loss.smoothness for loss in self._losses])
         self._smooth = np.isfinite(bounds) & (loss != kernels.CUSTOM)  # Newton needs a slope and a bounded curvature
@@ -197,9 +198,8 @@ class Worker:
 
     def _amount_of_work(self, rows: np.ndarray, target: float) -> tuple[np.ndarray, float]:
         """Steps per unit and the local gap at which a unit may stop early; a negative target means never early."""
-        fixed = int(self._settings["steps"])
-        if fixed > 0:
-            return np.where(rows > 0, fixed, 0), -1.0
+        if self._steps.all():
+            return np.where(rows > 0, self._steps, 0), -1.0
         uniform = self._settings["sampling"] == "uniform"
         return rows * int(self._settings["max_passes"]), -1.0 if uniform else target
 
