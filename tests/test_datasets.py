@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
 from scipy import sparse
 
 from conftest import SharedData
@@ -127,6 +129,15 @@ def test_mnist(shared_data: SharedData) -> None:
         assert (np.diff(data.starts) == rows).all()
         assert all(data.y[a:b].sum() == 0 for a, b in zip(data.starts[:-1], data.starts[1:], strict=True))
     assert list(tasks.train.names) == [f"digit_{k}" for k in range(10)]
+    few = load_mnist_tasks((shared_data / "mnist.npz").parent, digits=(7, 2), max_positives=100)
+    assert list(few.train.names) == ["digit_7", "digit_2"]
+    assert np.array_equal(few.train.X[:200], tasks.train.X[7 * 200 : 8 * 200])
+
+
+@pytest.mark.data
+def test_mnist_at_full_size_has_every_training_image_of_a_digit(shared_data: SharedData) -> None:
+    tasks = load_mnist_tasks((shared_data / "mnist.npz").parent, digits=[0, 8])
+    assert list(np.diff(tasks.train.starts)) == [2 * 5923, 2 * 5851], "counts of the official training set"
 
 
 @pytest.mark.data
@@ -161,6 +172,101 @@ def test_digits_need_no_file_and_share_no_image() -> None:
         load_digits_tasks(test_share=1.0)
 
 
+@settings(max_examples=20)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True))
+def test_a_digit_has_the_same_rows_in_any_set_of_digits(digits: list[int]) -> None:
+    everything, some = load_digits_tasks(), load_digits_tasks(digits=digits)
+    assert list(some.train.names) == [f"digit_{k}" for k in digits]
+    for part, whole in ((some.train, everything.train), (some.test, everything.test)):
+        for place, digit in enumerate(digits):
+            a, b = part.starts[place : place + 2]
+            c, d = whole.starts[digit : digit + 2]
+            assert np.array_equal(part.X[a:b], whole.X[c:d])
+            assert np.array_equal(part.y[a:b], whole.y[c:d])
+
+
+@pytest.mark.parametrize(
+    ("digits", "sentence"),
+    [
+        ((3, 10), "from 0 to 9, got 10"),
+        ((-1,), "from 0 to 9, got -1"),
+        ((1.5,), "from 0 to 9, got 1.5"),
+        ((True,), "from 0 to 9, got True"),
+        (["3"], "from 0 to 9, got '3'"),
+        ("38", "a list of digits such as"),
+        (3, "a list of digits such as"),
+        ((), "at least one digit"),
+        ((4, 4), "each of them once"),
+    ],
+)
+def test_digits_that_are_none_are_refused(digits: object, sentence: str) -> None:
+    for load in (load_digits_tasks, load_mnist_tasks):
+        with pytest.raises(ValueError, match=sentence):
+            load(digits=digits)
+
+
+@pytest.fixture
+def small_mds(tmp_path: Path) -> Path:
+    """Four domains with 20, 60, 40 and 40 reviews of both labels; column k counts the domain's own number."""
+    task = np.repeat(np.arange(4), [20, 60, 40, 40])
+    counts = sparse.csr_matrix((np.arange(4)[task] + 1, task, np.arange(161)), shape=(160, 4))
+    np.savez(
+        tmp_path / "mds.npz",
+        data=counts.data.astype(np.uint16),
+        indices=counts.indices,
+        indptr=counts.indptr,
+        shape=np.array(counts.shape),
+        y=np.tile([-1, 1], 80).astype(np.int8),
+        task=task.astype(np.int32),
+        task_names=np.array(["baby", "books", "dvd", "music"]),
+        origin=np.zeros(160, dtype=np.int8),
+        balanced=np.ones(160, dtype=bool),
+        fold=(np.arange(160) // 2 % 10).astype(np.int8),
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("domains", "names"),
+    [
+        (None, ["baby", "books", "dvd", "music"]),
+        (4, ["baby", "books", "dvd", "music"]),
+        (1, ["books"]),
+        (2, ["books", "dvd"]),
+        (np.int64(3), ["books", "dvd", "music"]),
+        ("dvd", ["dvd"]),
+        (["music", "baby"], ["baby", "music"]),
+        (np.array(["dvd"]), ["dvd"]),
+    ],
+)
+def test_any_domains(small_mds: Path, domains: object, names: list[str]) -> None:
+    tasks = load_mds(small_mds, domains=domains, tfidf=False)
+    sizes = {"baby": 20, "books": 60, "dvd": 40, "music": 40}
+    for part, share in ((tasks.train, 0.7), (tasks.test, 0.3)):
+        assert list(part.names) == names
+        assert list(np.diff(part.starts)) == [round(share * sizes[name]) for name in names]
+        own = [sorted(sizes).index(name) + 1 for name in names]
+        assert np.array_equal(part.X.sum(axis=1).A1, np.repeat(own, np.diff(part.starts))), "each domain's own rows"
+
+
+@pytest.mark.parametrize(
+    ("domains", "sentence"),
+    [
+        (0, "there are 4 domains; ask for 1 to 4 of them, got 0"),
+        (5, "there are 4 domains; ask for 1 to 4 of them, got 5"),
+        (True, "ask for 1 to 4"),
+        (1.5, "names of domains, or how many"),
+        ("cars", "no domain 'cars'; the domains are baby, books, dvd, music"),
+        (["dvd", 7], "no domain 7"),
+        ([], "at least one domain"),
+        (["dvd", "dvd"], "each of them once"),
+    ],
+)
+def test_domains_that_are_none_are_refused(small_mds: Path, domains: object, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        load_mds(small_mds, domains=domains)
+
+
 def test_files_are_found_by_environment_then_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named, cache = tmp_path / "named", tmp_path / "cache"
     named.mkdir()
@@ -172,6 +278,9 @@ def test_files_are_found_by_environment_then_cache(tmp_path: Path, monkeypatch: 
     assert find_file("school.npz") == cache / "school.npz"
     (named / "school.npz").touch()
     assert find_file("school.npz") == named / "school.npz"
+    (tmp_path / "school.npz").touch()
+    assert find_file("school.npz", tmp_path) == tmp_path / "school.npz"
+    assert find_file("school.npz", tmp_path / "elsewhere") == named / "school.npz"
     monkeypatch.delenv("DMTRL_DATA")
     assert find_file("school.npz") == cache / "school.npz"
 
@@ -188,6 +297,7 @@ def test_cache_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_missing_file_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMTRL_DATA", str(tmp_path / "named"))
     monkeypatch.setenv("DMTRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("DMTRL_OFFLINE", "1")
     with pytest.raises(FileNotFoundError) as caught:
         load_school()
     sentence = str(caught.value)

@@ -1,6 +1,7 @@
 """Named data sets: the paper's synthetic tasks, made on the spot, and real ones, read from files.
 
-Room: beside solve and data. `synthetic` draws, `files` finds and reads archives, `real` says what is in them.
+Room: beside solve and data. `synthetic` draws; `files` finds and reads archives, `real` says what is in them;
+`download` brings one that is missing, from a home in `sources`, by way of `convert`.
 """
 
 from dmtrl.datasets.files import cache_folder, find_file

@@ -1,7 +1,7 @@
 """Where data files lie, and how an archive is read so that a damaged one is told in a sentence.
 
-Room: datasets. A file is looked for in the folder that was given; else in the folder named by the environment variable
-DMTRL_DATA, then in the cache folder.
+Room: datasets. A file is looked for in the folder that was given, then in the one named by the environment variable
+DMTRL_DATA, then in the cache folder; `download` goes on from there.
 """
 
 import os
@@ -25,17 +25,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dmtrl"
 
 
+def places(folder: str | Path | None = None) -> list[Path]:
+    """The folders a data file is looked for in, first to last."""
+    given = [] if folder is None else [folder]
+    named = [os.environ["DMTRL_DATA"]] if os.environ.get("DMTRL_DATA") else []
+    return [Path(place).expanduser() for place in (*given, *named, cache_folder())]
+
+
 def find_file(name: str, folder: str | Path | None = None) -> Path:
-    """The path of a data file; a FileNotFoundError says where it was looked for."""
-    if folder is not None:
-        folders = [Path(folder).expanduser()]
-    else:
-        named = os.environ.get("DMTRL_DATA")
-        folders = [Path(named).expanduser(), cache_folder()] if named else [cache_folder()]
-    for place in folders:
+    """The path of a data file that is there; a FileNotFoundError says where it was looked for."""
+    for place in places(folder):
         if (place / name).is_file():
             return place / name
-    looked = " and ".join(str(place) for place in folders)
+    looked = " and ".join(map(str, places(folder)))
     raise FileNotFoundError(
         f"{name} was not found in {looked}; put the file there, or set the environment variable DMTRL_DATA "
         "to the folder that holds it"
