@@ -8,7 +8,7 @@ PIP_FLAGS := -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo test lint format lock clean help
+.PHONY: setup demo browser test lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -48,7 +48,24 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup  ## run the main job on built-in data
 	@$(BIN)/dmtrl demo
 
-test: setup lint  ## lint, then run all tests
+# Debian's Chromium, for the tests of report pages. Without it they are skipped, except where CI=true: there they fail.
+define CHECK_BROWSER
+missing=""; \
+command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing="$$missing chromium"; \
+command -v chromedriver >/dev/null || missing="$$missing chromium-driver"; \
+if [ -n "$$missing" ] && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+  echo "Installing a browser for the tests:$$missing"; \
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null 2>&1 \
+    || echo "apt-get could not install:$$missing; going on without." >&2; \
+elif [ -n "$$missing" ]; then \
+  echo "The tests of report pages need:$$missing (on Debian: sudo apt-get install$$missing); going on without." >&2; \
+fi
+endef
+
+browser:  ## install the browser that the tests of report pages need, if it is missing
+	@$(CHECK_BROWSER)
+
+test: setup lint browser  ## lint, then run all tests
 	@echo "Compiling the kernels (once) ..."
 	@$(BIN)/python tests/warm_up.py
 	@echo "Running the tests ..."

@@ -1,10 +1,13 @@
 """What all tests share: the real data sets where they are at hand, and repeatable random examples."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+
+import browser as browsers
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,3 +33,9 @@ class SharedData:
 def shared_data() -> SharedData:
     """Real data sets: the folder named by DMTRL_DATA, else `shared/data` beside the repository."""
     return SharedData(Path(os.environ.get("DMTRL_DATA") or ROOT.parent / "shared" / "data"))
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsers.Browser]:
+    """A headless Chromium, started once; see tests/browser.py."""
+    yield from browsers.start(tmp_path_factory.mktemp("chromium"))

@@ -31,6 +31,17 @@ def test_dual_rises_in_every_round_of_the_paper_preset(loss: str, eta: float) ->
         start = end
 
 
+def test_a_w_step_that_ends_early_does_not_add_omega_steps() -> None:
+    data = random_problem("squared", m=4, rows=20)
+    settings = Settings.paper(T=200, P=3, w_tol=1e-2)
+    outcome = solve(data, loss="squared", reg_lambda=0.1, settings=settings)
+    ends = [record for record in outcome.history if record.omega]
+    assert len(ends) == 3
+    assert ends[-1] is outcome.history[-1]
+    assert all(record.w_gap <= 1e-2 for record in ends)
+    assert len(outcome.history) < 600
+
+
 def test_paper_preset_takes_exactly_h_steps() -> None:
     data = random_problem("hinge", m=3, rows=20)
     outcome = solve(data, loss="hinge", reg_lambda=0.1, workers=3, settings=Settings.paper(T=3, P=2, H=7))

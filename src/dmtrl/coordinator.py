@@ -193,7 +193,7 @@ class Coordinator:
         best = Candidate(W, common, np.inf)
         dual = self._dual_point(B, self._conjugate)
         history: list[RoundRecord] = []
-        accuracy = settings.local_accuracy
+        accuracy, omega_steps = settings.local_accuracy, 0
         for number in range(settings.max_rounds):
             began = time.perf_counter()
             order = method.order()
@@ -202,7 +202,8 @@ class Coordinator:
             raw = self._exchange(self._messages(order, number, target))
             answers, solver, passes = self._read(raw, number)
             report = method.absorb(answers)
-            best = min([best, *report.candidates], key=lambda candidate: candidate.objective)
+            now = min(report.candidates, key=lambda candidate: candidate.objective)
+            best = min(best, now, key=lambda candidate: candidate.objective)
             dual = max(dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
             certificate = Certificate(best.objective, dual.bound)
             w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
@@ -211,7 +212,7 @@ class Coordinator:
             ):  # the best pair's W-step gap is at most its joint gap (docs/math.md section 5)
                 w_gap = min(w_gap, certificate.relative_gap)
             record = RoundRecord(
-                number, certificate.relative_gap, best.objective, dual.bound, w_gap, report.candidates[0].objective,
+                number, certificate.relative_gap, best.objective, dual.bound, w_gap, now.objective,
                 report.w_objective - report.w_gap, report.rho, report.step, solver, passes, report.omega,
                 self._sent, self._received, time.perf_counter() - began,
             )  # fmt: skip
@@ -219,8 +220,9 @@ class Coordinator:
             for callback in callbacks:
                 callback(record)
             if watch is not None:
-                watch(record, report.candidates[0].W)
-            if certificate.relative_gap <= settings.tol:
+                watch(record, now.W)
+            omega_steps += report.omega
+            if certificate.relative_gap <= settings.tol or omega_steps == settings.omega_steps:
                 break
         own = best.W - best.common
         covariance = relationship.update(own)

@@ -40,6 +40,7 @@ class Settings:
     momentum: bool = True  # not with rho="block", whose steps are inexact
     w_rounds: int = 10  # T: rounds in a W-step at most
     w_tol: float = 0.0  # a W-step ends early at this relative W-step gap
+    omega_steps: int | None = None  # P: the run ends after this many Omega-steps; None: only by tol or max_rounds
     smoothing: float = 0.3  # epsilon of the Omega-step over the largest singular value of W, at the first Omega-step
     smoothing_decay: float = 0.9
     smoothing_floor: float = 1e-7
@@ -56,6 +57,9 @@ class Settings:
         _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
         for name in ("max_rounds", "max_passes", "w_rounds"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        _require(
+            self.omega_steps is None or self.omega_steps >= 1, "omega_steps", "None or at least 1", self.omega_steps
+        )
         _require(self.steps is None or np.min(self.steps) >= 1, "steps", "None or at least 1", self.steps)
         _require(
             self.initial_step is None or self.initial_step > 0, "initial_step", "None or positive", self.initial_step
@@ -86,6 +90,7 @@ class Settings:
             "rho": "paper",
             "momentum": False,
             "w_rounds": T,
+            "omega_steps": P,
             "max_rounds": T * P,
             "smoothing": 1e-7,
             "smoothing_decay": 1.0,

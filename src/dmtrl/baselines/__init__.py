@@ -5,7 +5,7 @@ Room: beside the estimators. `single_task` and `pooled` learn no relation betwee
 certificate of a distributed fit, so that every method is measured by the same numbers.
 """
 
-from dmtrl.baselines.alternating import Fitted, Watch
+from dmtrl.baselines.alternating import Fitted
 from dmtrl.baselines.centralised import NotEnoughMemoryError, available_memory, centralised_mtrl
 from dmtrl.baselines.simple import pooled, single_task
 from dmtrl.baselines.stochastic import ssdca
@@ -13,7 +13,6 @@ from dmtrl.baselines.stochastic import ssdca
 __all__ = [
     "Fitted",
     "NotEnoughMemoryError",
-    "Watch",
     "available_memory",
     "centralised_mtrl",
     "pooled",

@@ -5,7 +5,6 @@ here, by the library's own kernels and certificate. Equation numbers are those o
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,14 +13,12 @@ from scipy import sparse
 
 from dmtrl import kernels
 from dmtrl.certificate import Certificate, scaled_dual
-from dmtrl.coordinator import RoundRecord, single_threaded_blas
+from dmtrl.coordinator import RoundRecord, Watch, single_threaded_blas
 from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
 from dmtrl.losses import Loss, get_loss
 from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.worker import check_blocks
-
-Watch = Callable[[RoundRecord, np.ndarray], object]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from dmtrl import kernels
 from dmtrl.baselines.alternating import Fitted, Problem, Watch, WStep, alternate, require
+from dmtrl.coordinator import Watch
 from dmtrl.data import TaskData
 from dmtrl.losses import Loss
 from dmtrl.solve import NotConvergedWarning

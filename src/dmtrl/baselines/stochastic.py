@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl import kernels
-from dmtrl.baselines.alternating import Fitted, Problem, Watch, alternate, require
+from dmtrl.baselines.alternating import Fitted, Problem, alternate, require
+from dmtrl.coordinator import Watch
 from dmtrl.data import TaskData
 from dmtrl.losses import Loss
 

@@ -1,1 +1,4 @@
-"""Experiments: one small file per table or figure; each stores or prints records and computes nothing of its own."""
+"""Experiments: one small file per table or figure; each lists its runs, measures one, and turns records into a section.
+
+Room: above everything but the shell. `reproduce` runs them; `records` is where results are kept.
+"""

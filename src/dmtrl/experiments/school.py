@@ -1,46 +1,63 @@
-"""School, the ten published splits: MTRLRegressorCV chooses lambda and tau on training rows only.
+"""The School table: RMSE and explained variance over the ten published splits.
 
-Run `python -m dmtrl.experiments.school [splits]`; a few seconds a split. Beside it ridge regression of each school
-alone and of all rows with a column per school, each with its own lambda by cross-validation.
+Room: experiments. lambda and tau are chosen by cross-validation on training rows only. Beside MTRLRegressorCV stand
+what people would use otherwise: ridge of each school alone, of all rows, and with a column per school.
 """
 
-import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from sklearn.linear_model import RidgeCV
 from sklearn.preprocessing import StandardScaler
 
 from dmtrl.datasets import load_school
+from dmtrl.experiments import paper
+from dmtrl.experiments.curves import Spread
+from dmtrl.experiments.records import Record
+from dmtrl.experiments.runner import Experiment, Run
+from dmtrl.report.content import Section, Table, Text
 from dmtrl.selection import MTRLRegressorCV
 
+OURS, COLUMNS, POOLED, ALONE = (
+    "MTRLRegressorCV",
+    "ridge, a column per school",
+    "ridge, all rows",
+    "ridge, each school alone",
+)
+RIDGES = np.logspace(-1, 3, 13)
 
-def rmse(y: np.ndarray, z: np.ndarray) -> float:
-    return float(np.sqrt(np.mean((y - z) ** 2)))
+
+def runs(quick: bool) -> list[Run]:
+    return [Run({"split": split, "quick": quick}, 3 if quick else 12) for split in range(1 if quick else 10)]
 
 
-def one_split(split: int) -> dict[str, float]:
+def measure(split: int, quick: bool) -> Mapping[str, Any]:
     school = load_school()
     train, test = school.splits[split]
-    # the last column is the constant 1
+    if quick:
+        train, test = (rows[school.task[rows] < 30] for rows in (train, test))
+    # the last column is the constant 1; the models here have an intercept
     X, y, task = school.X[:, :-1].astype(float), school.y.astype(float), school.task
-    scaler = StandardScaler().fit(X[train])
-    X = scaler.transform(X)
+    X = StandardScaler().fit(X[train]).transform(X)
+    grid: dict[str, Any] = {"lambdas": [0.2, 0.6, 1.8], "cv": 3} if quick else {}
     began = time.perf_counter()
-    model = MTRLRegressorCV().fit(X[train], y[train], tasks=task[train])
+    model = MTRLRegressorCV(**grid, n_jobs=-1).fit(X[train], y[train], tasks=task[train])
     seconds = time.perf_counter() - began
-    z = model.predict(X[test], tasks=task[test])
     columns = np.hstack([X, np.eye(task.max() + 1)[task]])
-    ridge = RidgeCV(np.logspace(-1, 3, 13)).fit(columns[train], y[train])
     alone = np.empty(len(test))
-    for k in np.unique(task):
+    for k in np.unique(task[train]):
         mine, theirs = train[task[train] == k], task[test] == k
-        alone[theirs] = RidgeCV(np.logspace(-1, 3, 13)).fit(X[mine], y[mine]).predict(X[test][theirs])
+        alone[theirs] = RidgeCV(RIDGES).fit(X[mine], y[mine]).predict(X[test][theirs])
+    found = {
+        OURS: model.predict(X[test], tasks=task[test]),
+        COLUMNS: RidgeCV(RIDGES).fit(columns[train], y[train]).predict(columns[test]),
+        POOLED: RidgeCV(RIDGES).fit(X[train], y[train]).predict(X[test]),
+        ALONE: alone,
+    }
     return {
-        "dmtrl": rmse(y[test], z),
-        "explained": 1 - np.var(y[test] - z) / np.var(y[test]),
-        "ridge with a column per school": rmse(y[test], ridge.predict(columns[test])),
-        "ridge, each school alone": rmse(y[test], alone),
+        **{name: scores(y[test], z, task[test]) for name, z in found.items()},
         "lambda": model.reg_lambda_,
         "tau": model.common_strength_,
         "gap": model.certificate_.relative_gap,
@@ -48,17 +65,67 @@ def one_split(split: int) -> dict[str, float]:
     }
 
 
-def main(splits: int = 10) -> None:
-    records = []
-    for split in range(splits):
-        records.append(one_split(split))
-        print(
-            f"split {split + 1}: " + ", ".join(f"{name} {value:.4g}" for name, value in records[-1].items()), flush=True
-        )
-    for name in records[0]:
-        values = [record[name] for record in records]
-        print(f"{name}: mean {np.mean(values):.4g}, deviation {np.std(values, ddof=min(1, splits - 1)):.2g}")
+def scores(y: np.ndarray, z: np.ndarray, task: np.ndarray) -> dict[str, float]:
+    """RMSE, and the two usual explained variances: over all rows, and within schools (about each school's own mean)."""
+    own_mean = (np.bincount(task, y) / np.maximum(np.bincount(task), 1))[task]
+    error = float(np.mean((y - z) ** 2))
+    return {
+        "rmse": error**0.5,
+        "explained": 1.0 - float(np.var(y - z) / np.var(y)),
+        "explained_within": 1.0 - error / float(np.mean((y - own_mean) ** 2)),
+    }
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+def section(records: Sequence[Record]) -> Section:
+    splits = [record.figures for record in records]
+    theirs = {OURS: "DMTRL", ALONE: "single-task"}
+    rows = []
+    for name in (OURS, COLUMNS, POOLED, ALONE):
+        rmse, explained, within = (Spread([figures[name][key] for figures in splits]) for key in KEYS)
+        cells = ["", ""]
+        if name in theirs:
+            (theirs_rmse, its), (theirs_explained, that) = paper.SCHOOL_TABLE[theirs[name]]
+            cells = [f"{theirs_rmse:.2f} ± {its:.2f}", f"{theirs_explained:.1%} ± {that:.1%}"]
+        rows.append([name, cells[0], f"{rmse:.2f}", cells[1], f"{explained:.1%}", f"{within:.1%}"])
+    (central, spread), (central_explained, its) = paper.SCHOOL_TABLE["centralised MTRL"]
+    seconds = float(np.mean([figures["seconds"] for figures in splits]))
+    return Section(
+        "School: exam scores of 139 schools",
+        [
+            Text(
+                f"The paper's School table, over {len(splits)} of the ten splits published with the data (the paper "
+                "drew its own). "
+                "Every method chose its own regularisation on training rows alone; choosing and fitting took "
+                "MTRLRegressorCV "
+                f"{seconds:.1f} s a split."
+            ),
+            Table(
+                "School: paper and ours",
+                [
+                    "method",
+                    "RMSE, paper",
+                    "RMSE",
+                    "explained, paper",
+                    "explained, all rows",
+                    "explained, within schools",
+                ],
+                rows,
+                "Mean ± deviation over splits. Explained variance, all rows: one minus the variance of the errors "
+                "over the "
+                "variance of the scores. Within schools: one minus the squared error over the squared distance from "
+                "each school's "
+                "own mean. The paper does not say which it uses; its figure is nearer to the second. It reports "
+                f"{central:.2f} ± {spread:.2f} and {central_explained:.1%} ± {its:.1%} for centralised MTRL, the same "
+                "as for DMTRL; "
+                "that both are the same method is measured in a section of its own. Single-task learning is better "
+                "here than "
+                "in the paper because each school chooses its own ridge.",
+            ),
+        ],
+    )
+
+
+KEYS = ("rmse", "explained", "explained_within")
+
+
+SCHOOL = Experiment("school", runs, measure, section)

@@ -1,76 +1,117 @@
-"""Where the paper's alternation stalls: School, split 1, squared loss, three ways to the same joint problem.
+"""Where the paper's alternation stalls: School, split 1, squared loss, three ways to the same joint problem, with the
+certificate over W and Sigma together.
 
-Run `python -m dmtrl.experiments.stall`; it prints the table of docs/convergence.md. About half a minute.
+Room: experiments. Both alternations solve each local problem exactly, so that what is left is the alternation's own
+doing.
 """
 
-import time
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from dmtrl.coordinator import Outcome
-from dmtrl.data import TaskData
-from dmtrl.datasets import load_school
+from dmtrl.experiments.curves import history_curves
+from dmtrl.experiments.problems import posed
+from dmtrl.experiments.records import Record
+from dmtrl.experiments.runner import Experiment, Run
+from dmtrl.report.content import ChartGrid, LineChart, Section, Series, Table, Text
 from dmtrl.settings import Settings
 from dmtrl.solve import NotConvergedWarning, solve
 
 LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
-# Both alternations solve each local problem exactly, so that what is left is the alternation's own doing.
-WAYS = {
-    "paper, tiny epsilon": Settings.paper(T=10, P=60, local_solver="gram", rho="spectral", momentum=True),
-    "shrinking epsilon": Settings(method="dual", w_rounds=10, max_rounds=600),
-    "joint splitting (default)": Settings(),
-}
+PAPER, SHRINKING, SPLITTING = "paper, tiny epsilon", "shrinking epsilon", "joint splitting (default)"
 
 
-@dataclass(frozen=True)
-class Line:
-    reg_lambda: float
-    way: str
-    outcome: Outcome
-    test_rmse: float
-    seconds: float
+def settings(way: str, quick: bool) -> Settings:
+    omega_steps = 6 if quick else 60
+    if way == PAPER:
+        return Settings.paper(T=10, P=omega_steps, local_solver="gram", rho="spectral", momentum=True)
+    return Settings(method="dual", w_rounds=10, max_rounds=10 * omega_steps) if way == SHRINKING else Settings()
 
 
-def standardised_school(split: int = 0) -> tuple[TaskData, np.ndarray, np.ndarray, np.ndarray]:
-    """Training tasks of a split and its test X, y, task; scaled by training rows only, the constant column left
-    alone.
-    """
-    school = load_school()
-    train, test = school.splits[split]
-    X, y = school.X.astype(float), school.y.astype(float)
-    scale = X[train].std(axis=0)
-    centre = np.where(scale > 0, X[train].mean(axis=0), 0.0)
-    X = (X - centre) / np.where(scale > 0, scale, 1.0)
-    y = y - y[train].mean()
-    return TaskData.from_long(X[train], y[train], school.task[train]), X[test], y[test], school.task[test]
+def runs(quick: bool) -> list[Run]:
+    return [
+        Run({"reg_lambda": lam, "way": way, "quick": quick}, 0.3 if quick else 2)
+        for lam in (LAMBDAS[2:3] if quick else LAMBDAS)
+        for way in (PAPER, SHRINKING, SPLITTING)
+    ]
 
 
-def compare() -> Iterator[Line]:
-    data, X, y, task = standardised_school()
-    for reg_lambda in LAMBDAS:
-        for way, settings in WAYS.items():
-            began = time.perf_counter()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", NotConvergedWarning)
-                outcome = solve(data, loss="squared", reg_lambda=reg_lambda, settings=settings)
-            seconds = time.perf_counter() - began
-            rmse = float(np.sqrt(np.mean((y - (X * outcome.W[task]).sum(axis=1)) ** 2)))
-            yield Line(reg_lambda, way, outcome, rmse, seconds)
+def measure(reg_lambda: float, way: str, quick: bool) -> Mapping[str, Any]:
+    task = posed("school", quick=quick)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)  # that it does not get there is what is shown
+        outcome = solve(task.train, loss="squared", reg_lambda=reg_lambda, settings=settings(way, quick))
+    certificate = outcome.certificate
+    return {
+        **history_curves(outcome.history),
+        "rounds": len(outcome.history),
+        "primal": certificate.primal,
+        "dual": certificate.dual,
+        "relative_gap": certificate.relative_gap,
+        "rmse": task.error(outcome.W),
+    }
 
 
-def main() -> None:
-    print("| lambda | way | rounds | objective | nothing below | relative gap | test RMSE | seconds |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for line in compare():
-        c = line.outcome.certificate
-        print(
-            f"| {line.reg_lambda:g} | {line.way} | {len(line.outcome.history)} | {c.primal:.1f} | {c.dual:.1f} "
-            f"| {c.relative_gap:.1e} | {line.test_rmse:.3f} | {line.seconds:.2f} |"
+def section(records: Sequence[Record]) -> Section:
+    lambdas = sorted({record.params["reg_lambda"] for record in records})
+    charts = [
+        LineChart(
+            f"lambda {lam:g}",
+            "round",
+            "relative gap over W and Sigma",
+            [
+                Series(r.params["way"], r.figures["round"], r.figures["gap"])
+                for r in records
+                if r.params["reg_lambda"] == lam
+            ],
+            f"lambda {lam:g}: the joint gap of the alternation levels off, that of joint splitting falls below 0.001 "
+            "within a "
+            "few rounds.",
+            log_x=True,
+            log_y=True,
         )
+        for lam in lambdas
+    ]
+    rows = [
+        [
+            f"{r.params['reg_lambda']:g}",
+            r.params["way"],
+            r.figures["rounds"],
+            f"{r.figures['primal']:.1f}",
+            f"{r.figures['dual']:.1f}",
+            f"{r.figures['relative_gap']:.1e}",
+            f"{r.figures['rmse']:.3f}",
+            f"{r.figures['seconds'][-1]:.2f}",
+        ]
+        for r in records
+    ]
+    return Section(
+        "Beyond the paper: where its alternation stalls",
+        [
+            Text(
+                "The paper certifies each W-step, which says nothing about W **and** Sigma. The joint certificate "
+                "does: with a tiny "
+                "epsilon in the Omega-step the alternation stops short of the optimum, because the row space of W "
+                "hardly turns any "
+                "more. The default preset solves the joint problem directly and is certified after a few rounds."
+            ),
+            ChartGrid(
+                "The stall, seen by the joint certificate",
+                charts,
+                "One chart per lambda of the joint relative gap over rounds for three ways; only joint splitting "
+                "reaches 0.001 "
+                "quickly.",
+                caption="School, published split 1, squared loss. The alternations use the spectral rho, momentum and "
+                "exact local "
+                "solves, which make them faster than the paper's own setting.",
+            ),
+            Table(
+                "Three ways to the same joint problem",
+                ["lambda", "way", "rounds", "objective", "nothing below", "relative gap", "test RMSE", "seconds"],
+                rows,
+            ),
+        ],
+    )
 
 
-if __name__ == "__main__":
-    main()
+STALL = Experiment("stall", runs, measure, section)

@@ -1,0 +1,32 @@
+"""Report room: result records become tables, plots as files, and one offline HTML page."""
+
+from dmtrl.report.content import (
+    BarChart,
+    ChartGrid,
+    HeatMap,
+    Item,
+    LineChart,
+    Page,
+    Section,
+    Series,
+    Table,
+    Text,
+    slug,
+)
+from dmtrl.report.page import write_files, write_page
+
+__all__ = [
+    "BarChart",
+    "ChartGrid",
+    "HeatMap",
+    "Item",
+    "LineChart",
+    "Page",
+    "Section",
+    "Series",
+    "Table",
+    "Text",
+    "slug",
+    "write_files",
+    "write_page",
+]

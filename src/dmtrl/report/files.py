@@ -1,0 +1,157 @@
+"""Report room: content becomes files beside the page: each figure as SVG, each table as .csv and .md.
+
+Every write is whole or not at all: the bytes go to a temporary name in the same folder, which is then renamed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import numbers
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dmtrl.report.content import Item, Page, Table, Text, slug
+from dmtrl.report.theme import printable
+
+NOTHING = "–"  # a cell without a value: None or NaN
+
+
+def write_files(page: Page, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write every figure as SVG and every table as .csv and .md into the folder; the paths, in page order."""
+    from dmtrl.report import static
+
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, item in named_items(page):
+        if isinstance(item, Table):
+            written += [write_atomic(folder / f"{name}.csv", csv_text(item).encode("utf-8", "replace"))]
+            written += [write_atomic(folder / f"{name}.md", markdown_text(item).encode("utf-8", "replace"))]
+        elif not isinstance(item, Text):
+            written.append(static.save(item, folder / f"{name}.svg"))
+    return written
+
+
+def named_items(page: Page) -> Iterator[tuple[str, Item]]:
+    """Every item of the page with a name of its own: the slug of its title, numbered where titles repeat."""
+    taken: set[str] = set()
+    for section in page.sections:
+        for item in section.items:
+            stem = "text" if isinstance(item, Text) else slug(item.title)
+            name, number = stem, 2
+            while name in taken:
+                name, number = f"{stem}-{number}", number + 1
+            taken.add(name)
+            yield name, item
+
+
+def write_atomic(path: str | os.PathLike[str], content: bytes) -> Path:
+    """Write the file; in the end all of it is there, or what was there before."""
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give the name of a file.")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"Cannot write {path}: there is no folder {target.parent}; make it first.")
+    temporary = target.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Path(path)
+
+
+def is_number(cell: object) -> bool:
+    return isinstance(cell, numbers.Real) and not isinstance(cell, (bool, np.bool_))
+
+
+def shown_columns(table: Table) -> list[list[str]]:
+    """The cells as they are read, column by column: the floats of a column get the same number of decimals."""
+    return [_shown_column([row[j] for row in table.rows]) for j in range(len(table.columns))]
+
+
+def csv_text(table: Table) -> str:
+    """The table with every digit its numbers have."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(table.columns)
+    writer.writerows([["" if _is_nothing(cell) else _exact(cell) for cell in row] for row in table.rows])
+    return out.getvalue()
+
+
+def markdown_text(table: Table) -> str:
+    """The table as GitHub's Markdown shows it, numbers to the right."""
+    columns = [[_markdown_cell(cell) for cell in column] for column in shown_columns(table)]
+    heads = [_markdown_cell(str(name)) for name in table.columns]
+    rules = ["---:" if to_the_right(table, j) else "---" for j in range(len(heads))]
+    rows = zip(*columns, strict=True) if table.rows else ()
+    lines = ["| " + " | ".join(cells) + " |" for cells in (heads, rules, *rows)]
+    return (
+        f"**{_markdown_cell(table.title)}**\n\n"
+        + "\n".join(lines)
+        + "\n"
+        + (f"\n{table.caption}\n" if table.caption else "")
+    )
+
+
+def to_the_right(table: Table, column: int) -> bool:
+    """Whether a column holds numbers, and nothing but numbers where it holds anything."""
+    cells = [row[column] for row in table.rows if row[column] is not None]
+    return bool(cells) and all(map(is_number, cells))
+
+
+def _shown_column(cells: Sequence[object]) -> list[str]:
+    floats = [float(cell) for cell in cells if is_number(cell) and not isinstance(cell, numbers.Integral)]  # type: ignore[arg-type]
+    decimals = _decimals([value for value in floats if np.isfinite(value)])
+    return [_shown(cell, decimals) for cell in cells]
+
+
+def _decimals(values: Sequence[float]) -> int | None:
+    """Decimals that show the largest value of a column to four digits; None if the smallest would be shown as zero."""
+    sizes = [abs(value) for value in values if value != 0]
+    if not sizes:
+        return 0
+    most = max(0, 3 - int(np.floor(np.log10(max(sizes)))))
+    if max(sizes) >= 1e6 or max(sizes) < 1e-2 or min(sizes) < 10.0**-most:
+        return None
+    return next((k for k in range(most) if all(round(value, k) == value for value in values)), most)
+
+
+def _shown(cell: object, decimals: int | None) -> str:
+    if _is_nothing(cell):
+        return NOTHING
+    if isinstance(cell, (bool, np.bool_)):
+        return "yes" if cell else "no"
+    if not is_number(cell):
+        return str(cell)
+    if isinstance(cell, numbers.Integral):
+        return str(int(cell)).replace("-", "−")
+    value = float(cell)  # type: ignore[arg-type]
+    if not np.isfinite(value):
+        return "∞" if value > 0 else "−∞"
+    text = f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"
+    return text.replace("-", "−") if "e" not in text else text
+
+
+def _exact(cell: object) -> str:
+    if is_number(cell) and not isinstance(cell, numbers.Integral):
+        return repr(float(cell))  # type: ignore[arg-type]
+    return str(cell)
+
+
+def _is_nothing(cell: object) -> bool:
+    return cell is None or (is_number(cell) and bool(np.isnan(float(cell))))  # type: ignore[arg-type]
+
+
+def _markdown_cell(text: str) -> str:
+    for sign in "\\|*_`[]":
+        text = text.replace(sign, "\\" + sign)
+    return printable(text).replace("&", "&amp;").replace("<", "&lt;")

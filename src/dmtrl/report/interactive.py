@@ -1,0 +1,262 @@
+"""Report room: content becomes plotly figures, for the page and for notebooks.
+
+A figure carries no title: the page sets it in HTML, where it wraps, is found by search and by a screen reader. Panels
+of a grid or a heat map are figures of their own, so that a narrow page can stack them. Plotly reads a small HTML in
+every label and `%{...}` in every hover template: names given by users pass through `_safe` and never enter a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dmtrl.report.content import BarChart, ChartGrid, Figure, HeatMap, LineChart, Series, finite_points
+from dmtrl.report.theme import THEMES, Theme, colour_indices, lies_down, plain_powers, shortened, wrapped
+
+FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif'
+DASHES = {"line": "solid", "dashes": "dash", "dots": "dot", "points": "solid"}
+LABELLED_CELLS = 40  # more rows than this cannot have readable labels: hovering names them
+# letters beyond this are cut from a name on an axis; hovering still shows them
+AXIS_LETTERS = 14
+
+
+POINT = "<b>%{meta}</b><br>%{xaxis.title.text}: %{x:.6~g}<br>%{yaxis.title.text}: %{y:.6~g}<extra></extra>"
+
+
+class Panel(NamedTuple):
+    """One plot: its own small title (empty if it is the whole item), and the plotly figure."""
+
+    title: str
+    figure: Any
+
+
+def panels(item: Figure, theme: str = "light") -> list[Panel]:
+    """The plots of one item, each a `plotly.graph_objects.Figure`."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise ImportError('Interactive plots need plotly: pip install "dmtrl[report]".') from error
+    draw = _DRAWN_BY[type(item)]
+    return [Panel(title, go.Figure(traces, layout)) for title, traces, layout in draw(item, THEMES[theme])]
+
+
+_Drawn = list[tuple[str, list[dict[str, Any]], dict[str, Any]]]
+
+
+def _line_chart(chart: LineChart, theme: Theme) -> _Drawn:
+    return [("", *_curves(chart, colour_indices(chart.series), theme))]
+
+
+def _chart_grid(grid: ChartGrid, theme: Theme) -> _Drawn:
+    indices = colour_indices(series for chart in grid.charts for series in chart.series)
+    return [(chart.title, *_curves(chart, indices, theme)) for chart in grid.charts]
+
+
+def _curves(chart: LineChart, indices: Mapping[str, int], theme: Theme) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    traces = [trace for series in chart.series for trace in _traces(chart, series, indices[series.name], theme)]
+    layout = _layout(theme)
+    layout["xaxis"] |= _titled(chart.x_label, theme) | _scale(chart, "x", theme)
+    layout["yaxis"] |= _titled(chart.y_label, theme) | _scale(chart, "y", theme)
+    layout["shapes"] = [
+        {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height}
+        | {"line": {"color": theme.muted, "width": 1.2, "dash": "dash"}}
+        for _, height in chart.references
+    ]
+    layout["annotations"] = [
+        {"text": _safe(shortened(name, 40)), "xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
+        | {"y": np.log10(height) if chart.log_y else height, "showarrow": False}
+        | {"font": {"color": theme.muted, "size": 12}}
+        for name, height in chart.references
+    ]
+    return traces, layout
+
+
+def _traces(chart: LineChart, series: Series, index: int, theme: Theme) -> list[dict[str, Any]]:
+    keep = finite_points(series, chart.log_x, chart.log_y)
+    x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
+    colour = theme.series[index % len(theme.series)]
+    shared = {"type": "scatter", "name": _safe(series.name), "legendgroup": _safe(series.name)}
+    # colours come round after seven series: a second round is told apart by its dashes
+    dash = DASHES[series.style] if series.style != "line" or index < len(theme.series) else "dashdot"
+    look = {"mode": "markers"} if series.style == "points" else {"mode": "lines+markers" if x.size == 1 else "lines"}
+    traces = []
+    if series.low is not None and series.high is not None:
+        low, high = np.asarray(series.low, dtype=float)[keep], np.asarray(series.high, dtype=float)[keep]
+        low, high = np.where(np.isfinite(low), low, y), np.where(np.isfinite(high), high, y)
+        if chart.log_y:  # a band that reaches down to zero ends at the smallest height shown, not nowhere
+            low = np.where(low > 0, low, y.min() if y.size else 1.0)
+        traces.append(
+            shared
+            | {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([high, low[::-1]]), "fill": "toself"}
+            | {"fillcolor": theme.bands()[index % len(theme.series)], "mode": "lines", "line": {"width": 0}}
+            | {"hoverinfo": "skip", "showlegend": False}
+        )
+    traces.append(
+        shared
+        | {"x": x, "y": y, **look, "line": {"color": colour, "width": 2.2, "dash": dash}}
+        | {"marker": {"color": colour, "size": 7}, "meta": "<br>".join(map(_safe, wrapped(_isolated(series.name), 44)))}
+        | {"hovertemplate": POINT}
+    )
+    return traces
+
+
+def _scale(chart: LineChart, axis: str, theme: Theme) -> dict[str, Any]:
+    if not (chart.log_x if axis == "x" else chart.log_y):
+        return {}
+    values = [
+        np.asarray(getattr(series, axis), dtype=float)[finite_points(series, chart.log_x, chart.log_y)]
+        for series in chart.series
+    ]
+    heights = [height for _, height in chart.references] if axis == "y" else []
+    drawn = np.concatenate([*values, heights])
+    scale: dict[str, Any] = {"type": "log", "exponentformat": "power"}
+    if not drawn.size:
+        return scale
+    decades = np.log10(drawn.max()) - np.log10(drawn.min())
+    # ticks at powers of ten, at most about seven of them; at 1, 2, 5 where there are not three powers to show
+    scale["dtick"] = "D2" if decades < 2.3 else max(1, int(np.ceil(decades / 7)))
+    if decades < 2.3 or plain_powers(drawn.min(), drawn.max()):
+        return scale | {"tickformat": "~g"}
+    return scale | {
+        "tickfont": {"size": 10, "color": theme.muted}
+    }  # plotly draws powers a quarter larger than other ticks
+
+
+def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
+    names = _distinct(["<br>".join(map(_safe, wrapped(_isolated(label), 44))) for label in heat.labels])
+    ticks = [_safe(shortened(label, AXIS_LETTERS)) for label in heat.labels]
+    steps = len(theme.diverging) - 1
+    drawn: _Drawn = []
+    for title, matrix in heat.panels:
+        trace: dict[str, Any] = {
+            "type": "heatmap",
+            "z": np.asarray(matrix, dtype=np.float32),
+            "x": names,
+            "y": names,
+            "zmin": -heat.limit,
+            "zmax": heat.limit,
+            "colorscale": [[step / steps, colour] for step, colour in enumerate(theme.diverging)],
+            "hoverongaps": False,
+            "showscale": False,
+            "xgap": 1 if len(names) <= LABELLED_CELLS else 0,
+            "ygap": 1 if len(names) <= LABELLED_CELLS else 0,
+            "hovertemplate": "%{y}<br>%{x}<br><b>%{z:.4f}</b><extra></extra>",
+        }
+        layout = _layout(theme)
+        shown = {
+            "type": "category",
+            "showgrid": False,
+            "tickcolor": theme.background,
+            "showline": False,
+            "constrain": "domain",
+        }
+        if len(names) <= LABELLED_CELLS:
+            shown |= {
+                "tickmode": "array",
+                "tickvals": names,
+                "ticktext": ticks,
+                "tickfont": {"size": 11, "color": theme.muted},
+            }
+        else:
+            shown |= {"showticklabels": False, "ticks": ""}
+        layout["xaxis"] |= shown | {"tickangle": -90 if max(map(len, ticks)) > 2 else 0}
+        layout["yaxis"] |= shown | {"autorange": "reversed", "scaleanchor": "x"}
+        layout["plot_bgcolor"] = theme.background if np.isfinite(trace["z"]).all() else theme.missing
+        layout["margin"] = {"l": 4, "r": 4, "t": 4, "b": 4}
+        drawn.append((title, [trace], layout))
+    return drawn
+
+
+def _bar_chart(chart: BarChart, theme: Theme) -> _Drawn:
+    lying = lies_down(chart.categories)
+    names = _distinct(["<br>".join(map(_safe, wrapped(_isolated(name), 44))) for name in chart.categories])
+    ticks = ["<br>".join(map(_safe, wrapped(name, 24 if lying else 10, lines=2))) for name in chart.categories]
+    traces = []
+    for index, (name, heights) in enumerate(chart.bars):
+        values = np.asarray(heights, dtype=float)
+        values = np.where(np.isfinite(values), values, np.nan)
+        where = {"x": values, "y": names, "orientation": "h"} if lying else {"x": names, "y": values}
+        template = "%{y}<br>" if lying else "%{x}<br>"
+        if len(chart.bars) > 1:
+            template += "%{fullData.name}: "
+        trace: dict[str, Any] = {"type": "bar", "name": _safe(name), "legendgroup": _safe(name), **where}
+        trace |= {"marker": {"color": theme.series[index % len(theme.series)], "line": {"width": 0}}}
+        if name in chart.errors:
+            whisker = {"type": "data", "array": np.asarray(chart.errors[name], dtype=float), "color": theme.ink}
+            trace["error_x" if lying else "error_y"] = whisker | {"thickness": 1.2, "width": 4}
+        trace["hovertemplate"] = template + f"<b>%{{{'x' if lying else 'y'}:.6~g}}</b><extra></extra>"
+        traces.append(trace)
+    layout = _layout(theme) | {"bargap": 0.3, "bargroupgap": 0.06, "showlegend": len(chart.bars) > 1}
+    along, across = ("yaxis", "xaxis") if lying else ("xaxis", "yaxis")
+    layout[along] |= {"type": "category", "tickmode": "array", "tickvals": names, "ticktext": ticks}
+    layout[along] |= {"showgrid": False, "tickcolor": theme.background} | ({"autorange": "reversed"} if lying else {})
+    layout[across] |= _titled(chart.y_label, theme) | {"rangemode": "tozero", "zerolinecolor": theme.muted}
+    return [("", traces, layout)]
+
+
+def _layout(theme: Theme) -> dict[str, Any]:
+    axis = {
+        "gridcolor": theme.grid,
+        "gridwidth": 1,
+        "linecolor": theme.muted,
+        "showline": True,
+        "ticks": "outside",
+        "ticklen": 4,
+        "tickcolor": theme.muted,
+        "tickfont": {"color": theme.muted, "size": 12},
+        "zeroline": False,
+        "automargin": True,
+    }
+    return {
+        "template": "none",
+        "font": {"family": FONT, "size": 13, "color": theme.ink},
+        "paper_bgcolor": theme.background,
+        "plot_bgcolor": theme.background,
+        "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
+        "hoverlabel": {
+            "bgcolor": theme.background,
+            "bordercolor": theme.muted,
+            "font": {"family": FONT, "size": 13, "color": theme.ink},
+            "align": "left",
+        },
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "hovermode": "closest",
+        "xaxis": dict(axis, showgrid=False),
+        # ticks that are not seen keep the labels off the plot
+        "yaxis": dict(axis, showline=False, tickcolor=theme.background),
+    }
+
+
+def _titled(label: str, theme: Theme) -> dict[str, Any]:
+    return {"title": {"text": _safe(label), "font": {"color": theme.ink, "size": 13}, "standoff": 10}}
+
+
+def _safe(text: str) -> str:
+    """Text that plotly shows letter by letter: its little HTML sees entities, and `shortened` took the rest."""
+    return escape(shortened(text, 400), quote=False)
+
+
+def _isolated(name: str) -> str:
+    """A name between marks that keep its writing direction from turning what stands beside it."""
+    return f"\u2068{name}\u2069"
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Equal names made different: on a category axis they would fall on one place."""
+    counts: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        distinct.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return distinct
+
+
+_DRAWN_BY: dict[type, Callable[[Any, Theme], _Drawn]] = {
+    LineChart: _line_chart,
+    ChartGrid: _chart_grid,
+    HeatMap: _heat_map,
+    BarChart: _bar_chart,
+}

@@ -1,0 +1,341 @@
+"""Report room: content becomes pictures as files (SVG, or PNG by suffix), for a README or a paper.
+
+The pictures are 800 pixels wide on white. The same content gives the same bytes: letters are drawn as outlines of a
+font that matplotlib brings along, and no date is written. Only objects of matplotlib are used, never pyplot, so that
+a caller's own figures and settings stay as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmtrl.report.content import BarChart, ChartGrid, Figure, HeatMap, LineChart, Series, finite_points
+from dmtrl.report.files import write_atomic
+from dmtrl.report.theme import LIGHT, colour_indices, lies_down, plain_powers, printable, shortened, wrapped
+
+WIDTH = 8.0  # inches, at 100 dots an inch
+DASHES: Mapping[str, Any] = {"line": "-", "dashes": (0, (5, 2)), "dots": (0, (1, 1.6)), "points": ""}
+LABELLED_CELLS = 40
+DIRECT_SERIES, DIRECT_LETTERS = 8, 26  # up to so many curves are named at their right ends
+STYLE: Any = {  # matplotlib knows its settings by name, mypy need not
+    "font.family": ["DejaVu Sans"],
+    "font.size": 10.5,
+    "text.parse_math": False,  # a dollar sign in a task's name is a dollar sign
+    "text.color": LIGHT.ink,
+    "axes.edgecolor": LIGHT.muted,
+    "axes.labelcolor": LIGHT.ink,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.linewidth": 0.8,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10.5,
+    "axes.titlepad": 8,
+    "figure.titlesize": 12,
+    "figure.titleweight": "bold",
+    "figure.constrained_layout.w_pad": 0.08,
+    "figure.constrained_layout.h_pad": 0.08,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": LIGHT.grid,
+    "grid.linewidth": 0.8,
+    "xtick.color": LIGHT.muted,
+    "ytick.color": LIGHT.muted,
+    "ytick.left": False,
+    "ytick.minor.left": False,
+    "xtick.minor.size": 0,
+    "legend.frameon": False,
+    "lines.linewidth": 2.0,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": LIGHT.background,
+    "savefig.facecolor": LIGHT.background,
+    "svg.hashsalt": "dmtrl",
+    "svg.fonttype": "path",
+}
+
+
+def save(item: Figure, path: str | os.PathLike[str]) -> Path:
+    """Draw the item into a .svg or .png file; the path."""
+    path = Path(path)
+    if path.suffix not in (".svg", ".png"):
+        raise ValueError(f"Cannot draw {path.name}: the name must end in .svg or .png.")
+    return write_atomic(path, render(item, path.suffix[1:]))
+
+
+def render(item: Figure, form: str = "svg") -> bytes:
+    """The picture's bytes, as "svg" or "png"."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as error:
+        raise ImportError('Pictures need matplotlib: pip install "dmtrl[report]".') from error
+    out = io.BytesIO()
+    with ExitStack() as stack:
+        stack.enter_context(matplotlib.rc_context())
+        stack.enter_context(warnings.catch_warnings())
+        matplotlib.rcdefaults()  # a caller's own style must not change the picture
+        matplotlib.rcParams.update(STYLE)
+        # a letter that the font lacks is left to the viewer's own fonts, below
+        warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+        canvas = Canvas(figsize=(WIDTH, 4.2), dpi=100, layout="constrained")
+        _DRAWN_BY[type(item)](item, canvas)
+        if not _all_letters_known(canvas):
+            matplotlib.rcParams["svg.fonttype"] = "none"
+        metadata = {"Date": None, "Title": printable(item.title)} if form == "svg" else {"Title": printable(item.title)}
+        canvas.savefig(out, format=form, dpi=100 if form == "svg" else 200, metadata=metadata)
+    return out.getvalue()
+
+
+def _line_chart(chart: LineChart, canvas: Any) -> None:
+    axes = canvas.subplots()
+    _set_title(canvas, chart.title)
+    handles = _curves(axes, chart, colour_indices(chart.series))
+    if len(handles) == 1:
+        return  # the title and the axes say it all
+    if not _label_ends(canvas, axes, chart, handles):
+        _legend(canvas, handles)
+
+
+def _chart_grid(grid: ChartGrid, canvas: Any) -> None:
+    columns = min(grid.columns, len(grid.charts))
+    rows = -(-len(grid.charts) // columns)
+    canvas.set_size_inches(WIDTH, 0.9 + (2.5 if columns > 1 else 3.0) * rows)
+    canvas.get_layout_engine().set(wspace=0.05, hspace=0.06)
+    _set_title(canvas, grid.title)
+    indices = colour_indices(series for chart in grid.charts for series in chart.series)
+    handles: dict[str, Any] = {}
+    places = canvas.subplots(rows, columns, squeeze=False).ravel()
+    for axes, chart in zip(places, grid.charts, strict=False):
+        axes.set_title("\n".join(wrapped(chart.title, 80 // columns)))
+        handles |= {name: line for name, line in _curves(axes, chart, indices).items() if name not in handles}
+    for axes in places[len(grid.charts) :]:
+        axes.set_axis_off()
+    if len(handles) > 1:
+        _legend(canvas, handles)
+
+
+def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int]) -> dict[str, Any]:
+    axes.set_xscale("log" if chart.log_x else "linear")
+    axes.set_yscale("log" if chart.log_y else "linear")
+    handles = {series.name: _curve(axes, chart, series, indices[series.name]) for series in chart.series}
+    for axis, logarithmic in ((axes.xaxis, chart.log_x), (axes.yaxis, chart.log_y)):
+        if logarithmic:
+            _mark_powers(axis)
+    axes.set_xlabel("\n".join(wrapped(chart.x_label, 60)))
+    axes.set_ylabel("\n".join(wrapped(chart.y_label, 40)))
+    axes.margins(x=0.02)
+    for name, height in chart.references:
+        axes.axhline(height, color=LIGHT.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        axes.annotate(
+            shortened(name, 40),
+            (1, height),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(-2, 3),
+            textcoords="offset points",
+            ha="right",
+            fontsize=9,
+            color=LIGHT.muted,
+        )
+    return handles
+
+
+def _mark_powers(axis: Any) -> None:
+    """Ticks of a logarithmic axis: powers of ten, or 1, 2, 5 where there are not three powers to show."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    short = high / low < 200
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,), numticks=12 if short else 8))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value, plain=plain_powers(low, high))))
+
+
+def _power(value: float, plain: bool) -> str:
+    exponent = int(np.floor(np.log10(value) + 1e-9))
+    if plain or exponent in (0, 1):
+        return f"{value:.6g}"
+    # not by mathtext, which is off: a dollar sign in a name is a dollar sign
+    digits = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    lead = round(value / 10.0**exponent)
+    return f"10{digits}" if lead == 1 else f"{lead}·10{digits}"
+
+
+def _curve(axes: Any, chart: LineChart, series: Series, index: int) -> Any:
+    keep = finite_points(series, chart.log_x, chart.log_y)
+    x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
+    colour = LIGHT.series[index % len(LIGHT.series)]
+    if series.low is not None and series.high is not None:
+        low, high = np.asarray(series.low, dtype=float)[keep], np.asarray(series.high, dtype=float)[keep]
+        if chart.log_y:
+            low = np.where(low > 0, low, y.min() if y.size else 1.0)
+        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+    dash = DASHES[series.style]
+    if series.style == "line" and index >= len(LIGHT.series):
+        dash = (0, (6, 2, 1, 2))
+    marker = "o" if series.style == "points" or x.size == 1 else ""
+    (line,) = axes.plot(x, y, color=colour, linestyle=dash or "none", marker=marker, markersize=4.5)
+    return line
+
+
+def _label_ends(canvas: Any, axes: Any, chart: LineChart, handles: Mapping[str, Any]) -> bool:
+    """Write each curve's name at its right end; False where names would be too many, too long or far from the ends."""
+    names = [printable(name) for name in handles]
+    ends: list[Any] = [line.get_xydata()[-1] if len(line.get_xydata()) else None for line in handles.values()]
+    if len(names) > DIRECT_SERIES or max(map(len, names)) > DIRECT_LETTERS or any(end is None for end in ends):
+        return False
+    canvas.draw_without_rendering()
+    points = axes.transData.transform(np.asarray(ends))
+    box = axes.get_window_extent()
+    if (points[:, 0] < box.x0 + 0.9 * box.width).any():
+        return False
+    size = 9.5
+    heights = _apart(points[:, 1], 1.45 * size * canvas.dpi / 72, box.y0, box.y1)
+    per_point = canvas.dpi / 72
+    for name, line, end, point, height in zip(names, handles.values(), ends, points, heights, strict=True):
+        axes.annotate(
+            name,
+            tuple(end),
+            xytext=((box.x1 - point[0]) / per_point + 16, (height - point[1]) / per_point),
+            textcoords="offset points",
+            va="center",
+            fontsize=size,
+            color=line.get_color(),
+            arrowprops={"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.8, "alpha": 0.6, "shrinkB": 3},
+            annotation_clip=False,
+        )
+    return True
+
+
+def _apart(wanted: np.ndarray, distance: float, bottom: float, top: float) -> np.ndarray:
+    """Heights in the order of the wanted ones, `distance` apart, and near them in the sense of least squares.
+
+    Subtracting `distance` times the rank turns "apart" into "not falling": pooling neighbours solves that exactly.
+    """
+    order = np.argsort(wanted, kind="stable")
+    blocks: list[tuple[float, int]] = []
+    for rank, height in enumerate(wanted[order]):
+        blocks.append((height - rank * distance, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (right, n), (left, k) = blocks.pop(), blocks.pop()
+            blocks.append(((left * k + right * n) / (k + n), k + n))
+    level = np.concatenate([np.full(count, mean) for mean, count in blocks])
+    level = np.clip(level, bottom, max(bottom, top - (len(wanted) - 1) * distance))
+    heights = np.empty(len(wanted))
+    heights[order] = level + distance * np.arange(len(wanted))
+    return heights
+
+
+def _heat_map(heat: HeatMap, canvas: Any) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = LinearSegmentedColormap.from_list("diverging", LIGHT.diverging).with_extremes(bad=LIGHT.missing)
+    columns = min(len(heat.panels), 3)
+    rows = -(-len(heat.panels) // columns)
+    labelled = len(heat.labels) <= LABELLED_CELLS // columns
+    side = (WIDTH - 1.2) / columns if columns > 1 else 5.0
+    canvas.set_size_inches(WIDTH, 0.8 + (side + 0.3) * rows)
+    _set_title(canvas, heat.title)
+    places = canvas.subplots(rows, columns, squeeze=False).ravel()
+    for place, (axes, (name, matrix)) in enumerate(zip(places, heat.panels, strict=False)):
+        values = np.ma.masked_invalid(np.asarray(matrix, dtype=float))
+        image = axes.imshow(values, cmap=colours, vmin=-heat.limit, vmax=heat.limit, interpolation="nearest")
+        axes.set_title("\n".join(wrapped(name, 72 // columns)))
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        ticks = list(range(len(heat.labels))) if labelled else []
+        words = [shortened(label, 12) for label in heat.labels] if labelled else []
+        axes.set_xticks(ticks, words, rotation=90 if max(map(len, words), default=0) > 2 else 0, fontsize=8)
+        axes.set_yticks(ticks, words if place % columns == 0 else [""] * len(words), fontsize=8)
+        axes.tick_params(length=0)
+    for axes in places[len(heat.panels) :]:
+        axes.set_axis_off()
+    bar = canvas.colorbar(image, ax=places.tolist(), shrink=0.6, aspect=24, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=0, labelsize=9)
+
+
+def _bar_chart(chart: BarChart, canvas: Any) -> None:
+    lying = lies_down(chart.categories)
+    places, width = np.arange(len(chart.categories)), 0.76 / len(chart.bars)
+    if lying:
+        canvas.set_size_inches(WIDTH, 1.4 + len(places) * max(0.32, 0.2 * len(chart.bars)))
+    axes = canvas.subplots()
+    _set_title(canvas, chart.title)
+    handles: dict[str, Any] = {}
+    for index, (name, heights) in enumerate(chart.bars):
+        values = np.asarray(heights, dtype=float)
+        values = np.where(np.isfinite(values), values, np.nan)
+        middle = places + (index - (len(chart.bars) - 1) / 2) * width
+        colour = LIGHT.series[index % len(LIGHT.series)]
+        draw = axes.barh if lying else axes.bar
+        bars = draw(middle, values, width * 0.92, color=colour)
+        errors = np.asarray(chart.errors[name], dtype=float) if name in chart.errors else None
+        if errors is not None:
+            whisker = {"xerr": errors} if lying else {"yerr": errors}
+            ends = (values, middle) if lying else (middle, values)
+            axes.errorbar(*ends, **whisker, fmt="none", ecolor=LIGHT.ink, elinewidth=1, capsize=2.5)
+        elif len(chart.categories) * len(chart.bars) <= 16:
+            axes.bar_label(
+                bars, fmt=lambda value: f"{value:.3g}".replace("-", "−"), padding=2, fontsize=8.5, color=LIGHT.muted
+            )
+        handles[name] = bars
+    words = ["\n".join(wrapped(name, 34 if lying else max(8, 76 // len(places)), lines=2)) for name in chart.categories]
+    set_ticks, set_label = (axes.set_yticks, axes.set_xlabel) if lying else (axes.set_xticks, axes.set_ylabel)
+    set_ticks(places, words, color=LIGHT.ink)
+    set_label("\n".join(wrapped(chart.y_label, 50)))
+    axes.tick_params(axis="y" if lying else "x", length=0)
+    if lying:
+        axes.margins(x=0.1)  # room for the numbers at the ends of the bars
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.grid(visible=True, axis="x")
+    if len(handles) > 1:
+        _legend(canvas, handles)
+
+
+def _set_title(canvas: Any, title: str) -> None:
+    # at the left edge of the picture, not of the axes: titles of pictures below each other stand in one line
+    canvas.suptitle("\n".join(wrapped(title, 68)), x=0.01, ha="left")
+
+
+def _legend(canvas: Any, handles: Mapping[str, Any]) -> None:
+    names = [shortened(name, 60) for name in handles]
+    columns = max(1, min(len(names), int(92 / (max(map(len, names)) + 7))))
+    # a long legend makes the picture higher, not the plot lower
+    canvas.set_size_inches(canvas.get_figwidth(), canvas.get_figheight() + 0.24 * (-(-len(names) // columns) - 1))
+    canvas.legend(
+        list(handles.values()), names, loc="outside lower left", ncols=columns, handlelength=2.4, fontsize=9.5
+    )
+
+
+def _all_letters_known(canvas: Any) -> bool:
+    from matplotlib.text import Text
+
+    letters = {letter for text in canvas.findobj(Text) for letter in text.get_text()}
+    return letters <= _letters_of_font() | {"\n"}
+
+
+@cache
+def _letters_of_font() -> frozenset[str]:
+    from matplotlib.font_manager import findfont
+    from matplotlib.ft2font import FT2Font
+
+    return frozenset(map(chr, FT2Font(findfont("DejaVu Sans")).get_charmap()))
+
+
+_DRAWN_BY: dict[type, Callable[[Any, Any], None]] = {
+    LineChart: _line_chart,
+    ChartGrid: _chart_grid,
+    HeatMap: _heat_map,
+    BarChart: _bar_chart,
+}

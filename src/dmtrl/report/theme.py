@@ -1,0 +1,106 @@
+"""Report room: the colours, light and dark, and the words of a figure that both plotting libraries share.
+
+All colours of `LIGHT` differ, for the page turns light figures into dark ones by exchanging each for its partner in
+`DARK`. The series colours stand apart for readers with any of the three colour blindnesses and have a contrast of at
+least 3:1 to their background. The tests measure all this. Change a colour here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dmtrl.report.content import Series
+
+
+@dataclass(frozen=True)
+class Theme:
+    background: str
+    ink: str
+    muted: str
+    grid: str
+    series: tuple[str, ...]
+    diverging: tuple[str, ...]  # from most negative over none to most positive
+    missing: str
+    faint: str  # a background that stands off a little: table heads, code
+    link: str
+
+    def bands(self) -> tuple[str, ...]:
+        """The series colours, nearly transparent."""
+        return tuple(f"rgba({', '.join(str(int(c[i : i + 2], 16)) for i in (1, 3, 5))}, 0.16)" for c in self.series)
+
+
+LIGHT = Theme(
+    background="#ffffff",
+    ink="#1c2128",
+    muted="#5b6470",
+    grid="#e3e6ea",
+    series=("#2c69c1", "#c8621a", "#00561c", "#74097d", "#1d9fc2", "#ac8a50", "#4a4f57"),
+    diverging=("#7f2704", "#c7631c", "#f0b98d", "#fafaf8", "#9dc0ea", "#2d6abf", "#0b2e66"),
+    missing="#d0d4da",
+    faint="#f5f6f8",
+    link="#2459a8",
+)
+DARK = Theme(
+    background="#14181f",
+    ink="#e8ebf0",
+    muted="#9aa4b2",
+    grid="#2b323d",
+    series=("#1982c9", "#bd6b54", "#63fea1", "#aa779f", "#59beef", "#ecbd52", "#c9ced6"),
+    diverging=("#ffc9a3", "#d9773a", "#7a4122", "#1b2029", "#224f80", "#3f93de", "#bfdefc"),
+    missing="#454d59",
+    faint="#1b212a",
+    link="#7db8f0",
+)
+THEMES = {"light": LIGHT, "dark": DARK}
+
+
+def exchange(start: Theme, end: Theme) -> dict[str, str]:
+    """Which colour of one theme becomes which of the other."""
+    pairs = {start.background: end.background, start.ink: end.ink, start.muted: end.muted, start.grid: end.grid}
+    pairs[start.missing] = end.missing
+    for old, new in ((start.series, end.series), (start.bands(), end.bands()), (start.diverging, end.diverging)):
+        pairs.update(zip(old, new, strict=True))
+    return pairs
+
+
+def colour_indices(series: Iterable[Series]) -> dict[str, int]:
+    """A number for each series name, counted from 0 in order of appearance; a shared group is a shared number."""
+    seen: dict[object, int] = {}
+    indices: dict[str, int] = {}
+    for one in series:
+        key: object = one.name if one.group is None else one.group
+        # a name that comes back in another panel of a grid keeps the colour it had
+        indices.setdefault(one.name, seen.setdefault(key, len(seen)))
+    return indices
+
+
+def printable(text: str) -> str:
+    """The text on one line, without the control characters that neither XML nor a font can show."""
+    kept = "".join(
+        " " if c in "\t\r\n" else c for c in str(text) if c in "\t\r\n" or unicodedata.category(c) not in ("Cc", "Cs")
+    )
+    return re.sub(r" {2,}", " ", kept).strip()
+
+
+def shortened(text: str, width: int) -> str:
+    text = printable(text)
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def wrapped(text: str, width: int, lines: int = 3) -> list[str]:
+    """The text broken into at most `lines` lines; what is left over is cut with an ellipsis."""
+    return textwrap.wrap(printable(text), width, max_lines=lines, placeholder=" …") or [""]
+
+
+def lies_down(categories: Sequence[str]) -> bool:
+    """Whether bars should lie: names of many or long categories are readable only beside the bars."""
+    return len(categories) > 10 or max(map(len, categories)) > 16
+
+
+def plain_powers(low: float, high: float) -> bool:
+    """Whether a logarithmic axis reads best in plain numbers (0.01, 100) rather than in powers of ten."""
+    return low > 5e-4 and high < 2e5
