@@ -39,10 +39,11 @@ def rounds_to(figures: Mapping[str, Any], gap: str, target: float) -> int | str:
 
 
 class Spread:
-    """A mean and a deviation, written with the format of one number."""
+    """A mean and, of several values, their deviation, written with the format of one number."""
 
     def __init__(self, values: Sequence[float]):
+        self.count = len(values)
         self.mean, self.deviation = float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
 
     def __format__(self, how: str) -> str:
-        return f"{self.mean:{how}} ± {self.deviation:{how}}"
+        return f"{self.mean:{how}}" + (f" ± {self.deviation:{how}}" if self.count > 1 else "")
