@@ -1,75 +1,48 @@
-"""The shell: words to calls, no logic.
+"""The shell: where commands are registered. Each is one file in `commands`, loaded when it is needed.
 
-Room: the top. Each command asks one function of the library and prints what came back. Exit codes: 0 done, 1 the work
-could not be done (one sentence on stderr says why), 2 the command was misspelt.
+Room: the top. A command asks functions of the library and prints what came back. Exit codes: 0 done, 1 the work could
+not be done (one sentence on stderr says why), 2 the command was misspelt, 130 interrupted with Ctrl-C.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import importlib
+from typing import Any
 
 import click
-from rich.console import Console
 
 import dmtrl
-from dmtrl.coordinator import RoundRecord
-from dmtrl.progress import describe
-from dmtrl.settings import Settings
+
+COMMANDS = ("demo", "fit", "predict", "reproduce")  # commands/NAME.py holds each as `command`
 
 
-@click.group(name="dmtrl", context_settings={"help_option_names": ["-h", "--help"]})
+class Shell(click.Group):
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
+        words = list(args)  # as typed: an interrupted command says how to go on
+        context = super().make_context(info_name, args, parent, **extra)
+        context.obj = words
+        return context
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"dmtrl.commands.{name}").command
+        return command
+
+
+@click.group(name="dmtrl", cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(dmtrl.__version__, prog_name="dmtrl")
 def main() -> None:
     """One linear model per task, the relations between tasks, and a certificate.
 
-    Start with: dmtrl demo
-    """
-
-
-@main.command()
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Which random tasks to draw.")
-@click.option("--quick", is_flag=True, help="A smaller problem: seconds instead of a quarter of a minute.")
-def demo(seed: int, quick: bool) -> None:
-    """Learn 16 made-up tasks together and compare.
-
-    The tasks are those of the paper's Synthetic 1, so the true relations are known. They are fitted together, each
-    alone, and as one; the summary says what each costs in test error, and how far the fit can be from the best.
-
     \b
-    Examples:
+    Start with:
       dmtrl demo
-      dmtrl demo --quick --seed 3
+      dmtrl fit marks.csv --task school --target score
+    Exit codes: 0 done, 1 not possible (a sentence says why), 2 misspelt,
+    130 interrupted. Completion: eval "$(_DMTRL_COMPLETE=bash_source dmtrl)"
     """
-    from dmtrl.demo import render, run_demo
-
-    with _told_in_sentences(), _progress() as (tell, on_round):
-        result = run_demo(seed, quick, tell, [on_round])
-    render(result, Console(highlight=False))
-
-
-@contextmanager
-def _progress() -> Iterator[tuple[Callable[[str], object], Callable[[RoundRecord], object]]]:
-    """What to call at each stage and each round: one live line on a terminal, a plain line a stage elsewhere."""
-    if not sys.stderr.isatty():
-        yield (lambda text: click.echo(text, err=True)), (lambda record: None)
-        return
-    tol, stage = Settings().tol, ["starting"]
-    with Console(stderr=True, highlight=False).status(stage[0]) as status:
-
-        def tell(text: str) -> None:
-            stage[0] = text
-            status.update(text)
-
-        yield tell, (lambda record: status.update(f"{stage[0]}; {describe(record, tol)}"))
-
-
-@contextmanager
-def _told_in_sentences() -> Iterator[None]:
-    """Errors that are the data's or the user's become one sentence and exit code 1; a bug keeps its traceback."""
-    try:
-        yield
-    except (ValueError, OSError, FloatingPointError) as error:
-        raise click.ClickException(str(error)) from error
 
 
 if __name__ == "__main__":

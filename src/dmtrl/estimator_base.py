@@ -22,6 +22,7 @@ from dmtrl.covariance import DENSE_LIMIT, TaskCovariance
 from dmtrl.engines.local import LocalEngine
 from dmtrl.feature_maps import get_feature_map
 from dmtrl.insight import Insight
+from dmtrl.journal import Journal
 from dmtrl.losses import BUILTIN, REGRESSION, AnyLoss, get_loss
 from dmtrl.persistence import Savable
 from dmtrl.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
@@ -121,6 +122,7 @@ class MTRLBase(Insight, Savable, ABC):
     __metadata_request__score: ClassVar = {"tasks": True, "sample_weight": True}
     _kind: str
     _outcome: Outcome
+    _journal: Journal | None = None  # set for the time of a fit, by `journaled`
     loss: str | AnyLoss
     reg_lambda: float
     relationship: Any
@@ -227,7 +229,10 @@ class MTRLBase(Insight, Savable, ABC):
         settings = Settings(tol=self.tol, max_rounds=self.max_rounds, seed=self._seed())
         with self._engine(problem) as engine, live_line(int(self.verbose), settings.tol) as show:
             coordinator = Coordinator(engine, problem.data.m, self._relation(problem, lam, tau), lam, settings)
-            outcome = coordinator.run([*(self.callbacks or ()), *show], self._start(problem))
+            start, watch = self._start(problem), None
+            if self._journal is not None:
+                start, watch = self._journal.begin(lam, tau) or start, self._journal.watch
+            outcome = coordinator.run([*(self.callbacks or ()), *show], start, watch=watch)
         warn_unless_converged(outcome, settings)
         return outcome
 

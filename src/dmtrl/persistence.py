@@ -36,6 +36,7 @@ from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
 from dmtrl.intake import lookup
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
+from dmtrl.preparation import Block, Category, Date, Dropped, Number, Preparation
 from dmtrl.problem import Coordinates, Problem
 from dmtrl.relationship import Fixed, Learned
 from dmtrl.settings import Settings
@@ -44,7 +45,10 @@ FORMAT = 1
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # objects that only fit needs: the default takes their place, and routing goes back to that of the class
 _LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
-_RECORDS: tuple[Any, ...] = (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, validation.Path)
+_RECORDS: tuple[Any, ...] = (
+    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, validation.Path,
+    Preparation, Number, Category, Date, Block, Dropped,
+)  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _AGAIN = "copy the file again, or save the model again"
 _Path = str | os.PathLike[str]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dmtrl.coordinator import Coordinator, Outcome, broadcast
+from dmtrl.journal import Journal
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message
 from dmtrl.relationship import Relationship
@@ -57,10 +58,12 @@ def cross_validate(
     folds: int,
     settings: Settings,
     step_done: Callable[[int, int], object] = lambda done, total: None,
+    journal: Journal | None = None,
 ) -> Path:
     """`relationship(lambda, tau)` makes the relationship of a fit; `step_done(done, total)` hears of every finished
-    fit.
+    fit. What stands in the `journal` is not computed again.
     """
+    journal = journal or Journal()
     path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
     if folds < 2:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
@@ -77,12 +80,18 @@ def cross_validate(
             for i, tau in enumerate(taus):
                 before: Outcome | None = None
                 for j, lam in enumerate(path):
-                    coordinator = Coordinator(engine, m, relationship(lam, tau), lam, settings, layout)
-                    before = coordinator.run(start=before)
-                    answers = _score(engine, layout, before.W)
+                    cell = (float(tau), float(lam), fold)
+                    if cell not in journal.scores:
+                        if before is None and j > 0:  # interrupted in the middle of this path
+                            before = journal.end_of_path((float(tau), float(path[j - 1]), fold))
+                        coordinator = Coordinator(engine, m, relationship(lam, tau), lam, settings, layout)
+                        before = coordinator.run(start=before)
+                        answers = _score(engine, layout, before.W)
+                        found = {name: layout.per_task(layout.gather(answers, name)) for name in sums}
+                        journal.keep(cell, found | {"rounds": np.array(len(before.history))}, before)
                     for name, values in sums.items():
-                        values[i, j, fold] = layout.per_task(layout.gather(answers, name))
-                    rounds[i, j, fold] = len(before.history)
+                        values[i, j, fold] = journal.scores[cell][name]
+                    rounds[i, j, fold] = journal.scores[cell]["rounds"]
                     done += 1
                     step_done(done, total)
         if not sums["weight"].any():

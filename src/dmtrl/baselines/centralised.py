@@ -18,7 +18,7 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
 from dmtrl import kernels
-from dmtrl.baselines.alternating import Fitted, Problem, Watch, WStep, alternate, require
+from dmtrl.baselines.alternating import Fitted, Problem, WStep, alternate, require
 from dmtrl.coordinator import Watch
 from dmtrl.data import TaskData
 from dmtrl.losses import Loss

@@ -1,0 +1,146 @@
+"""dmtrl fit: words to a FitRequest, and what came of it to a summary or JSON.
+
+Room: commands. What is decided about data is decided in fitting.py.
+"""
+
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dmtrl.commands.display import display
+from dmtrl.commands.errors import INTERRUPTED, told_in_sentences
+
+if TYPE_CHECKING:
+    from dmtrl.fitting import FitRequest
+
+KINDS = ("regression", "classification")
+LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson",
+          "logistic", "hinge", "smoothed_hinge", "squared_hinge")  # fmt: skip
+
+
+class Lambda(click.ParamType[float | None]):
+    name = "auto|NUMBER"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float | None:
+        if value is None or value == "auto":
+            return None
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither auto nor a number", param, ctx)
+        if not 0 < number < float("inf"):
+            self.fail(f"{value} is not above zero", param, ctx)
+        return number
+
+
+def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
+    return [loss for loss in LOSSES if loss.startswith(incomplete)]
+
+
+@click.command(name="fit", options_metavar="--task COL --target COL [OPTIONS]")
+@click.argument("data", nargs=-1, required=True, type=click.Path(), metavar="DATA...")
+@click.option("--task", metavar="COL", help="Column that names the task of each row.")
+@click.option("--target", metavar="COL", help="Column to predict.")
+@click.option("--kind", type=click.Choice(KINDS), help="Instead of guessing from the target.")
+@click.option("--loss", metavar="NAME[=X]", shell_complete=_losses, help="As logistic, huber=2, quantile=0.9.")
+@click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Chosen by cross-validation, or given.")
+@click.option("--common/--no-common", default=None, help="A part all tasks share, or none [both tried].")
+@click.option("--weights", metavar="COL", help="Column with the weight of each row.")
+@click.option("--drop", metavar="COL", multiple=True, help="Leave a column out.")
+@click.option("--category", metavar="COL", multiple=True, help="Numbers that are names.")
+@click.option("--number", metavar="COL", multiple=True, help="Use as a number, whatever it looks like.")
+@click.option("--many-tasks", is_flag=True, help="Yes, there are that many tasks.")
+@click.option("--tol", type=click.FloatRange(0, 1, min_open=True), default=1e-3, help="Proven accuracy [0.001].")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Which random folds to draw.")
+@click.option("--jobs", type=int, help="Threads [one for small data, else all cores].")
+@click.option("--out", "-o", type=click.Path(), default="model.dmtrl", help="The model's file [model.dmtrl].")
+@click.option("--force", is_flag=True, help="Replace the model that is there.")
+@click.option("--resume", type=click.Path(), help="Go on from an interrupted fit.")
+@click.option("--compare", is_flag=True, help="Also learn each task alone: whom does sharing help?")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
+@click.pass_context
+def command(
+    ctx: click.Context, data: tuple[str, ...], out: str, force: bool, resume: str | None, compare: bool,
+    as_json: bool, quiet: bool, **wishes: Any,
+) -> None:  # fmt: skip
+    """Learn one model per task from data files.
+
+    DATA: CSV, Parquet, Arrow, libsvm or npz files, or folders of them; where no column names the task, each file of
+    several is one.
+
+    \b
+    Example: dmtrl fit marks.csv --task school --target score --drop remarks
+    """
+    from dmtrl.fitting import FitRequest, Interrupted
+
+    began = time.perf_counter()
+    try:
+        with told_in_sentences():
+            found = _fit(FitRequest(data, **wishes), Path(out), force, resume, compare, as_json, quiet)
+    except Interrupted as stop:
+        _say_how_to_go_on(ctx.find_root().obj, stop.checkpoint)
+        ctx.exit(INTERRUPTED)
+    except KeyboardInterrupt:
+        click.echo("stopped; nothing was written", err=True)
+        ctx.exit(INTERRUPTED)
+    found["seconds"]["total"] = time.perf_counter() - began
+    if as_json:
+        click.echo(json.dumps(found, allow_nan=False))
+    elif not quiet:
+        from dmtrl.commands.fit_summary import print_summary
+
+        print_summary(found)
+
+
+def _fit(
+    request: "FitRequest", out: Path, force: bool, resume: str | None, compare: bool, as_json: bool, quiet: bool
+) -> dict[str, Any]:
+    from dmtrl import __version__
+    from dmtrl.findings import document
+    from dmtrl.fitting import fit, prepare
+    from dmtrl.tables.output import check_output
+
+    check_output(out, force, request.data)
+    began = time.perf_counter()
+    with display(quiet) as watcher:
+        prepared = prepare(request, watcher)
+    seconds = {"reading": time.perf_counter() - began}
+    if not (quiet or as_json):
+        from dmtrl.commands.fit_summary import print_columns
+
+        print_columns(prepared.preparation.table(), prepared.notes)
+    began, comparison = time.perf_counter(), None
+    with display(quiet) as watcher:
+        model = fit(prepared, request, watcher, out, None if resume is None else Path(resume))
+        seconds["fitting"] = time.perf_counter() - began
+        if compare:
+            watcher.stage("comparing with each task alone and all tasks as one (Ctrl-C leaves this out)")
+            try:
+                comparison = model.compare(prepared.X, prepared.y, prepared.tasks, prepared.weight)
+            except KeyboardInterrupt:
+                prepared.notes.append("the comparison was stopped")
+    found = document(model, prepared, comparison)
+    more = {"dmtrl": __version__, "model": str(out), "data": list(map(str, request.data)), "report": _write_page(found)}
+    return {**more, **found, "seconds": seconds}
+
+
+def _write_page(found: dict[str, Any]) -> str | None:
+    """The place where a fit gets its HTML page; None as long as there is none."""
+    return None
+
+
+def _say_how_to_go_on(words: list[str], checkpoint: Path | None) -> None:
+    if checkpoint is None:
+        click.echo("stopped; nothing was written", err=True)
+        return
+    again = [word for word in words if not word.startswith("--resume=")]
+    if "--resume" in again:
+        i = again.index("--resume")
+        del again[i : i + 2]
+    line = shlex.join(["dmtrl", *again, "--resume", str(checkpoint)])
+    click.echo(f"stopped; what was found so far is kept. To go on:\n  {line}", err=True)

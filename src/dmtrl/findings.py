@@ -1,0 +1,92 @@
+"""What a fit found, as plain values: for JSON, and for the summary that the shell prints.
+
+Room: beside fitting. Nothing is computed here that the model or its cross-validation has not computed already.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dmtrl.fitting import FOLDS, Prepared
+
+
+def document(model: Any, prepared: Prepared, comparison: Any = None) -> dict[str, Any]:
+    """The outcome as plain values."""
+    certificate, preparation = model.certificate_, prepared.preparation
+    rows = dict(zip(*np.unique(prepared.tasks, return_counts=True), strict=True))
+    per_task = [{"task": _plain(name), "rows": int(rows[name])} for name in model.tasks_]
+    for name, values in _errors(model, comparison).items():
+        for row, value in zip(per_task, values, strict=True):
+            row[name] = float(value) if np.isfinite(value) else None
+    path = getattr(model, "cv_path_", None)
+    return {
+        "rows": len(prepared.y),
+        "rows_read": prepared.rows_read,
+        "tasks": len(model.tasks_),
+        "features": len(preparation.feature_names),
+        "task": preparation.task,
+        "target": preparation.target,
+        "columns": [
+            dict(zip(("column", "kind", "done", "features"), line, strict=True)) for line in preparation.table()
+        ],
+        "kind": prepared.loss.kind,
+        "loss": prepared.loss.name,
+        "classes": [_plain(value) for value in getattr(model, "classes_", [])] or None,
+        "lambda": model.reg_lambda_,
+        "common": model.common_strength_,
+        "chosen": None if path is None else {"fits": int(path.rounds.size), "folds": FOLDS, "by": model.scoring_},
+        "held_out": None if path is None else _held_out(model),
+        "certificate": {
+            "primal": certificate.primal, "dual": certificate.dual, "relative_gap": certificate.relative_gap,
+            "tol": model.tol, "converged": bool(certificate.relative_gap <= model.tol),
+        },
+        "rounds": model.n_rounds_,
+        "relations": strongest_relations(model),
+        "compared": None if comparison is None else str(comparison),
+        "per_task": per_task,
+        "notes": list(prepared.notes),
+        "notes_before_fit": prepared.said,
+    }  # fmt: skip
+
+
+def _held_out(model: Any) -> dict[str, float]:
+    """Means over all held-out rows at the chosen strengths: the measure chosen by, and what guessing would cost."""
+    path = model.cv_path_
+    i = int(np.flatnonzero(path.commons == model.common_strength_)[0])
+    j = int(np.flatnonzero(path.lambdas == model.reg_lambda_)[0])
+    weight = path.weight[i, j].sum()
+    return {name: float(getattr(path, name)[i, j].sum() / weight) for name in {model.scoring_, "loss"}}
+
+
+def _errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
+    """Per task: the held-out errors of the comparison, or that of choosing lambda."""
+    if comparison is not None and len(comparison.tasks) == len(model.tasks_):
+        return {name: getattr(comparison, name) for name in ("together", "alone", "pooled")}
+    path = getattr(model, "cv_path_", None)
+    if path is None or path.weight.shape[-1] != len(model.tasks_):
+        return {}
+    i = int(np.flatnonzero(path.commons == model.common_strength_)[0])
+    j = int(np.flatnonzero(path.lambdas == model.reg_lambda_)[0])
+    total, weight = getattr(path, model.scoring_)[i, j].sum(axis=0), path.weight[i, j].sum(axis=0)
+    return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
+
+
+def strongest_relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
+    """The k most alike and the k most opposed pairs of tasks; nothing where there are too many to look at all."""
+    covariance = model._fitted_covariance()
+    m = covariance.m
+    if not 2 <= m <= 2000:
+        return {"alike": [], "opposed": []}
+    correlation, names = covariance.correlation(), model.unit_names_
+    first, second = np.triu_indices(m, 1)
+    values = correlation[first, second]
+    order = np.argsort(values, kind="stable")
+    pairs = [
+        [_plain(names[first[p]]), _plain(names[second[p]]), float(values[p])] for p in (*order[-k:][::-1], *order[:k])
+    ]
+    half = len(order[-k:])
+    return {"alike": [p for p in pairs[:half] if p[2] > 0], "opposed": [p for p in pairs[half:] if p[2] < 0]}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

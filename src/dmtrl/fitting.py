@@ -1,0 +1,389 @@
+"""`dmtrl fit` as a library function: data files in, a fitted model that knows its columns out.
+
+Room: above the estimators, below the shell. `prepare` reads and decides (which rows, which features, which kind of
+target) and says so in `notes`; `fit` chooses lambda, solves and certifies, and keeps a checkpoint when it is
+interrupted. What came out, as plain values, is `findings.document`.
+"""
+
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dmtrl import checkpoint
+from dmtrl.estimators import MTRLClassifier, MTRLRegressor
+from dmtrl.journal import Journal, journaled
+from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss, get_loss
+from dmtrl.preparation import LARGEST, Block, Dropped, Preparation, learn
+from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
+from dmtrl.solve import NotConvergedWarning
+from dmtrl.tables import Source, nearest, open_source
+from dmtrl.tables import columns as read
+
+MOST_TASKS = 10_000  # above, the task column is rather a mistake; --many-tasks says it is not
+MOST_CLASSES = 50
+FEW_VALUES = 20  # so few different whole numbers may be classes
+FOLDS = 5
+KEEP_EVERY = 60.0  # seconds between checkpoints while all goes well
+SMALL = 1_000_000  # with fewer numbers in X a second thread costs more than it brings
+
+
+class Interrupted(KeyboardInterrupt):
+    """A fit was stopped; `checkpoint` is where it goes on from, None if it had not got anywhere."""
+
+    def __init__(self, checkpoint: Path | None):
+        super().__init__("interrupted")
+        self.checkpoint = checkpoint
+
+
+class Watcher(Protocol):
+    """Hears how far the work is: when something new begins, and which share of it is done."""
+
+    def stage(self, text: str) -> None: ...
+
+    def share(self, done: float, detail: str = "") -> None: ...
+
+
+class Silence:
+    """A watcher that says nothing."""
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def share(self, done: float, detail: str = "") -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What people ask for. None: to be found out, or the default."""
+
+    data: Sequence[str | Path]
+    task: str | None = None
+    target: str | None = None
+    kind: str | None = None
+    loss: str | None = None
+    reg_lambda: float | None = None
+    common: bool | None = None
+    weights: str | None = None
+    drop: Sequence[str] = ()
+    category: Sequence[str] = ()
+    number: Sequence[str] = ()
+    many_tasks: bool = False
+    tol: float = 1e-3
+    seed: int = 0
+    jobs: int | None = None
+
+
+@dataclass
+class Prepared:
+    """Rows ready for an estimator, and what was decided on the way."""
+
+    X: Any
+    y: np.ndarray
+    tasks: np.ndarray
+    weight: np.ndarray | None
+    preparation: Preparation
+    loss: Loss
+    rows_read: int
+    notes: list[str] = field(default_factory=list)
+    said: int = 0  # how many of the notes were there before the fit
+
+
+def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
+    """Read the files and decide what becomes of every column and row."""
+    watcher = watcher or Silence()
+    watcher.stage("reading")
+    source = open_source(request.data)
+    notes = [f"column {n!r} is not in {file}: missing there" for n, file in list(source.partly_missing().items())[:3]]
+    source, task, by_file = task_of(source, request.task, notes)
+    target = _target_of(source, request.target)
+    named = [request.weights] if request.weights else []
+    for name in (*request.drop, *request.category, *request.number, *named):
+        require(name, source.names)
+    if task == target:
+        raise ValueError(f"the column {task!r} is given as task and as target; they must be two")
+    batch = source.read(watcher.share)
+    frame, total = batch.columns, batch.columns.num_rows
+    if total == 0:
+        raise ValueError(f"{source.parts[0].path} has columns but no rows")
+    tasks, no_task = read.labels(frame.column(task), source.is_untyped(task))
+    y, no_target, loss = _target(frame.column(target), target, source.is_untyped(target), request, notes)
+    weight = None if request.weights is None else read.numbers(frame.column(request.weights), request.weights)
+    keep = ~(no_task | no_target) if weight is None else ~(no_task | no_target | np.isnan(weight))
+    for what, missing in (("task", no_task), ("target", no_target), ("weight", ~keep & ~no_task & ~no_target)):
+        if missing.any():
+            notes.append(f"left out: {int(missing.sum()):,} of {total:,} rows, which have no {what}")
+    if not keep.any():
+        raise ValueError(f"no row has both a task ({task!r}) and a target ({target!r})")
+    if not keep.all():
+        frame, block = frame.filter(keep), None if batch.block is None else batch.block[keep]
+        y, tasks, weight = y[keep], tasks[keep], None if weight is None else weight[keep]
+    else:
+        block = batch.block
+    _check_tasks(tasks, task, request.many_tasks, notes)
+    _check_target(y, target, loss)
+    watcher.stage("preparing the columns")
+    preparation = learn(
+        frame, task, target,
+        untyped=[name for name in source.names if source.is_untyped(name)],
+        drop=request.drop, category=request.category, number=request.number,
+        reserved={request.weights: "the weights of the rows"} if request.weights else None,
+        task_is_file_name=by_file,
+    )  # fmt: skip
+    if block is not None:
+        rest = tuple(column for column in preparation.columns if isinstance(column, Dropped))
+        preparation = Preparation((Block("features", block.shape[1]), *rest), task, target, by_file)
+    if not preparation.feature_names:
+        why = "; ".join(f"{column.name}: {column.words[1]}" for column in preparation.columns[:3])
+        raise ValueError(f"no column is left to learn from beside task and target{f' ({why})' if why else ''}")
+    X = preparation.transform(frame, block)
+    return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes))
+
+
+def require(name: str, names: Sequence[str]) -> None:
+    """Refuse a column that is not there, and say which was probably meant."""
+    if name not in names:
+        close = nearest(name, names)
+        few = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise ValueError(
+            f"there is no column {name!r}" + (f"; did you mean {close!r}?" if close else f"; there are {few}")
+        )
+
+
+def task_of(source: Source, asked: str | None, notes: list[str]) -> tuple[Source, str, bool]:
+    """The task column. Where several files have none by that name, each file is a task of its own."""
+    names = source.names
+    if asked is None:
+        keys = sorted({key for part in source.parts for key in part.constants})
+        guess = {"npz": "task", "libsvm": "qid"}.get(source.format)
+        asked = keys[0] if len(keys) == 1 else guess if guess in names else None
+        if asked is None:
+            raise ValueError(
+                "say with --task which column names the task of each row; there are " + ", ".join(names[:8])
+            )
+    if asked in names:
+        return source, asked, False
+    if len(source.parts) < 2 or nearest(asked, names):
+        require(asked, names)
+    notes.append(f"no file has a column {asked!r}: the file names are the tasks, as {source.parts[0].stem!r}")
+    return source.with_file_names(asked), asked, True
+
+
+def _target_of(source: Source, asked: str | None) -> str:
+    if asked is None:
+        asked = {"npz": "y", "libsvm": "label"}.get(source.format)
+    if asked is None:
+        raise ValueError("say with --target which column to predict; there are " + ", ".join(source.names[:8]))
+    require(asked, source.names)
+    return asked
+
+
+def parse_loss(text: str) -> Loss:
+    """A loss by name, with its number where it has one: huber, huber=2, quantile=0.9."""
+    name, _, number = text.partition("=")
+    if name not in BUILTIN:
+        close = nearest(name, list(BUILTIN))
+        raise ValueError(f"there is no loss {name!r}; " + (f"did you mean {close!r}?" if close else ", ".join(BUILTIN)))
+    try:
+        return BUILTIN[name](float(number)) if number else BUILTIN[name]()
+    except (TypeError, ValueError) as error:
+        takes = "takes no number" if isinstance(error, TypeError) else str(error)
+        raise ValueError(f"--loss {text}: {takes}") from None
+
+
+def _target(
+    column: Any, name: str, untyped: bool, request: FitRequest, notes: list[str]
+) -> tuple[np.ndarray, np.ndarray, Loss]:
+    """The target, where it is missing, and the loss; what was guessed is noted."""
+    holds = read.kind_of(column, untyped)
+    if holds not in (read.NUMBER, read.TEXT):
+        raise ValueError(
+            f"the target {name!r} holds {'dates' if holds == read.DATE else column.type}; it must be numbers or text"
+        )
+    loss = None if request.loss is None else parse_loss(request.loss)
+    kind = request.kind or (None if loss is None else loss.kind)
+    if loss is not None and loss.kind != kind:
+        raise ValueError(f"the {loss.name} loss is for {loss.kind}, and --kind says {kind}; leave one of them out")
+    if kind is None:
+        kind = _guess(column, name, holds, notes)
+    if kind == REGRESSION:
+        if holds == read.TEXT:
+            example = next(word for word in read.texts(column) if word is not None)
+            what = f"the {loss.name} loss" if loss is not None else "regression"
+            raise ValueError(
+                f"the target {name!r} holds text, as {example!r}, and {what} needs numbers; "
+                "for classes use --kind classification"
+            )
+        y = read.numbers(column, name)
+        return y, np.isnan(y), loss or BUILTIN["squared"]()
+    y, missing = read.labels(column, untyped)
+    return y, missing, loss or BUILTIN["logistic"]()
+
+
+def _guess(column: Any, name: str, holds: str, notes: list[str]) -> str:
+    if holds == read.TEXT:
+        notes.append(f"target {name!r} is text: classification")
+        return CLASSIFICATION
+    values = read.numbers(column, name)
+    values = np.unique(values[~np.isnan(values)])
+    if len(values) == 2:
+        notes.append(f"target {name!r} has two values, {values[0]:g} and {values[1]:g}: classification")
+        return CLASSIFICATION
+    whole = (values == np.floor(values)).all()
+    if 2 < len(values) <= FEW_VALUES and whole:
+        notes.append(
+            f"target {name!r} has {len(values)} whole numbers, {values[0]:g} to {values[-1]:g}: taken as amounts "
+            "(regression); if they are classes, say --kind classification"
+        )
+    else:
+        notes.append(f"target {name!r} has {len(values):,} different numbers: regression")
+    return REGRESSION
+
+
+def _check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> None:
+    m = len(np.unique(tasks))
+    per_task = len(tasks) / m
+    if not many and (m > MOST_TASKS or (m > 50 and per_task < 3)):
+        raise ValueError(
+            f"the task column {name!r} has {m:,} different values, {per_task:.1f} rows each: too many to be tasks; "
+            "choose another column, or say --many-tasks if they are"
+        )
+    if m == 1:
+        notes.append(f"the task column {name!r} has one value only: there is nobody to share with")
+
+
+def _check_target(y: np.ndarray, name: str, loss: Loss) -> None:
+    distinct = np.unique(y)
+    if len(distinct) == 1:
+        raise ValueError(f"the target {name!r} has one value only, {distinct.tolist()[0]!r}; there is nothing to learn")
+    if loss.kind == REGRESSION and np.abs(distinct).max() > LARGEST:
+        raise ValueError(f"the target {name!r} holds numbers as large as {np.abs(distinct).max():.3g}; correct them")
+    if loss.kind == CLASSIFICATION and len(distinct) > MOST_CLASSES:
+        raise ValueError(
+            f"the target {name!r} has {len(distinct):,} different values, too many for classes (at most {MOST_CLASSES})"
+            + ("; for amounts say --kind regression" if distinct.dtype.kind == "i" else "")
+        )
+
+
+def _threads(prepared: Prepared, request: FitRequest) -> int:
+    if request.jobs is not None:
+        return request.jobs
+    return 1 if prepared.X.shape[0] * prepared.X.shape[1] < SMALL else -1
+
+
+def estimator(prepared: Prepared, request: FitRequest) -> Any:
+    """The unfitted model: with a lambda that was given, or one that chooses by cross-validation."""
+    shared: dict[str, Any] = {
+        "loss": prepared.loss,
+        "tol": request.tol,
+        "random_state": request.seed,
+        "n_jobs": _threads(prepared, request),
+    }
+    classes = prepared.loss.kind == CLASSIFICATION
+    if classes:
+        shared["on_single_class"] = "constant"
+    if prepared.loss == get_loss(prepared.loss.name):  # a plain name is easier to read in the saved model
+        shared["loss"] = prepared.loss.name
+    if request.reg_lambda is not None:
+        common: Any = {None: "auto", True: 1.0, False: 0.0}[request.common]
+        return (MTRLClassifier if classes else MTRLRegressor)(reg_lambda=request.reg_lambda, common=common, **shared)
+    commons = {None: (0.0, 0.1, 1.0), True: (0.1, 1.0), False: (0.0,)}[request.common]
+    return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=FOLDS, **shared)
+
+
+def fit(
+    prepared: Prepared,
+    request: FitRequest,
+    watcher: Watcher | None = None,
+    out: Path | None = None,
+    resume: Path | None = None,
+) -> Any:
+    """The fitted model, with `preparation_`. With `out` it is saved there; if the fit is interrupted, `checkpoint_of`
+    says where that name keeps what was found, and `resume` goes on from such a file."""
+    watcher, model = watcher or Silence(), estimator(prepared, request)
+    if prepared.loss.kind == CLASSIFICATION:
+        _note_single_classes(prepared)
+    settings = {name: repr(value) for name, value in model.get_params().items() if name != "n_jobs"}
+    word = checkpoint.fingerprint(prepared.X, prepared.y, prepared.tasks, prepared.weight, settings)
+    journal = Journal() if resume is None else checkpoint.read(resume, word)
+    keeper = _Keeper(journal, word, None if out is None else checkpoint_of(out))
+    _listen(journal, watcher, request.tol, keeper)
+    watcher.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
+    try:
+        with warnings.catch_warnings(record=True) as said, journaled(model, journal):
+            warnings.simplefilter("always", NotConvergedWarning)
+            model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight)
+    except KeyboardInterrupt:
+        raise Interrupted(keeper.stop()) from None
+    prepared.notes += [str(warning.message) for warning in said]
+    model.preparation_ = prepared.preparation
+    if out is not None:
+        model.save(out)
+        for path in {checkpoint_of(out), resume or checkpoint_of(out)}:  # nothing to go on from any more
+            path.unlink(missing_ok=True)
+    return model
+
+
+def checkpoint_of(out: Path) -> Path:
+    return out.with_name(f"{out.name}.checkpoint")
+
+
+class _Keeper:
+    """Writes the journal down: now and then, and when the fit is stopped."""
+
+    def __init__(self, journal: Journal, problem: str, path: Path | None):
+        self._journal, self._problem, self._path, self._last = journal, problem, path, time.monotonic()
+
+    def now_and_then(self) -> None:
+        if self._path is not None and time.monotonic() - self._last >= KEEP_EVERY:
+            checkpoint.write(self._journal, self._problem, self._path)
+            self._last = time.monotonic()
+
+    def stop(self) -> Path | None:
+        """Where it is kept; None if there is nothing to keep. A second Ctrl-C has to wait."""
+        if self._path is None or not (self._journal.scores or self._journal.weights is not None):
+            return None
+        main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+        try:
+            checkpoint.write(self._journal, self._problem, self._path)
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, before)
+        return self._path
+
+
+def _listen(journal: Journal, watcher: Watcher, tol: float, keeper: _Keeper) -> None:
+    """Tell the watcher of every score and round; the way to go is the logarithm of the gap, which falls evenly."""
+    first: list[float] = []
+
+    def on_score(done: int, total: int) -> None:
+        watcher.share(done / total, f"{done} of {total} fits")
+        if done == total:
+            watcher.stage("fitting all rows")
+        keeper.now_and_then()
+
+    def on_round(record: Any) -> None:
+        first[:] = first or [min(record.gap, 1.0)]
+        way = np.log(first[0] / tol)
+        done = np.log(first[0] / max(record.gap, tol)) / way if way > 0 else 1.0
+        watcher.share(float(np.clip(done, 0, 1)), f"round {record.round + 1}, within {record.gap:.2%} of the best")
+        keeper.now_and_then()
+
+    journal.on_score, journal.on_round = on_score, on_round
+
+
+def _note_single_classes(prepared: Prepared) -> None:
+    names, codes = np.unique(prepared.tasks, return_inverse=True)
+    classes, labels = np.unique(prepared.y, return_inverse=True)
+    pairs = np.unique(codes * len(classes) + labels)
+    single = int((np.bincount(pairs // len(classes), minlength=len(names)) == 1).sum())
+    if 0 < single < len(names):
+        prepared.notes.append(f"{single} of {len(names)} tasks have rows of one class only and always answer with it")

@@ -1,0 +1,182 @@
+"""One column as numbers, texts or dates.
+
+Room: tables. A column whose file has no types is looked at as a whole: it holds numbers if all of its values read as
+numbers and none is written like a code (007), dates if all are ISO dates, and text otherwise. The same functions read a
+column again at predict, batch by batch, so what was text in fit stays text.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from dmtrl.tables.readers import MISSING
+
+NUMBER, TEXT, DATE, NESTED = "number", "text", "date", "nested"
+_NUMBER = r"^[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?)$"
+_CODE = r"^[+-]?0\d+$"
+_DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z?)?$"
+_TRUTH = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
+_WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
+
+
+def kind_of(column: Any, untyped: bool) -> str:
+    """What a column holds; a column of nothing counts as numbers."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if _is_text(kind):
+        if not untyped:
+            return TEXT
+        values = pc.unique(_trimmed(column)).drop_null()
+        values = values.filter(pc.invert(pc.is_in(values, pa.array(MISSING))))
+        return _kind_of_texts(values)
+    if pa.types.is_null(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        return NUMBER
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return NUMBER
+    return DATE if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else NESTED
+
+
+def _kind_of_texts(values: Any) -> str:
+    import pyarrow.compute as pc
+
+    def all_match(pattern: str) -> bool:
+        return pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
+
+    if all_match(_TRUTH):
+        return NUMBER
+    if all_match(_NUMBER):
+        return TEXT if pc.any(pc.match_substring_regex(values, _CODE)).as_py() else NUMBER
+    if all_match(_DATE):
+        try:
+            _parsed_dates(values)
+        except ValueError:  # as 2023-02-31
+            return TEXT
+        return DATE
+    return TEXT
+
+
+def numbers(column: Any, name: str) -> np.ndarray:
+    """As floats, NaN where there is nothing; ValueError says which value is no number."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if _is_text(column.type):
+        column = _trimmed(column)
+        column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
+        try:
+            column = pc.cast(column, pa.float64())
+        except pa.ArrowInvalid:
+            encoded = _one_chunk(column).dictionary_encode()
+            meaning = pa.array([_number(value, name) for value in encoded.dictionary.to_pylist()], pa.float64())
+            column = meaning.take(encoded.indices)
+    elif pa.types.is_boolean(column.type):
+        column = pc.cast(column, pa.uint8())
+    elif kind_of(column, untyped=False) != NUMBER:
+        raise ValueError(f"column {name!r} holds {column.type}, and numbers were expected there")
+    values = np.asarray(pc.cast(column, pa.float64(), safe=False).to_numpy(), dtype=float)
+    if np.isinf(values).any():
+        raise ValueError(f"column {name!r} holds infinity (inf); replace it, leave it empty, or leave the column out")
+    return values
+
+
+def _number(text: str, name: str) -> float:
+    truth = {"true": 1.0, "false": 0.0}.get(text.lower())
+    try:
+        return float(text) if truth is None else truth
+    except ValueError:
+        raise ValueError(f"column {name!r} holds {text!r}, which is not a number") from None
+
+
+def texts(column: Any) -> np.ndarray:
+    """As Python strings without blanks around them, None where there is nothing. Whole numbers are written as such."""
+    values = _trimmed(as_strings(column)).to_numpy(zero_copy_only=False)
+    values = np.asarray(values, dtype=object)
+    values[values == ""] = None
+    return values
+
+
+def as_strings(column: Any) -> Any:
+    """An arrow column of any simple type as text."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        return pc.strftime(column, format="%Y-%m-%d" if pa.types.is_date(column.type) else "%Y-%m-%dT%H:%M:%S")
+    if pa.types.is_floating(column.type):  # as Python writes them, whole ones without a point
+        values = column.to_pylist()
+        words = [
+            None if v is None or v != v else str(int(v)) if v == v // 1 and abs(v) < 2**63 else repr(v) for v in values
+        ]
+        return pa.array(words, pa.string())
+    return pc.cast(column, pa.string())
+
+
+def dates(column: Any, name: str) -> np.ndarray:
+    """As datetime64[us], NaT where there is nothing."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if _is_text(column.type):
+        column = _one_chunk(_trimmed(column))
+        column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
+        matches = pc.match_substring_regex(column, _DATE)
+        if pc.any(pc.invert(matches)).as_py():
+            wrong = column.filter(pc.invert(matches))[0].as_py()
+            raise ValueError(f"column {name!r} holds {wrong!r}, which is not a date like 2024-01-31")
+        try:
+            return _parsed_dates(column)
+        except ValueError as error:
+            raise ValueError(f"column {name!r}: {error}") from None
+    if pa.types.is_null(column.type):
+        return np.full(len(column), np.datetime64("NaT", "us"))
+    if kind_of(column, untyped=False) != DATE:
+        raise ValueError(f"column {name!r} holds {column.type}, and dates were expected there")
+    zone = getattr(column.type, "tz", None)
+    column = pc.cast(column, pa.timestamp("us", zone), safe=False)
+    return np.asarray(column.to_numpy(), dtype="datetime64[us]")
+
+
+def _parsed_dates(column: Any) -> np.ndarray:
+    values = [None if text is None else text.removesuffix("Z") for text in column.to_pylist()]
+    return np.array(values, dtype="datetime64[us]")
+
+
+def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Names of tasks or classes, and which are missing: whole numbers where all are written so, else text."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(column.type):  # the quick way, with what would come out below
+        return np.asarray(column.fill_null(0).to_numpy(), dtype=np.int64), column.is_null().to_numpy()
+    words = texts(column)
+    missing = np.array([word is None for word in words], dtype=bool)
+    present = words[~missing]
+    if (untyped or not _is_text(column.type)) and all(map(_WHOLE.match, set(present.tolist()))):
+        values = np.zeros(len(words), dtype=np.int64)
+        values[~missing] = present.astype(np.int64)
+        return values, missing
+    longest = max(map(len, present), default=1)
+    values = np.full(len(words), "", dtype=f"<U{longest}")
+    values[~missing] = present
+    return values, missing
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _trimmed(column: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
+
+
+def _one_chunk(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
