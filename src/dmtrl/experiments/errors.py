@@ -91,14 +91,16 @@ class _Setting:
                     list(self.methods),
                     [("test error", [errors[name].mean for name in self.methods])],
                     "test error, %",
-                    f"Bars of the test error: {', '.join(f'{name} {errors[name].mean:.2f} %' for name in self.methods)}.",
+                    "Bars of the test error: "
+                    f"{', '.join(f'{name} {errors[name].mean:.2f} %' for name in self.methods)}.",
                     errors={"test error": [errors[name].deviation for name in self.methods]},
                 ),
                 Table(
                     f"{self.title}: paper and ours",
                     ["method", "error, paper", "error", "lambda chosen", "seconds, choosing and fitting"],
                     lines,
-                    f"Mean ± deviation over {len(figures)} splits of the mean error over tasks. Each method chose lambda on "
+                    f"Mean ± deviation over {len(figures)} splits of the mean error over tasks. Each method chose "
+                    "lambda on "
                     "training rows; every fit is certified to a relative gap of 0.1 %.",
                 ),
             ],
@@ -141,7 +143,8 @@ _MDS = _Setting(
         "fit_intercept": False,
     },
     (TOGETHER, ALONE, POOLED),
-    "The full collection could not be had: this is a subset with fewer and other rows, balanced classes, and tf-idf with "
+    "The full collection could not be had: this is a subset with fewer and other rows, balanced classes, and tf-idf "
+    "with "
     "logarithmic counts, so its figures stand beside the paper's for orientation only. Three of ten folds are the test "
     "part.",
     120,
