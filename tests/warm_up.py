@@ -5,6 +5,7 @@ it.
 import numpy as np
 
 from dmtrl import Settings, solve
+from dmtrl.baselines import centralised_mtrl, ssdca
 from problems import random_problem
 
 if __name__ == "__main__":
@@ -12,3 +13,5 @@ if __name__ == "__main__":
         for csr in (False, True):
             data = random_problem("squared", m=2, rows=5, dtype=dtype, csr=csr)
             solve(data, loss="squared", reg_lambda=1.0, settings=Settings(max_rounds=1, tol=0.0))
+            ssdca(data, "squared", 1.0, omega_steps=1, passes=1)
+            centralised_mtrl(data, "huber", 1.0, omega_steps=1, w_tol=0.5)
