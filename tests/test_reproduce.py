@@ -21,7 +21,7 @@ from dmtrl.experiments import agreement, bounds, convergence, coupling, relation
 from dmtrl.experiments.curves import Spread, history_curves, rounds_to
 from dmtrl.experiments.problems import posed
 from dmtrl.experiments.records import Record, Store, run_key
-from dmtrl.experiments.reproduce import GROUPS, experiments, reproduce, work
+from dmtrl.experiments.reproduce import REPRODUCTION
 from dmtrl.experiments.runner import Experiment, Run, carry_out, sections, still_to_do
 from dmtrl.report.content import Section, Text
 
@@ -97,8 +97,10 @@ def test_a_data_set_that_is_missing_stops_only_its_own_experiment(tmp_path: Path
 
 
 def test_every_experiment_has_runs_with_distinct_keys() -> None:
-    everything = experiments("all")
-    assert {experiment.name for group in GROUPS.values() for experiment in group} == {e.name for e in everything}
+    everything = REPRODUCTION.experiments("all")
+    assert {experiment.name for group in REPRODUCTION.groups.values() for experiment in group} == {
+        e.name for e in everything
+    }
     for quick in (True, False):
         keys = [run_key(e.name, run.params) for e in everything for run in e.runs(quick)]
         assert len(keys) == len(set(keys))
@@ -179,7 +181,7 @@ def _records(out: Path, experiment: str) -> list[Record]:
 @pytest.mark.xdist_group("reproduce quick")  # one worker, because they share one long run
 class TestQuick:
     def test_records_say_how_they_were_made(self, quick_run: Path) -> None:
-        assert work("all", True, quick_run).todo == []
+        assert REPRODUCTION.work("all", True, quick_run).todo == []
         for record in Store(quick_run).read().values():
             assert record.versions["dmtrl"]
             assert "cores" in record.machine
@@ -217,7 +219,7 @@ class TestQuick:
     def test_drawing_again_computes_nothing(self, quick_run: Path) -> None:
         before = (quick_run / "records.jsonl").read_bytes()
         page = (quick_run / "index.html").read_text()
-        assert reproduce("all", True, quick_run).missing == []
+        assert REPRODUCTION.carry_out("all", True, quick_run).missing == []
         assert (quick_run / "records.jsonl").read_bytes() == before
         assert (quick_run / "index.html").read_text() == page
 

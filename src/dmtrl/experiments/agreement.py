@@ -105,8 +105,7 @@ def section(records: Sequence[Record]) -> Section:
         [
             Text(
                 f"After {OMEGA_STEPS} Omega-steps the objectives of DMTRL and centralised MTRL differ by this share "
-                f"of them: {far}. "
-                "The default preset ends lower than both, because it does not stall."
+                f"of them: {far}. The default preset ends lower than both, because it does not stall."
             ),
             Table(
                 "DMTRL and centralised MTRL",
@@ -123,10 +122,8 @@ def section(records: Sequence[Record]) -> Section:
                 ],
                 rows,
                 "Objective over W and Sigma together, at the last weights; joint gap: how far it can be from the "
-                "best. W-steps of "
-                f"both alternations are solved to a relative gap of {W_TOL:g}. Centralised MTRL sends no messages; "
-                "its rounds are "
-                "solves or groups of passes on one machine. School: RMSE.",
+                f"best. W-steps of both alternations are solved to a relative gap of {W_TOL:g}. Centralised MTRL "
+                "sends no messages; its rounds are solves or groups of passes on one machine. School: RMSE.",
             ),
         ],
     )

@@ -105,10 +105,8 @@ def section(records: Sequence[Record]) -> Section:
         ["loss", "lambda", "rho", "steps per row and round", "rounds, predicted", "rounds, measured"],
         rows,
         f"Rounds of one W-step to a relative gap of {RELATIVE_GAP:g}. Each task takes as many steps a round as the "
-        "theory asks for a "
-        f"local accuracy Theta of {THETA:g}. A prediction is a bound for the worst case, so it must not be below what "
-        "was "
-        "measured; how far above shows how cautious the theory is.",
+        f"theory asks for a local accuracy Theta of {THETA:g}. A prediction is a bound for the worst case, so it must "
+        "not be below what was measured; how far above shows how cautious the theory is.",
     )
     return Section(
         "Theory against measurement",

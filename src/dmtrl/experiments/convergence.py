@@ -116,14 +116,12 @@ STYLES = {DEFAULT: "line", ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
 def section(records: Sequence[Record]) -> Section:
     items: list[Item] = [
         Text(
-            "The paper's convergence figures, in its own mode: uniform sampling, its rho, eta = 1, "
-            f"{OMEGA_STEPS} Omega-steps with {W_ROUNDS} rounds before each, one task per worker, hinge loss (squared "
-            "on School). "
+            f"The paper's convergence figures, in its own mode: uniform sampling, its rho, eta = 1, {OMEGA_STEPS} "
+            f"Omega-steps with {W_ROUNDS} rounds before each, one task per worker, hinge loss (squared on School). "
             "The gap is that of the W-step, which is what the paper's algorithm watches; it rises after each "
-            "Omega-step, because "
-            "Sigma is another one. **The default preset has no W-step: its curve is the gap over W and Sigma "
-            "together**, which "
-            "bounds it. At these weak lambdas coordinate ascent moves slowly however the tasks are joined."
+            "Omega-step, because Sigma is another one. **The default preset has no W-step: its curve is the gap over "
+            "W and Sigma together**, which bounds it. At these weak lambdas coordinate ascent moves slowly however "
+            "the tasks are joined."
         )
     ]
     for problem in DATA:

@@ -66,16 +66,15 @@ def section(records: Sequence[Record]) -> Section:
         ["data", "what is run", "rho", *(f"rounds to a gap of {target:g}" for target in TARGETS), "gap at the end"],
         rows,
         "The gap is that of the W-step, relative to its objective, as in the paper. In the whole algorithm it jumps "
-        "up after "
-        "every Omega-step, because Sigma changed.",
+        "up after every Omega-step, because Sigma changed.",
     )
     return Section(
         "Related tasks converge more slowly",
         [
             Text(
                 "The paper's second figure. A worker must step more carefully the more the other tasks' steps can add "
-                "to its own; "
-                "rho says how much. Synthetic 2 has the same inputs as Synthetic 1 and more strongly correlated tasks."
+                "to its own; rho says how much. Synthetic 2 has the same inputs as Synthetic 1 and more strongly "
+                "correlated tasks."
             ),
             ChartGrid(
                 "Duality gap over rounds, Synthetic 1 and 2",

@@ -83,8 +83,8 @@ class _Setting:
             self.title,
             [
                 Text(
-                    f"{self.why} Ours: {first['tasks']} tasks, {first['rows']:,} rows, {first['features']:,} features; "
-                    f"the paper: {tasks} tasks, {rows:,} rows, {features:,} features."
+                    f"{self.why} Ours: {first['tasks']} tasks, {first['rows']:,} rows, {first['features']:,} "
+                    f"features; the paper: {tasks} tasks, {rows:,} rows, {features:,} features."
                 ),
                 BarChart(
                     f"{self.title}: test error",
@@ -100,8 +100,7 @@ class _Setting:
                     ["method", "error, paper", "error", "lambda chosen", "seconds, choosing and fitting"],
                     lines,
                     f"Mean ± deviation over {len(figures)} splits of the mean error over tasks. Each method chose "
-                    "lambda on "
-                    "training rows; every fit is certified to a relative gap of 0.1 %.",
+                    "lambda on training rows; every fit is certified to a relative gap of 0.1 %.",
                 ),
             ],
         )
@@ -127,8 +126,8 @@ _MNIST = _Setting(
     _mnist_split,
     {"loss": "hinge", "lambdas": [1e-3, 3e-4, 1e-4], "commons": (0.0,), "cv": 3},
     (TOGETHER, ALONE),
-    "One task per digit with as many images of other digits drawn at random, 12,000 training rows a task; the official "
-    "division into training and test images, so splits differ in the negatives drawn.",
+    "One task per digit with as many images of other digits drawn at random, 12,000 training rows a task; the "
+    "official division into training and test images, so splits differ in the negatives drawn.",
     120,
 )
 _MDS = _Setting(
@@ -144,9 +143,8 @@ _MDS = _Setting(
     },
     (TOGETHER, ALONE, POOLED),
     "The full collection could not be had: this is a subset with fewer and other rows, balanced classes, and tf-idf "
-    "with "
-    "logarithmic counts, so its figures stand beside the paper's for orientation only. Three of ten folds are the test "
-    "part.",
+    "with logarithmic counts, so its figures stand beside the paper's for orientation only. Three of ten folds are "
+    "the test part.",
     120,
 )
 

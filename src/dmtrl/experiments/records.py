@@ -71,8 +71,8 @@ class Store:
                 record = Record(**json.loads(line))
             except (ValueError, TypeError) as error:
                 raise ValueError(
-                    f"{self.path}, line {number} is not a record of an experiment ({error}); "
-                    "remove the line, or choose another folder with --out"
+                    f"{self.path}, line {number} is not a record of an experiment ({error}); remove the line, or "
+                    "choose another folder with --out"
                 ) from error
             records[record.key] = record
         return records

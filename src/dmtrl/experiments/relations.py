@@ -77,17 +77,15 @@ def section(records: Sequence[Record]) -> Section:
         ["data", "seeds", "recovery, mean", "recovery, least", "rho, paper", "rho, ours", "rho, spectral"],
         rows,
         "Recovery: Pearson correlation between learned and true off-diagonal correlations. rho: the paper's bound for "
-        "the "
-        "learned covariance, beside the paper's own figure, and the exact value, which is smaller. The scales of the "
-        "synthetic data are not given in the paper; ours were set so that rho lands near the paper's.",
+        "the learned covariance, beside the paper's own figure, and the exact value, which is smaller. The scales of "
+        "the synthetic data are not given in the paper; ours were set so that rho lands near the paper's.",
     )
     return Section(
         "Which tasks belong together",
         [
             Text(
                 "The paper's first figure: tasks copy one of three parents or its opposite, and the learned "
-                "correlation "
-                "should show the three families with their signs."
+                "correlation should show the three families with their signs."
             ),
             *maps,
             table,

@@ -109,10 +109,8 @@ def section(records: Sequence[Record]) -> Section:
         [
             Text(
                 f"The paper's School table, over {len(splits)} of the ten splits published with the data (the paper "
-                "drew its own). "
-                "Every method chose its own regularisation on training rows alone; choosing and fitting took "
-                "MTRLRegressorCV "
-                f"{seconds:.1f} s a split."
+                "drew its own). Every method chose its own regularisation on training rows alone; choosing and "
+                f"fitting took MTRLRegressorCV {seconds:.1f} s a split."
             ),
             Table(
                 "School: paper and ours",
@@ -126,15 +124,12 @@ def section(records: Sequence[Record]) -> Section:
                 ],
                 rows,
                 "Mean ± deviation over splits. Explained variance, all rows: one minus the variance of the errors "
-                "over the "
-                "variance of the scores. Within schools: one minus the squared error over the squared distance from "
-                "each school's "
-                "own mean. The paper does not say which it uses; its figure is nearer to the second. It reports "
-                f"{central:.2f} ± {spread:.2f} and {central_explained:.1%} ± {its:.1%} for centralised MTRL, the same "
-                "as for DMTRL; "
-                "that both are the same method is measured in a section of its own. Single-task learning is better "
-                "here than "
-                "in the paper because each school chooses its own ridge.",
+                "over the variance of the scores. Within schools: one minus the squared error over the squared "
+                "distance from each school's own mean. The paper does not say which it uses; its figure is nearer to "
+                f"the second. It reports {central:.2f} ± {spread:.2f} and {central_explained:.1%} ± {its:.1%} for "
+                "centralised MTRL, the same as for DMTRL; that both are the same method is measured in a section of "
+                "its own. Single-task learning is better here than in the paper because each school chooses its own "
+                "ridge.",
             ),
         ],
     )

@@ -65,8 +65,7 @@ def section(records: Sequence[Record]) -> Section:
                 if r.params["reg_lambda"] == lam
             ],
             f"lambda {lam:g}: the joint gap of the alternation levels off, that of joint splitting falls below 0.001 "
-            "within a "
-            "few rounds.",
+            "within a few rounds.",
             log_x=True,
             log_y=True,
         )
@@ -90,20 +89,17 @@ def section(records: Sequence[Record]) -> Section:
         [
             Text(
                 "The paper certifies each W-step, which says nothing about W **and** Sigma. The joint certificate "
-                "does: with a tiny "
-                "epsilon in the Omega-step the alternation stops short of the optimum, because the row space of W "
-                "hardly turns any "
-                "more. The default preset solves the joint problem directly and is certified after a few rounds."
+                "does: with a tiny epsilon in the Omega-step the alternation stops short of the optimum, because the "
+                "row space of W hardly turns any more. The default preset solves the joint problem directly and is "
+                "certified after a few rounds."
             ),
             ChartGrid(
                 "The stall, seen by the joint certificate",
                 charts,
                 "One chart per lambda of the joint relative gap over rounds for three ways; only joint splitting "
-                "reaches 0.001 "
-                "quickly.",
+                "reaches 0.001 quickly.",
                 caption="School, published split 1, squared loss. The alternations use the spectral rho, momentum and "
-                "exact local "
-                "solves, which make them faster than the paper's own setting.",
+                "exact local solves, which make them faster than the paper's own setting.",
             ),
             Table(
                 "Three ways to the same joint problem",

@@ -94,17 +94,16 @@ def section(records: Sequence[Record]) -> Section:
         ["way", "steps a round", "steps of the busiest task", *(f"rounds to {target:g}" for target in TARGETS)],
         rows,
         "All ways spend the same number of coordinate steps a round over all tasks. The busiest task's steps are how "
-        "long a "
-        "round lasts when every task has a worker of its own; where a worker holds several tasks, the total counts.",
+        "long a round lasts when every task has a worker of its own; where a worker holds several tasks, the total "
+        "counts.",
     )
     return Section(
         "Unbalanced tasks",
         [
             Text(
                 "The paper leaves open how H should follow from unequal task sizes. The bound on local steps (the "
-                "theory's Theta) "
-                "answers it: equal Theta needs steps that grow with a task's rows and with how stiff its local "
-                "problem is."
+                "theory's Theta) answers it: equal Theta needs steps that grow with a task's rows and with how stiff "
+                "its local problem is."
             ),
             chart,
             table,
