@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dmtrl.covariance import TaskCovariance
+from dmtrl.spectrum import ENOUGH, largest_singular_value, short_side, singular_values
 
 
 @dataclass(frozen=True)
@@ -147,14 +148,13 @@ class Learned:
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         if self.tau == 0:
-            return 0.5 * float(np.linalg.svd(W, compute_uv=False).sum()) ** 2
-        rest = float(np.linalg.svd(W - common, compute_uv=False).sum())
+            return 0.5 * float(singular_values(W).sum()) ** 2
+        rest = float(singular_values(W - common).sum())
         return 0.5 * rest**2 + 0.5 * float(common @ common) / self.tau
 
     def conjugate(self, B: np.ndarray) -> float:
         shared = B.sum(axis=0)
-        largest = float(np.linalg.norm(B, 2)) if B.size else 0.0
-        return 0.5 * largest**2 + 0.5 * self.tau * float(shared @ shared)
+        return 0.5 * largest_singular_value(B) ** 2 + 0.5 * self.tau * float(shared @ shared)
 
     def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
         shared = B.sum(axis=0)
@@ -199,15 +199,33 @@ class FreeIntercept:
 
 def nuclear_prox(V: np.ndarray, t: float) -> tuple[np.ndarray, TaskCovariance, float]:
     """argmin_W |W - V|^2 / 2 + t |W|_*^2 / 2, its Sigma, and its nuclear norm (18)."""
-    left, s, right = np.linalg.svd(V, full_matrices=False)
+    s, vectors = short_side(V)
+    shrunk = _shrink(s, t)
+    rank = len(shrunk)
+    if rank == 0:
+        return np.zeros_like(V), TaskCovariance.identity(len(V)), 0.0
+    if s[rank - 1] < ENOUGH * s[0]:  # what is kept goes below what the Gram matrix can tell
+        s, vectors = short_side(V, exact=True)
+        shrunk = _shrink(s, t)
+        rank = len(shrunk)
+    s, vectors, size = s[:rank], vectors[:, :rank], float(shrunk.sum())
+    if V.shape[0] <= V.shape[1]:
+        left, W = vectors, (vectors * (shrunk / s)) @ (vectors.T @ V)
+    else:
+        left = V @ (vectors / s)
+        W = (left * shrunk) @ vectors.T
+    return W, TaskCovariance(left, shrunk / size, 0.0), size
+
+
+def _shrink(s: np.ndarray, t: float) -> np.ndarray:
+    """The singular values of the proximal point: those that stay above zero."""
     sizes = np.cumsum(s) / (1.0 + t * np.arange(1, len(s) + 1))
     active = np.flatnonzero(s > t * sizes)
     if len(active) == 0:
-        return np.zeros_like(V), TaskCovariance.identity(len(V)), 0.0
+        return s[:0]
     rank = active[-1] + 1
-    shrunk = s[:rank] - t * sizes[rank - 1]
-    size = float(shrunk.sum())
-    return (left[:, :rank] * shrunk) @ right[:rank], TaskCovariance(left[:, :rank], shrunk / size, 0.0), size
+    kept: np.ndarray = s[:rank] - t * sizes[rank - 1]
+    return kept
 
 
 def _check_tau(tau: float) -> float:

@@ -1,0 +1,66 @@
+"""Singular values by the quick routes against the SVD, also where the Gram matrix would lose them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmtrl.relationship import nuclear_prox
+from dmtrl.spectrum import largest_singular_value, short_side, singular_values
+
+SHAPES = [(1, 1), (3, 40), (40, 3), (12, 13), (13, 12), (7, 7)]
+
+
+def matrix(shape: tuple[int, int], smallest: float = 1e-2, seed: int = 0) -> np.ndarray:
+    """Singular values from one down to `smallest`, in even ratios."""
+    rng = np.random.default_rng(seed)
+    k = min(shape)
+    left, right = (np.linalg.qr(rng.normal(size=(n, k)))[0] for n in shape)
+    return (left * np.geomspace(1.0, smallest, k)) @ right.T
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("smallest", [1e-1, 1e-9, 1e-14])
+def test_all_singular_values_to_full_accuracy(shape: tuple[int, int], smallest: float) -> None:
+    V = matrix(shape, smallest)
+    exact = np.linalg.svd(V, compute_uv=False)
+    np.testing.assert_allclose(singular_values(V), exact, atol=1e-15 * 20)
+    assert largest_singular_value(V) == pytest.approx(exact[0], rel=1e-14)
+    np.testing.assert_allclose(short_side(V, exact=True)[0], exact, atol=1e-15 * 20)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("exact", [False, True])
+def test_vectors_of_the_shorter_side(shape: tuple[int, int], exact: bool) -> None:
+    V = matrix(shape)
+    s, vectors = short_side(V, exact)
+    k = min(shape)
+    assert vectors.shape == (k, k)
+    np.testing.assert_allclose(vectors.T @ vectors, np.eye(k), atol=1e-12)
+    gram = V @ V.T if shape[0] <= shape[1] else V.T @ V
+    np.testing.assert_allclose(gram @ vectors, vectors * s**2, atol=1e-12)
+
+
+@given(st.sampled_from(SHAPES), st.sampled_from([1e-1, 1e-6, 1e-12]), st.floats(1e-12, 10.0), st.integers(0, 99))
+def test_the_proximal_point_is_that_of_a_full_svd(shape, smallest: float, t: float, seed: int) -> None:
+    V = matrix(shape, smallest, seed)
+    left, s, right = np.linalg.svd(V, full_matrices=False)
+    # argmin over x >= 0 of |x - s|^2 / 2 + t (sum x)^2 / 2, by bisection on the sum
+    low, high = 0.0, s.sum()
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if np.maximum(s - t * middle, 0).sum() > middle else (low, middle)
+    shrunk = np.maximum(s - t * high, 0.0)
+    W, covariance, size = nuclear_prox(V, t)
+    np.testing.assert_allclose(W, (left * shrunk) @ right, atol=1e-11)
+    assert size == pytest.approx(shrunk.sum(), rel=1e-9)
+    assert size == pytest.approx(np.linalg.norm(W, "nuc"), rel=1e-9)
+    np.testing.assert_allclose(covariance.dense(), (left * shrunk / shrunk.sum()) @ left.T, atol=1e-9)
+
+
+def test_nothing_and_zero() -> None:
+    assert largest_singular_value(np.zeros((0, 3))) == 0.0
+    W, covariance, size = nuclear_prox(np.zeros((3, 5)), 1.0)
+    assert size == 0.0
+    assert not W.any()
+    np.testing.assert_allclose(covariance.dense(), np.eye(3) / 3)
