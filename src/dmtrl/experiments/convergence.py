@@ -7,12 +7,14 @@ Room: experiments. One task per worker, as in the paper. H is given as a share o
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dmtrl.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
+from dmtrl.coordinator import RoundRecord
 from dmtrl.experiments import paper
 from dmtrl.experiments.curves import history_curves, rounds_to
 from dmtrl.experiments.problems import Posed, posed
@@ -25,6 +27,7 @@ from dmtrl.solve import NotConvergedWarning, solve
 DATA = ("synthetic 1", "school", "mnist", "mds")
 SHARES = (0.1, 1.0, 10.0)  # of H in the mean number of rows of a task
 OMEGA_STEPS, W_ROUNDS = 5, 20  # P and T
+PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES)  # what the longest of the paper's runs takes; nobody gets more
 DEFAULT, ALONE, SSDCA, CENTRAL = "default preset", "single-task", "SSDCA", "centralised MTRL"
 SECONDS = {"synthetic 1": 8, "school": 4, "mnist": 45, "mds": 8}  # of an average run
 CENTRAL_SECONDS = {"synthetic 1": 120, "school": 60, "mnist": 1, "mds": 60}
@@ -47,14 +50,26 @@ def runs(quick: bool) -> list[Run]:
     ]
 
 
+class _Enough(Exception):
+    """Ends a run that has used up its passes."""
+
+
 def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Mapping[str, Any]:
     task = posed(problem, quick=quick)
+    history: list[RoundRecord] = []
     errors: list[float] = []
+
+    def watch(record: RoundRecord, W: np.ndarray) -> None:
+        history.append(record)
+        errors.append(task.error(W))
+        if sum(one.passes for one in history) > PASSES:
+            raise _Enough
+
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), suppress(_Enough):
             warnings.simplefilter("ignore", NotConvergedWarning)  # a run of given length: the gap is what is measured
             METHODS[method](_first_rows(task), reg_lambda, True, lambda record, W: None)  # compiles what it needs
-            history = METHODS[method](task, reg_lambda, quick, lambda record, W: errors.append(task.error(W)))
+            METHODS[method](task, reg_lambda, quick, watch)
     except NotEnoughMemoryError as refusal:
         return {"refused": str(refusal)}
     return history_curves(history, errors)
@@ -68,39 +83,38 @@ def _first_rows(task: Posed) -> Posed:
 
 
 def _paper(share: float) -> Any:
-    def run(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> Any:
+    def run(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
         steps = max(round(share * len(task.train.y) / task.train.m), 1)
         settings = Settings.paper(T=4 if quick else W_ROUNDS, P=3 if quick else OMEGA_STEPS, H=steps)
-        return _solve(task, reg_lambda, watch, settings=settings)
+        _solve(task, reg_lambda, watch, settings=settings)
 
     return run
 
 
-def _default(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> Any:
+def _default(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
     settings = Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)
-    return _solve(task, reg_lambda, watch, settings=settings)
+    _solve(task, reg_lambda, watch, settings=settings)
 
 
-def _alone(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> Any:
+def _alone(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
     settings = Settings.paper(T=12 if quick else OMEGA_STEPS * W_ROUNDS, P=1)
-    return _solve(task, reg_lambda, watch, settings=settings, relationship="independent")
+    _solve(task, reg_lambda, watch, settings=settings, relationship="independent")
 
 
-def _solve(task: Posed, reg_lambda: float, watch: Any, **how: Any) -> Any:
+def _solve(task: Posed, reg_lambda: float, watch: Any, **how: Any) -> None:
     workers = task.train.m
-    outcome = solve(task.train, loss=task.loss, reg_lambda=reg_lambda, workers=workers, n_jobs=-1, watch=watch, **how)
-    return outcome.history
+    solve(task.train, loss=task.loss, reg_lambda=reg_lambda, workers=workers, n_jobs=-1, watch=watch, **how)
 
 
-def _ssdca(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> Any:
+def _ssdca(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
     steps = {"omega_steps": 3, "passes": 4} if quick else {"omega_steps": OMEGA_STEPS, "passes": W_ROUNDS}
-    return ssdca(task.train, task.loss, reg_lambda, watch=watch, **steps).history
+    ssdca(task.train, task.loss, reg_lambda, watch=watch, **steps)
 
 
-def _centralised(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> Any:
+def _centralised(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
     limits: dict[str, Any] = {"max_passes": 20 if quick else 200, "w_tol": 1e-2 if quick else 1e-3}
     omega_steps = 2 if quick else OMEGA_STEPS
-    return centralised_mtrl(task.train, task.loss, reg_lambda, omega_steps=omega_steps, watch=watch, **limits).history
+    centralised_mtrl(task.train, task.loss, reg_lambda, omega_steps=omega_steps, watch=watch, **limits)
 
 
 METHODS: dict[str, Any] = {
