@@ -7,6 +7,7 @@ them the tests are skipped with a reason, except in continuous integration (CI=t
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ FLAGS = (
     "--hide-scrollbars",
     "--force-device-scale-factor=1",
 )
+# whether every plot of a report page has been drawn
+DRAWN = "return [...document.querySelectorAll('.plot')].every(plot => plot.querySelector('.main-svg'))"
 OFFLINE = ("file:", "data:", "blob:", "about:")
 
 
@@ -63,8 +66,9 @@ class Browser:
 
     def hover(self, x: float, y: float) -> None:
         """Move the mouse to a point of the viewport."""
-        self.command("Input.dispatchMouseEvent", type="mouseMoved", x=x - 2, y=y)
-        self.command("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+        for place in (x - 2, x):
+            self.command("Input.dispatchMouseEvent", type="mouseMoved", x=place, y=y)
+            time.sleep(0.12)  # plotly looks at the mouse every 0.05 s, and the next cell may be 3 pixels away
 
     def wait_for(self, script: str, what: str) -> Any:
         """Wait until the script returns something true; its answer."""
@@ -90,6 +94,49 @@ class Browser:
         taken = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(taken["data"]))
         return path
+
+
+def hover_cell(browser: Browser, plot: str, panel: int, row: int, column: int) -> str:
+    """Hover over one cell of a heat map; what the label says."""
+    x, y = browser.run(
+        """
+        const plot = document.querySelector(`[data-plot="${arguments[0]}"][data-panel="${arguments[1]}"]`);
+        plot.scrollIntoView({block: "center", behavior: "instant"});
+        const {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
+        return [box.x + xaxis._offset + xaxis.c2p(arguments[3]), box.y + yaxis._offset + yaxis.c2p(arguments[2])];
+        """,
+        plot,
+        panel,
+        row,
+        column,
+    )
+    browser.hover(x, y)
+    label = ".hoverlayer .hovertext"
+    return str(
+        browser.wait_for(
+            f'const label = document.querySelector(\'[data-plot="{plot}"][data-panel="{panel}"] {label}\');'
+            "return label && label.textContent",
+            "the hover label",
+        )
+    )
+
+
+def hover_point(browser: Browser, plot: str, x: float, y: float) -> str:
+    """Hover over a point of a chart with one panel, given in its data's units; what the label says."""
+    place = browser.run(
+        """
+        const plot = document.querySelector(`[data-plot="${arguments[0]}"]`);
+        plot.scrollIntoView({block: "center", behavior: "instant"});
+        const {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
+        return [box.x + xaxis._offset + xaxis.d2p(arguments[1]), box.y + yaxis._offset + yaxis.d2p(arguments[2])];
+        """,
+        plot,
+        x,
+        y,
+    )
+    browser.hover(*place)
+    label = f"document.querySelector('[data-plot=\"{plot}\"] .hoverlayer .hovertext')"
+    return str(browser.wait_for(f"return {label} && {label}.textContent", "the hover label"))
 
 
 def start(folder: Path) -> Iterator[Browser]:

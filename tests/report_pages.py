@@ -2,7 +2,19 @@
 
 import numpy as np
 
-from dmtrl.report import BarChart, ChartGrid, HeatMap, LineChart, Page, Section, Series, Table, Text
+from dmtrl.report import (
+    BarChart,
+    ChartGrid,
+    DotPlot,
+    HeatMap,
+    KeyFigures,
+    LineChart,
+    Page,
+    Section,
+    Series,
+    Table,
+    Text,
+)
 
 ROUNDS = np.arange(1, 101)
 LABELS = [f"school {i:02d}" for i in range(16)]
@@ -43,17 +55,26 @@ def full_page() -> Page:
         chart,
         ChartGrid("Four panels", [curves(f"data set {k}") for k in range(4)], alt="Four panels."),
         BarChart("Bars", ["a", "b"], [("ours", [1, 2]), ("theirs", [2, 3])], "error", "Bars.", {"ours": [0.1, 0.2]}),
+        DotPlot("Dots", ["x", "y", "z"], [("p", [1, 2, 3]), ("q", [2, np.nan, 1])], "error", "Dots.", [2], "worse"),
         BarChart("Lying bars", [f"a rather long name {k}" for k in range(12)], [("gain", range(12))], "gain", "Bars."),
     ]
     heats = [
         HeatMap("Sixteen", [("true", np.eye(16)), ("learned", correlation(16))], LABELS, alt="Two matrices."),
         HeatMap("Many", [("all", correlation(139))], [f"task {k}" for k in range(139)], alt="A large matrix."),
+        HeatMap(
+            "Oblong",
+            [("", np.eye(16)[:, :5])],
+            LABELS,
+            "A part.",
+            short=list("abcdefghijklmnop"),
+            columns=list("vwxyz"),
+        ),
     ]
     return Page(
         "A report",
         "What was **found**.\n\nIn `code` and [a link](https://example.org/a?b=1&c=2).",
         [
-            Section("Figures", [Text("One paragraph.\n\nAnother."), *figures]),
+            Section("Figures", [Text("One paragraph.\n\nAnother."), *figures, KeyFigures("Facts", [("tasks", "16")])]),
             Section(
                 "Tables", [Table("Numbers", ["name", "count", "score", "good"], rows, "A caption."), _wide_table()]
             ),
@@ -83,6 +104,11 @@ def hostile_page() -> Page:
             ),
             3: Table(name, HOSTILE, [HOSTILE, [None] * size], name),
             4: ChartGrid(name, [LineChart(name, name, name, series, name)], name),
+            5: DotPlot(
+                name, HOSTILE, [(name, range(size)), ("other " + name, [1] * size)], name, name, [0], HOSTILE[2]
+            ),
+            6: KeyFigures(name, [(other, other) for other in HOSTILE], name),
+            7: HeatMap(name, [(name, correlation(size)[:, :5])], HOSTILE, name, name, columns=HOSTILE[:5]),
         }
         sections.append(Section(name, [Text(words), items[k]] if k in items else [Text(words)]))
     return Page(HOSTILE[0], words, sections, words)

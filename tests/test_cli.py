@@ -2,6 +2,7 @@
 
 import io
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ from dmtrl import Settings, TaskData, demo
 from dmtrl.cli import main
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 
-README = Path(__file__).resolve().parents[1] / "README.md"
 WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 
 
@@ -40,7 +40,10 @@ def test_help_fits_a_terminal(words: tuple[str, ...]) -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_quick_demo_prints_a_certificate_that_holds() -> None:
+def test_quick_demo_prints_a_certificate_that_holds_and_writes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     result = run("demo", "--quick")
     assert result.exit_code == 0, result.output
     found = re.search(r"objective ([\d.]+); no weights and no task covariance can go below ([\d.]+)", result.stdout)
@@ -51,6 +54,9 @@ def test_quick_demo_prints_a_certificate_that_holds() -> None:
         assert words in result.stdout
     assert "choosing lambda" in result.stderr, "progress in a pipe is plain, and not on stdout"
     assert "choosing lambda" not in result.stdout
+    assert result.stdout.rstrip().endswith("dmtrl-demo.html")
+    page = (tmp_path / "dmtrl-demo.html").read_text(encoding="utf-8")
+    assert f"objective below {found[2]}. This one has {found[1]}" in page
 
 
 @pytest.mark.usefixtures("tiny")
@@ -69,6 +75,50 @@ def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -
         assert other.fits[name].reg_lambda == fit.reg_lambda
         assert np.array_equal(other.fits[name].outcome.W, fit.outcome.W)
         assert other.fits[name].error == pytest.approx(1 - fit.error)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> None:
+    from dmtrl.report import HeatMap, Table
+
+    result = demo.run_demo(quick=True)
+    items = [item for section in demo.demo_page(result).sections for item in section.items]
+    heat = next(item for item in items if isinstance(item, HeatMap))
+    assert [name for name, _ in heat.panels] == ["learned", "true"]
+    order = [int(label.split()[1]) - 1 for label in heat.labels]
+    assert np.array_equal(heat.panels[1][1], result.problem.correlation[np.ix_(order, order)])
+    errors = next(item for item in items if isinstance(item, Table) and item.title == "Errors and gains")
+    sizes = np.diff(result.problem.test.starts)
+    for column, fit in enumerate(result.fits.values(), start=1):
+        by_task = {row[0]: row[column] for row in errors.rows}
+        mean = np.average([by_task[f"task {i + 1}"] for i in range(len(sizes))], weights=sizes)
+        assert mean == pytest.approx(fit.error)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_demos_page_goes_where_it_is_asked_to_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("demo", "--quick", "--no-page").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert run("demo", "--quick", "--out", "here.html").stdout.rstrip().endswith("here.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["here.html"]
+    refused = run("demo", "--quick", "--out", "nowhere/here.html")
+    assert refused.exit_code == 1
+    assert refused.stdout == ""
+    assert "there is no folder nowhere" in refused.stderr
+
+
+@pytest.mark.usefixtures("tiny")
+def test_without_plotly_the_demo_succeeds_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    result = run("demo", "--quick")
+    assert result.exit_code == 0, result.output
+    assert 'pip install "dmtrl[report]"' in result.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("tiny")
@@ -104,11 +154,3 @@ def test_an_error_is_one_sentence_and_exit_code_1(monkeypatch: pytest.MonkeyPatc
     assert result.exit_code == 1
     assert result.stderr == "Error: the data is no good\n"
     assert result.stdout == ""
-
-
-def test_the_readmes_python_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 2
-    for code, printed in blocks:
-        exec(compile(code, str(README), "exec"), {})
-        assert capsys.readouterr().out == printed

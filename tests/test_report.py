@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from browser import Browser
+from browser import DRAWN, Browser, hover_cell, hover_point
 from dmtrl.report.page import write_page
 from report_pages import HOSTILE, LABELS, correlation, full_page, hostile_page
-
-DRAWN = "return [...document.querySelectorAll('.plot')].every(plot => plot.querySelector('.main-svg'))"
 
 
 @pytest.fixture(scope="module")
@@ -22,36 +20,11 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_page(hostile_page(), tmp_path_factory.mktemp("hostile") / "report.html")
 
 
-def hover_cell(browser: Browser, plot: str, panel: int, row: int, column: int) -> str:
-    """Hover over one cell of a heat map; what the label says."""
-    x, y = browser.run(
-        """
-        const plot = document.querySelector(`[data-plot="${arguments[0]}"][data-panel="${arguments[1]}"]`);
-        plot.scrollIntoView({block: "center", behavior: "instant"});
-        const {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
-        return [box.x + xaxis._offset + xaxis.c2p(arguments[3]), box.y + yaxis._offset + yaxis.c2p(arguments[2])];
-        """,
-        plot,
-        panel,
-        row,
-        column,
-    )
-    browser.hover(x, y)
-    label = ".hoverlayer .hovertext"
-    return str(
-        browser.wait_for(
-            f'const label = document.querySelector(\'[data-plot="{plot}"][data-panel="{panel}"] {label}\');'
-            "return label && label.textContent",
-            "the hover label",
-        )
-    )
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_page_is_drawn_without_network_or_complaint(browser: Browser, page: Path, scheme: str) -> None:
     browser.open(page, scheme=scheme)
     browser.wait_for(DRAWN, "all plots")
-    assert len(browser.find_all(".plot")) == 1 + 1 + 4 + 1 + 1 + 2 + 1
+    assert len(browser.find_all(".plot")) == 1 + 1 + 4 + 1 + 1 + 1 + 2 + 1 + 1
     assert browser.console() == []
     assert browser.requests() == []
     traces = "return [...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('.trace, .hm').length)"
@@ -85,24 +58,6 @@ def test_policy_forbids_scripts_and_requests_that_are_not_ours(browser: Browser,
     )
     assert browser.run("return window.pwned") is None
     assert any("Content Security Policy" in message for message in browser.console())
-
-
-def hover_point(browser: Browser, plot: str, x: float, y: float) -> str:
-    """Hover over a point of a chart with one panel, given in its data's units; what the label says."""
-    place = browser.run(
-        """
-        const plot = document.querySelector(`[data-plot="${arguments[0]}"]`);
-        plot.scrollIntoView({block: "center", behavior: "instant"});
-        const {xaxis, yaxis} = plot._fullLayout, box = plot.getBoundingClientRect();
-        return [box.x + xaxis._offset + xaxis.d2p(arguments[1]), box.y + yaxis._offset + yaxis.d2p(arguments[2])];
-        """,
-        plot,
-        x,
-        y,
-    )
-    browser.hover(*place)
-    label = f"document.querySelector('[data-plot=\"{plot}\"] .hoverlayer .hovertext')"
-    return str(browser.wait_for(f"return {label} && {label}.textContent", "the hover label"))
 
 
 def test_hovering_names_the_curve_and_its_point(browser: Browser, page: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmtrl.report import BarChart, ChartGrid, HeatMap, LineChart, Page, Section, Series, Table, Text, slug
+from dmtrl.report import (
+    BarChart,
+    ChartGrid,
+    DotPlot,
+    HeatMap,
+    KeyFigures,
+    LineChart,
+    Page,
+    Section,
+    Series,
+    Table,
+    Text,
+    slug,
+)
 from dmtrl.report.files import csv_text, markdown_text, shown_columns
 from dmtrl.report.interactive import panels
-from dmtrl.report.page import render_page, write_files, write_page
+from dmtrl.report.page import _paragraphs, render_page, write_files, write_page
 from dmtrl.report.static import _apart, render, save
-from dmtrl.report.theme import DARK, LIGHT, Theme, exchange
+from dmtrl.report.theme import DARK, LIGHT, Theme, exchange, literal, printable
 from report_pages import HOSTILE, curves, full_page, hostile_page
 
 ONE = Series("one", [1, 2], [3, 4])
@@ -42,6 +56,16 @@ ONE = Series("one", [1, 2], [3, 4])
         (lambda: ChartGrid("t", [], alt="a"), "no charts"),
         (lambda: HeatMap("t", [("p", np.eye(3))], ["a", "b"], alt="a"), r"shape \(3, 3\) for 2 labels"),
         (lambda: HeatMap("t", [("p", np.eye(1))], ["a"], alt="a", limit=0), "positive"),
+        (lambda: HeatMap("t", [("p", np.eye(2))], ["a", "b"], alt="a", columns=["c"]), "2 labels and 1 columns"),
+        (lambda: HeatMap("t", [("p", np.eye(1))], ["a"], alt="a", columns=[]), "no columns"),
+        (lambda: HeatMap("t", [("p", np.eye(1))], ["a"], alt="a", short=["b", "c"]), "2 short labels for 1 rows"),
+        (lambda: Series("a", [1, 2], [1, 2], names=["b"]), "2 points but 1 names"),
+        (lambda: DotPlot("t", [], [("a", [])], "x", alt="a"), "no dots"),
+        (lambda: DotPlot("t", ["a"], [("b", [1, 2])], "x", alt="a"), "2 dots for 'b' but 1 rows"),
+        (lambda: DotPlot("t", ["a"], [("b", [1]), ("b", [2])], "x", alt="a"), "two sets of dots named 'b'"),
+        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[0]), "without saying why"),
+        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[1], mark="m"), "a row that is not there"),
+        (lambda: KeyFigures("t", []), "are empty"),
         (lambda: BarChart("t", ["a"], [("b", [1, 2])], "y", alt="a"), "2 heights for 'b' but 1 categories"),
         (lambda: BarChart("t", ["a"], [("b", [1])], "y", alt="a", errors={"c": [1]}), "errors for 'c'"),
         (lambda: Table("t", ["a", "b"], [[1, 2], [1]]), "2 columns but 1 cells in row 2"),
@@ -83,6 +107,43 @@ def test_a_chart_with_nothing_to_draw_is_drawn_empty() -> None:
     for item in (chart, grid, heat, bars):
         assert render(item)
         assert panels(item)
+
+
+def test_words_of_users_are_not_read_as_markup() -> None:
+    for name in (*HOSTILE, "[press](https://example.org)", "**bold** `code`", "\\**x**", "a\n\nb"):
+        for around in ("{}", "**{}**", "say {} and **{}**"):
+            html = str(_paragraphs(around.replace("{}", literal(name))))
+            assert not re.search(r"<(?!/?(p|strong)\b)", html), html
+            assert html.count("<p") == 1
+            text = unescape(re.sub(r"</?(p|strong)\b[^>]*>", "", html))
+            assert text == around.replace("**", "").replace("{}", printable(name)), html
+
+
+def test_points_and_dots_carry_their_names_and_marks() -> None:
+    chart = LineChart(
+        "t", "x", "y", [Series("s", [1, 2, 3], [1, np.nan, 3], "points", names=["a", "b", "<c>"])], alt="a"
+    )
+    trace = panels(chart)[0].figure.data[0]
+    assert [name.strip("\u2068\u2069") for name in trace.customdata] == ["a", "&lt;c&gt;"], (
+        "of the points that are drawn"
+    )
+    dots = DotPlot("t", ["a", "b"], [("p", [1, 2]), ("q", [3, 4])], "x", "a", [1], "worse")
+    joined, p, q, ring = panels(dots)[0].figure.data
+    assert joined.x[:2].tolist() == [1, 3]
+    assert (p.marker.symbol, q.marker.symbol) == ("circle", "diamond"), "told apart without colour"
+    assert list(ring.x) == [2]
+    assert render(dots)
+
+
+def test_a_reference_is_named_where_there_is_room() -> None:
+    falling = LineChart(
+        "t", "x", "y", [Series("s", [1, 2, 3, 4], [8.0, 4.0, 2.0, 1.0])], alt="a", references=[("r", 1.0)]
+    )
+    rising = LineChart(
+        "t", "x", "y", [Series("s", [1, 2, 3, 4], [1.0, 2.0, 4.0, 8.0])], alt="a", references=[("r", 1.0)]
+    )
+    assert panels(falling)[0].figure.layout.annotations[0].x == 0
+    assert panels(rising)[0].figure.layout.annotations[0].x == 1
 
 
 def test_series_of_one_group_and_series_of_one_name_share_a_colour() -> None:

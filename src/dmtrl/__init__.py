@@ -4,6 +4,7 @@ from dmtrl.certificate import Certificate
 from dmtrl.coordinator import Outcome, RoundRecord
 from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
+from dmtrl.displays import ConvergenceDisplay, TaskComparisonDisplay, TaskCorrelationDisplay
 from dmtrl.estimators import MTRLClassifier, MTRLRegressor
 from dmtrl.feature_maps import RFF
 from dmtrl.loss_check import LossError, check_loss
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "RFF",
     "Certificate",
+    "ConvergenceDisplay",
     "CustomLoss",
     "Loss",
     "LossError",
@@ -30,6 +32,8 @@ __all__ = [
     "Outcome",
     "RoundRecord",
     "Settings",
+    "TaskComparisonDisplay",
+    "TaskCorrelationDisplay",
     "TaskCovariance",
     "TaskData",
     "check_loss",

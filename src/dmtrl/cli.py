@@ -11,7 +11,7 @@ import click
 
 import dmtrl
 
-COMMANDS = ("demo", "fit", "predict", "reproduce")  # commands/NAME.py holds each as `command`
+COMMANDS = ("demo", "fit", "predict", "report", "reproduce", "bench")  # commands/NAME.py holds each as `command`
 
 
 class Shell(click.Group):

@@ -3,8 +3,10 @@
 from dmtrl.report.content import (
     BarChart,
     ChartGrid,
+    DotPlot,
     HeatMap,
     Item,
+    KeyFigures,
     LineChart,
     Page,
     Section,
@@ -18,8 +20,10 @@ from dmtrl.report.page import write_files, write_page
 __all__ = [
     "BarChart",
     "ChartGrid",
+    "DotPlot",
     "HeatMap",
     "Item",
+    "KeyFigures",
     "LineChart",
     "Page",
     "Section",

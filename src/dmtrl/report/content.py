@@ -21,7 +21,8 @@ STYLES = ("line", "dashes", "dots", "points")
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. `low` and `high` draw a band around it; series with the same `group` share a colour."""
+    """One curve. `low` and `high` draw a band around it; series with the same `group` share a colour. `names`: what
+    each point is called when it is hovered over."""
 
     name: str
     x: Sequence[float]
@@ -30,6 +31,7 @@ class Series:
     group: int | None = None
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
+    names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         where = f"The series {_shown(self.name)}"
@@ -42,6 +44,8 @@ class Series:
         for label, values in (("y", self.y), ("low", self.low), ("high", self.high)):
             if values is not None and (size := _numbers(values, f"{where}, {label}").size) != count:
                 raise ValueError(f"{where} has {count} values of x but {size} of {label}: give one for each x.")
+        if self.names is not None and len(self.names) != count:
+            raise ValueError(f"{where} has {count} points but {len(self.names)} names: give one for each point.")
         if count == 0:
             raise ValueError(f"{where} has no points: leave it out.")
 
@@ -59,6 +63,7 @@ class LineChart:
     log_y: bool = False
     caption: str = ""
     references: Sequence[tuple[str, float]] = ()
+    from_zero: bool = False  # whether the x axis begins at zero
 
     def __post_init__(self) -> None:
         where = _check_figure(self.title, self.alt, "line chart")
@@ -95,7 +100,11 @@ class ChartGrid:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Square matrices side by side, all with the same row and column `labels`, coloured from -limit to limit."""
+    """Matrices side by side, all with the same row `labels`, coloured from -limit to limit.
+
+    They are square with the same labels on both sides, unless the columns have labels of their own in `columns`.
+    `short` are words for the rows that fit on an axis, where the labels are long.
+    """
 
     title: str
     panels: Sequence[tuple[str, np.ndarray]]
@@ -103,6 +112,8 @@ class HeatMap:
     alt: str
     caption: str = ""
     limit: float = 1.0
+    columns: Sequence[str] | None = None
+    short: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         where = _check_figure(self.title, self.alt, "heat map")
@@ -112,12 +123,19 @@ class HeatMap:
             raise ValueError(f"{where} has no labels: give one for each row.")
         if not (np.isfinite(self.limit) and self.limit > 0):
             raise ValueError(f"{where} has the colour limit {self.limit}: give a positive number.")
-        expected = (len(self.labels), len(self.labels))
+        if self.short is not None and len(self.short) != len(self.labels):
+            raise ValueError(
+                f"{where} has {len(self.short)} short labels for {len(self.labels)} rows: give one for each."
+            )
+        if self.columns is not None and not self.columns:
+            raise ValueError(f"{where} has no columns: give at least one, or None for those of the rows.")
+        expected = (len(self.labels), len(self.labels if self.columns is None else self.columns))
         for name, matrix in self.panels:
             if np.shape(matrix) != expected:
                 raise ValueError(
                     f"{where}, panel {_shown(name)}, has a matrix of shape {np.shape(matrix)} for {expected[0]} "
-                    f"labels: give a matrix of shape {expected}."
+                    f"labels{'' if self.columns is None else f' and {expected[1]} columns'}: give a matrix of shape "
+                    f"{expected}."
                 )
 
 
@@ -156,13 +174,64 @@ class BarChart:
 
 
 @dataclass(frozen=True)
+class DotPlot:
+    """One line for each name in `rows`, and on it one dot for each entry of `dots`; the first two are joined.
+
+    `marked` are the places of rows that get a ring around their first dot; `mark` says what the ring means.
+    """
+
+    title: str
+    rows: Sequence[str]
+    dots: Sequence[tuple[str, Sequence[float]]]
+    x_label: str
+    alt: str
+    marked: Sequence[int] = ()
+    mark: str = ""
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        where = _check_figure(self.title, self.alt, "dot plot")
+        if not self.rows or not self.dots:
+            raise ValueError(f"{where} has no dots: give at least one row and one set of dots.")
+        _check_unique([name for name, _ in self.dots], f"{where} has two sets of dots named")
+        for name, values in self.dots:
+            if (size := _numbers(values, f"{where}, {_shown(name)}").size) != len(self.rows):
+                raise ValueError(
+                    f"{where} has {size} dots for {_shown(name)} but {len(self.rows)} rows: give one for each row."
+                )
+        if self.marked and not self.mark.strip():
+            raise ValueError(f"{where} marks rows without saying why: give the meaning in mark.")
+        if any(not 0 <= place < len(self.rows) for place in self.marked):
+            raise ValueError(f"{where} marks a row that is not there: they go from 0 to {len(self.rows) - 1}.")
+
+
+@dataclass(frozen=True)
+class KeyFigures:
+    """A few facts to be seen at a glance: pairs of what it is and how much, both as text."""
+
+    title: str
+    entries: Sequence[tuple[str, str]]
+    caption: str = ""
+
+    def __post_init__(self) -> None:
+        _check_words(self.title, "A set of key figures has no title: say what they are about.")
+        if not self.entries:
+            raise ValueError(f"The key figures {_shown(self.title)} are empty: give at least one pair.")
+
+    def table(self) -> Table:
+        return Table(self.title, ["what", "value"], list(self.entries), self.caption)
+
+
+@dataclass(frozen=True)
 class Table:
-    """Rows under named columns. Numbers are right-aligned; strings are shown as they are."""
+    """Rows under named columns. Numbers are right-aligned; strings are shown as they are. A `half` table leaves the
+    other half of a wide page to the next one."""
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     caption: str = ""
+    half: bool = False
 
     def __post_init__(self) -> None:
         _check_words(self.title, "A table has no title: say what it shows.")
@@ -183,8 +252,8 @@ class Text:
     text: str
 
 
-Figure = LineChart | ChartGrid | HeatMap | BarChart
-Item = Figure | Table | Text
+Figure = LineChart | ChartGrid | HeatMap | BarChart | DotPlot
+Item = Figure | KeyFigures | Table | Text
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dmtrl.report.content import Item, Page, Table, Text, slug
+from dmtrl.report.content import Item, KeyFigures, Page, Table, Text, slug
 from dmtrl.report.theme import printable
 
 NOTHING = "–"  # a cell without a value: None or NaN
@@ -29,6 +29,7 @@ def write_files(page: Page, folder: str | os.PathLike[str]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, item in named_items(page):
+        item = item.table() if isinstance(item, KeyFigures) else item
         if isinstance(item, Table):
             written += [write_atomic(folder / f"{name}.csv", csv_text(item).encode("utf-8", "replace"))]
             written += [write_atomic(folder / f"{name}.md", markdown_text(item).encode("utf-8", "replace"))]

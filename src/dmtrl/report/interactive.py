@@ -13,17 +13,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmtrl.report.content import BarChart, ChartGrid, Figure, HeatMap, LineChart, Series, finite_points
-from dmtrl.report.theme import THEMES, Theme, colour_indices, lies_down, plain_powers, shortened, wrapped
+from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
+from dmtrl.report.theme import (
+    THEMES,
+    Theme,
+    colour_indices,
+    lies_down,
+    plain_powers,
+    room_at_the_right,
+    shortened,
+    wrapped,
+)
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif'
 DASHES = {"line": "solid", "dashes": "dash", "dots": "dot", "points": "solid"}
-LABELLED_CELLS = 40  # more rows than this cannot have readable labels: hovering names them
-# letters beyond this are cut from a name on an axis; hovering still shows them
-AXIS_LETTERS = 14
+LABELLED_CELLS = 40  # of more rows than this only every second, third ... is named on the axis; hovering names all
+# letters beyond these are cut from a name on an axis; hovering still shows them
+AXIS_LETTERS, WIDE_LETTERS = 14, 22
+SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 
 
 POINT = "<b>%{meta}</b><br>%{xaxis.title.text}: %{x:.6~g}<br>%{yaxis.title.text}: %{y:.6~g}<extra></extra>"
+NAMED_POINT = POINT.replace("%{meta}", "%{customdata}")
 
 
 class Panel(NamedTuple):
@@ -60,13 +71,16 @@ def _curves(chart: LineChart, indices: Mapping[str, int], theme: Theme) -> tuple
     layout = _layout(theme)
     layout["xaxis"] |= _titled(chart.x_label, theme) | _scale(chart, "x", theme)
     layout["yaxis"] |= _titled(chart.y_label, theme) | _scale(chart, "y", theme)
+    if chart.from_zero and not chart.log_x:
+        layout["xaxis"]["rangemode"] = "tozero"
     layout["shapes"] = [
         {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height}
         | {"line": {"color": theme.muted, "width": 1.2, "dash": "dash"}}
         for _, height in chart.references
     ]
     layout["annotations"] = [
-        {"text": _safe(shortened(name, 40)), "xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom"}
+        {"text": _safe(shortened(name, 40)), "xref": "paper", "yanchor": "bottom"}
+        | ({"x": 1, "xanchor": "right"} if room_at_the_right(chart, height) else {"x": 0, "xanchor": "left"})
         | {"y": np.log10(height) if chart.log_y else height, "showarrow": False}
         | {"font": {"color": theme.muted, "size": 12}}
         for name, height in chart.references
@@ -97,9 +111,12 @@ def _traces(chart: LineChart, series: Series, index: int, theme: Theme) -> list[
     traces.append(
         shared
         | {"x": x, "y": y, **look, "line": {"color": colour, "width": 2.2, "dash": dash}}
-        | {"marker": {"color": colour, "size": 7}, "meta": "<br>".join(map(_safe, wrapped(_isolated(series.name), 44)))}
+        | {"marker": {"color": colour, "size": 7}, "meta": _full(series.name)}
         | {"hovertemplate": POINT}
     )
+    if series.names is not None:
+        named = [_full(name) for name, drawn in zip(series.names, keep, strict=True) if drawn]
+        traces[-1] |= {"customdata": named, "hovertemplate": NAMED_POINT}
     return traces
 
 
@@ -126,53 +143,89 @@ def _scale(chart: LineChart, axis: str, theme: Theme) -> dict[str, Any]:
 
 
 def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
-    names = _distinct(["<br>".join(map(_safe, wrapped(_isolated(label), 44))) for label in heat.labels])
-    ticks = [_safe(shortened(label, AXIS_LETTERS)) for label in heat.labels]
+    square = heat.columns is None
+    letters = AXIS_LETTERS if square else WIDE_LETTERS
+    sides = [heat.labels if heat.columns is None else heat.columns, heat.labels]  # x, y
+    names = [_distinct([_full(label) for label in labels]) for labels in sides]
+    rows = heat.short or heat.labels
+    ticks = [[_safe(shortened(label, letters)) for label in side] for side in (heat.columns or rows, rows)]
     steps = len(theme.diverging) - 1
+    gap = 1 if max(map(len, names)) <= LABELLED_CELLS else 0
     drawn: _Drawn = []
     for title, matrix in heat.panels:
         trace: dict[str, Any] = {
             "type": "heatmap",
             "z": np.asarray(matrix, dtype=np.float32),
-            "x": names,
-            "y": names,
+            "x": names[0],
+            "y": names[1],
             "zmin": -heat.limit,
             "zmax": heat.limit,
             "colorscale": [[step / steps, colour] for step, colour in enumerate(theme.diverging)],
             "hoverongaps": False,
             "showscale": False,
-            "xgap": 1 if len(names) <= LABELLED_CELLS else 0,
-            "ygap": 1 if len(names) <= LABELLED_CELLS else 0,
+            "xgap": gap,
+            "ygap": gap,
             "hovertemplate": "%{y}<br>%{x}<br><b>%{z:.4f}</b><extra></extra>",
         }
         layout = _layout(theme)
-        shown = {
-            "type": "category",
-            "showgrid": False,
-            "tickcolor": theme.background,
-            "showline": False,
-            "constrain": "domain",
-        }
-        if len(names) <= LABELLED_CELLS:
-            shown |= {
+        for axis, words, texts in zip(("xaxis", "yaxis"), names, ticks, strict=True):
+            step = -(-len(words) // LABELLED_CELLS)
+            layout[axis] |= {
+                "type": "category",
+                "showgrid": False,
+                "tickcolor": theme.background,
+                "showline": False,
+                "constrain": "domain",
                 "tickmode": "array",
-                "tickvals": names,
-                "ticktext": ticks,
+                "tickvals": words[::step],
+                "ticktext": texts[::step],
                 "tickfont": {"size": 11, "color": theme.muted},
             }
-        else:
-            shown |= {"showticklabels": False, "ticks": ""}
-        layout["xaxis"] |= shown | {"tickangle": -90 if max(map(len, ticks)) > 2 else 0}
-        layout["yaxis"] |= shown | {"autorange": "reversed", "scaleanchor": "x"}
+        layout["xaxis"]["tickangle"] = -90 if max(map(len, ticks[0])) > 2 else 0
+        layout["yaxis"] |= {"autorange": "reversed"} | ({"scaleanchor": "x"} if square else {})
+        # the page names as many rows as there is room for, and more of them when the reader zooms in
+        layout["meta"] = {"xaxis": ticks[0], "yaxis": ticks[1]}
         layout["plot_bgcolor"] = theme.background if np.isfinite(trace["z"]).all() else theme.missing
         layout["margin"] = {"l": 4, "r": 4, "t": 4, "b": 4}
         drawn.append((title, [trace], layout))
     return drawn
 
 
+def _dot_plot(chart: DotPlot, theme: Theme) -> _Drawn:
+    names = _distinct([_full(name) for name in chart.rows])
+    values = [np.asarray(dots, dtype=float) for _, dots in chart.dots]
+    traces: list[dict[str, Any]] = []
+    if len(values) > 1:
+        joined = np.column_stack([values[0], values[1], np.full(len(names), np.nan)]).ravel()
+        traces.append(
+            {"type": "scatter", "x": joined, "y": [name for name in names for _ in range(3)], "mode": "lines"}
+            | {"line": {"color": theme.missing, "width": 3}, "hoverinfo": "skip", "zorder": 0}
+        )
+    for index, (name, _) in enumerate(chart.dots):
+        look = {"color": theme.series[index % len(theme.series)], "size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)]}
+        traces.append(
+            {"type": "scatter", "mode": "markers", "name": _safe(name), "legendgroup": _safe(name), "marker": look}
+            | {"x": values[index], "y": names, "zorder": len(values) - index, "meta": _full(name)}
+            | {"hovertemplate": "%{y}<br>%{meta}: <b>%{x:.6~g}</b><extra></extra>"}
+        )
+    if chart.marked:
+        ring = {"color": theme.ink, "size": 17, "symbol": "circle-open", "line": {"width": 2}}
+        traces.append(
+            {"type": "scatter", "mode": "markers", "name": _safe(chart.mark), "legendgroup": _safe(chart.mark)}
+            | {"x": values[0][list(chart.marked)], "y": [names[place] for place in chart.marked], "marker": ring}
+            | {"hoverinfo": "skip", "zorder": len(values) + 1}
+        )
+    layout = _layout(theme)
+    layout["xaxis"] |= _titled(chart.x_label, theme) | {"showgrid": True}
+    layout["yaxis"] |= {"type": "category", "categoryarray": names, "range": [len(names) - 0.5, -0.5]}
+    layout["yaxis"] |= {"tickmode": "array"}
+    layout["yaxis"] |= {"tickvals": names, "ticktext": [_safe(shortened(name, 24)) for name in chart.rows]}
+    return [("", traces, layout)]
+
+
 def _bar_chart(chart: BarChart, theme: Theme) -> _Drawn:
     lying = lies_down(chart.categories)
-    names = _distinct(["<br>".join(map(_safe, wrapped(_isolated(name), 44))) for name in chart.categories])
+    names = _distinct([_full(name) for name in chart.categories])
     ticks = ["<br>".join(map(_safe, wrapped(name, 24 if lying else 10, lines=2))) for name in chart.categories]
     traces = []
     for index, (name, heights) in enumerate(chart.bars):
@@ -239,6 +292,11 @@ def _safe(text: str) -> str:
     return escape(shortened(text, 400), quote=False)
 
 
+def _full(name: str) -> str:
+    """A whole name as hovering shows it, in lines."""
+    return "<br>".join(map(_safe, wrapped(_isolated(name), 44)))
+
+
 def _isolated(name: str) -> str:
     """A name between marks that keep its writing direction from turning what stands beside it."""
     return f"\u2068{name}\u2069"
@@ -259,4 +317,5 @@ _DRAWN_BY: dict[type, Callable[[Any, Theme], _Drawn]] = {
     ChartGrid: _chart_grid,
     HeatMap: _heat_map,
     BarChart: _bar_chart,
+    DotPlot: _dot_plot,
 }

@@ -1,4 +1,5 @@
-// What moves on a report page: plots are drawn and re-coloured, legends hide series, headings sort tables.
+// What moves on a report page: plots are drawn and re-coloured, legends hide series, headings sort tables, long
+// tables are searched.
 // Names given by users reach the page as text only (textContent), never as HTML.
 "use strict";
 (function () {
@@ -41,6 +42,31 @@
     return figure;
   }
 
+  // Of many rows and columns of a heat map as many are named as there is room for: more of them after zooming in.
+  function ticks(plot) {
+    const change = {};
+    const figure = data.plots[plot.dataset.plot][Number(plot.dataset.panel)];
+    for (const side of Object.keys(figure.layout.meta || {})) {
+      const texts = figure.layout.meta[side];
+      const names = figure.data[0][side === "xaxis" ? "x" : "y"];
+      const range = (plot.layout && plot.layout[side].range) || [-0.5, names.length - 0.5];
+      const low = Math.max(0, Math.ceil(Math.min(...range)));
+      const high = Math.min(names.length - 1, Math.floor(Math.max(...range)));
+      const room = 0.8 * (side === "xaxis" ? plot.clientWidth : plot.clientHeight);
+      const step = Math.max(1, Math.ceil(((high - low + 1) * 13) / room));
+      const chosen = names.map((_, place) => place).filter((place) => place >= low && place <= high && place % step === 0);
+      change[side + ".tickvals"] = chosen.map((place) => names[place]);
+      change[side + ".ticktext"] = chosen.map((place) => texts[place]);
+    }
+    return change;
+  }
+
+  function nameCells(plot) {
+    const change = ticks(plot);
+    const same = (side) => change[side + ".tickvals"].join() === (plot.layout[side].tickvals || []).join();
+    if (!Object.keys(change).every((key) => same(key.split(".")[0]))) Plotly.relayout(plot, change);
+  }
+
   function draw(mode) {
     root.dataset.theme = mode;
     for (const plot of document.querySelectorAll(".plot")) {
@@ -48,6 +74,11 @@
       const alt = plot.querySelector(".alt");
       if (alt) alt.remove();
       Plotly.react(plot, figure.data, figure.layout, config);
+      if (figure.layout.meta) {
+        nameCells(plot);
+        plot.removeAllListeners("plotly_relayout"); // after every zoom, and after every change of the window's width
+        plot.on("plotly_relayout", () => nameCells(plot));
+      }
       plot.firstElementChild.setAttribute("aria-hidden", "true"); // the plot's label speaks for all inside
     }
     const ruler = document.getElementById("js-plotly-tester"); // plotly measures letters in it, out of sight
@@ -72,10 +103,12 @@
     svg.setAttribute("aria-hidden", "true");
     const colour = trace.marker.color;
     const kind = trace.type === "bar" ? "rect" : trace.mode === "markers" ? "circle" : "line";
-    const mark = document.createElementNS("http://www.w3.org/2000/svg", kind);
-    const looks = {
+    const shape = { diamond: "M12 1L17 6L12 11L7 6Z", square: "M8 2H16V10H8Z", "triangle-up": "M12 1L17 10H7Z" }[trace.marker.symbol];
+    const mark = document.createElementNS("http://www.w3.org/2000/svg", shape ? "path" : kind);
+    const ring = trace.marker.symbol === "circle-open";
+    const looks = shape ? { d: shape, fill: colour } : {
       rect: { x: 5, y: 0, width: 12, height: 12, rx: 2, fill: colour },
-      circle: { cx: 12, cy: 6, r: 4, fill: colour },
+      circle: ring ? { cx: 12, cy: 6, r: 5, fill: "none", stroke: colour, "stroke-width": 1.6 } : { cx: 12, cy: 6, r: 4, fill: colour },
       line: { x1: 1, x2: 23, y1: 6, y2: 6, stroke: colour, "stroke-width": 2.5 },
     }[kind];
     const dashes = { dash: "6 3", dot: "2 2.5", dashdot: "7 2.5 2 2.5" };
@@ -139,6 +172,22 @@
     table.tBodies[0].append(...rows);
   }
 
+  function search(field) {
+    const wanted = field.value.trim().toLocaleLowerCase();
+    const rows = [...field.closest("figure").querySelectorAll("tbody tr")];
+    let shown = 0;
+    for (const row of rows) {
+      row.hidden = wanted !== "" && !row.textContent.toLocaleLowerCase().includes(wanted);
+      shown += row.hidden ? 0 : 1;
+    }
+    const words = shown === rows.length ? "" : `${shown.toLocaleString("en")} of `;
+    field.closest(".find").querySelector("output").textContent = `${words}${rows.length.toLocaleString("en")} rows`;
+  }
+
+  for (const field of document.querySelectorAll(".find input")) {
+    field.closest(".find").hidden = false;
+    field.addEventListener("input", () => search(field));
+  }
   for (const button of document.querySelectorAll("th button")) {
     button.addEventListener("click", () => sortBy(button.closest("th")));
   }

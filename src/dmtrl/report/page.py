@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dmtrl.report.content import ChartGrid, Figure, HeatMap, LineChart, Page, Table, Text, slug
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, LineChart, Page, Table, Text, slug
 from dmtrl.report.files import is_number, named_items, shown_columns, to_the_right, write_atomic, write_files
 from dmtrl.report.interactive import Panel, panels
 from dmtrl.report.theme import DARK, LIGHT, exchange, lies_down
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["render_page", "write_files", "write_page"]
 
 _NEEDS = 'A report page needs jinja2 and plotly: pip install "dmtrl[report]".'
-# what may stand in text: `code` first, for nothing inside it is read further
-_MARKUP = re.compile(r"`(?P<code>[^`\n]+)`|\*\*(?P<bold>.+?)\*\*|\[(?P<label>[^\]\n]+)\]\((?P<address>[^()\s]+)\)")
+LONG_TABLE = 20  # rows; a longer table scrolls in a box of its own and can be searched
+# what may stand in text: a sign after a backslash is itself; then `code`, for nothing inside it is read further
+_MARKUP = re.compile(
+    r"\\(?P<sign>[\\`*\[])|`(?P<code>[^`\n]+)`|\*\*(?P<bold>(?:\\.|[^\\])+?)\*\*"
+    r"|\[(?P<label>[^\]\n]+)\]\((?P<address>[^()\s]+)\)"
+)
 _ADDRESS = re.compile(r"(https?://|mailto:|#)[^\s]*|(?!//)[\w.][\w./-]*(#[\w-]*)?", re.IGNORECASE)
 
 
@@ -40,14 +44,22 @@ def write_page(page: Page, path: str | os.PathLike[str]) -> Path:
     return write_atomic(path, render_page(page).encode("utf-8", "replace"))
 
 
-def render_page(page: Page) -> str:
-    """The HTML of the page."""
+def require_packages() -> None:
+    """Refuse early, before long work whose outcome a page is to show, if the page could not be written."""
     try:
-        from jinja2 import Environment, StrictUndefined
-        from markupsafe import Markup
-        from plotly.offline import get_plotlyjs
+        import jinja2  # noqa: F401
+        import plotly.offline  # noqa: F401
     except ImportError as error:
         raise ImportError(_NEEDS) from error
+
+
+def render_page(page: Page) -> str:
+    """The HTML of the page."""
+    require_packages()
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
     room = files("dmtrl.report")
     scripts = [_lines(get_plotlyjs()), _lines(room.joinpath("page.js").read_text(encoding="utf-8"))]
     for script in scripts:
@@ -56,7 +68,7 @@ def render_page(page: Page) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["paragraphs"] = _paragraphs
     template = environment.from_string(room.joinpath("page.html.jinja").read_text(encoding="utf-8"))
-    plots = {name: panels(item) for name, item in named_items(page) if not isinstance(item, (Table, Text))}
+    plots = {name: panels(item) for name, item in named_items(page) if not isinstance(item, (KeyFigures, Table, Text))}
     figures = {name: [panel.figure.to_plotly_json() for panel in shown] for name, shown in plots.items()}
     return template.render(
         page=page,
@@ -88,13 +100,16 @@ def _item(name: str, item: Any, plots: Mapping[str, list[Panel]]) -> dict[str, A
     if isinstance(item, Text):
         return {"kind": "text", "text": item.text}
     shared = {"name": name, "title": item.title, "caption": item.caption}
+    if isinstance(item, KeyFigures):
+        return shared | {"kind": "key figures", "entries": item.entries}
     if isinstance(item, Table):
-        return shared | {"kind": "table", **_table(item)}
+        return shared | {"kind": "table", "long": len(item.rows) > LONG_TABLE, "half": item.half, **_table(item)}
     titles = [panel.title for panel in plots[name]]
     labels = [item.alt if len(titles) == 1 or not title else f"{title}. {item.alt}" for title in titles]
     if isinstance(item, ChartGrid):
         labels = [f"{chart.title}. {chart.alt}" for chart in item.charts]
-    shape = "square" if isinstance(item, HeatMap) else "tall" if _height(item) > 400 else "wide"
+    square = isinstance(item, HeatMap) and item.columns is None
+    shape = "square" if square else "tall" if _height(item) > 400 else "wide"
     columns = min(len(titles), item.columns if isinstance(item, ChartGrid) else 3)
     return shared | {
         "kind": "figure",
@@ -111,6 +126,10 @@ def _height(item: Figure) -> int:
     """How many pixels high a plot is; squares follow their width."""
     if isinstance(item, ChartGrid):
         return 280
+    if isinstance(item, HeatMap) and item.columns is not None:
+        return min(180 + 20 * len(item.labels), 760)
+    if isinstance(item, DotPlot):
+        return 80 + 22 * len(item.rows)
     if isinstance(item, (LineChart, HeatMap)) or not lies_down(item.categories):
         return 400
     two_lines = max(map(len, item.categories)) > 24
@@ -121,7 +140,7 @@ def _table(table: Table) -> dict[str, Any]:
     columns = shown_columns(table)
     right = [to_the_right(table, j) for j in range(len(table.columns))]
     rows = [
-        [(columns[j][i], _sort_key(cell), is_number(cell)) for j, cell in enumerate(row)]
+        [(columns[j][i], _sort_key(cell), is_number(cell) or (cell is None and right[j])) for j, cell in enumerate(row)]
         for i, row in enumerate(table.rows)
     ]
     return {"columns": list(zip(table.columns, right, strict=True)), "rows": rows}
@@ -161,7 +180,9 @@ def _inline(text: str) -> Markup:
         for match in _MARKUP.finditer(text):
             yield escape(text[end : match.start()])
             end = match.end()
-            if match["code"]:
+            if match["sign"]:
+                yield escape(match["sign"])
+            elif match["code"]:
                 yield Markup("<code>{}</code>").format(match["code"])
             elif match["bold"]:
                 yield Markup("<strong>{}</strong>").format(_inline(match["bold"]))

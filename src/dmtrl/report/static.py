@@ -18,13 +18,23 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.report.content import BarChart, ChartGrid, Figure, HeatMap, LineChart, Series, finite_points
+from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
 from dmtrl.report.files import write_atomic
-from dmtrl.report.theme import LIGHT, colour_indices, lies_down, plain_powers, printable, shortened, wrapped
+from dmtrl.report.theme import (
+    LIGHT,
+    colour_indices,
+    lies_down,
+    plain_powers,
+    printable,
+    room_at_the_right,
+    shortened,
+    wrapped,
+)
 
 WIDTH = 8.0  # inches, at 100 dots an inch
 DASHES: Mapping[str, Any] = {"line": "-", "dashes": (0, (5, 2)), "dots": (0, (1, 1.6)), "points": ""}
 LABELLED_CELLS = 40
+MARKERS = ("o", "D", "s", "^")
 DIRECT_SERIES, DIRECT_LETTERS = 8, 26  # up to so many curves are named at their right ends
 STYLE: Any = {  # matplotlib knows its settings by name, mypy need not
     "font.family": ["DejaVu Sans"],
@@ -134,15 +144,18 @@ def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int]) -> dict[str
     axes.set_xlabel("\n".join(wrapped(chart.x_label, 60)))
     axes.set_ylabel("\n".join(wrapped(chart.y_label, 40)))
     axes.margins(x=0.02)
+    if chart.from_zero and not chart.log_x:
+        axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     for name, height in chart.references:
         axes.axhline(height, color=LIGHT.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        right = room_at_the_right(chart, height)
         axes.annotate(
             shortened(name, 40),
-            (1, height),
+            (int(right), height),
             xycoords=axes.get_yaxis_transform(),
-            xytext=(-2, 3),
+            xytext=(-2 if right else 2, 3),
             textcoords="offset points",
-            ha="right",
+            ha="right" if right else "left",
             fontsize=9,
             color=LIGHT.muted,
         )
@@ -241,21 +254,29 @@ def _heat_map(heat: HeatMap, canvas: Any) -> None:
     colours = LinearSegmentedColormap.from_list("diverging", LIGHT.diverging).with_extremes(bad=LIGHT.missing)
     columns = min(len(heat.panels), 3)
     rows = -(-len(heat.panels) // columns)
-    labelled = len(heat.labels) <= LABELLED_CELLS // columns
+    words_of_rows = heat.short or heat.labels
     side = (WIDTH - 1.2) / columns if columns > 1 else 5.0
+    if heat.columns is not None:  # the rows set the height
+        side = min(max(0.22 * len(heat.labels), 1.5) + 1.2, 9.0)
     canvas.set_size_inches(WIDTH, 0.8 + (side + 0.3) * rows)
     _set_title(canvas, heat.title)
     places = canvas.subplots(rows, columns, squeeze=False).ravel()
     for place, (axes, (name, matrix)) in enumerate(zip(places, heat.panels, strict=False)):
         values = np.ma.masked_invalid(np.asarray(matrix, dtype=float))
         image = axes.imshow(values, cmap=colours, vmin=-heat.limit, vmax=heat.limit, interpolation="nearest")
+        axes.set_aspect("equal" if heat.columns is None else "auto")
         axes.set_title("\n".join(wrapped(name, 72 // columns)))
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
-        ticks = list(range(len(heat.labels))) if labelled else []
-        words = [shortened(label, 12) for label in heat.labels] if labelled else []
-        axes.set_xticks(ticks, words, rotation=90 if max(map(len, words), default=0) > 2 else 0, fontsize=8)
-        axes.set_yticks(ticks, words if place % columns == 0 else [""] * len(words), fontsize=8)
+        for axis, labels, seen in (
+            (axes.xaxis, heat.columns or words_of_rows, True),
+            (axes.yaxis, words_of_rows, place % columns == 0),
+        ):
+            step = -(-len(labels) // (LABELLED_CELLS // columns))
+            words = [shortened(label, 12 if heat.columns is None else 22) for label in labels[::step]]
+            turned = 90 if axis is axes.xaxis and max(map(len, words)) > 2 else 0
+            shown = words if seen else [""] * len(words)
+            axis.set_ticks(range(0, len(labels), step), shown, rotation=turned, fontsize=8)
         axes.tick_params(length=0)
     for axes in places[len(heat.panels) :]:
         axes.set_axis_off()
@@ -303,6 +324,31 @@ def _bar_chart(chart: BarChart, canvas: Any) -> None:
         _legend(canvas, handles)
 
 
+def _dot_plot(chart: DotPlot, canvas: Any) -> None:
+    places = np.arange(len(chart.rows))
+    canvas.set_size_inches(WIDTH, 1.4 + 0.24 * len(places))
+    axes = canvas.subplots()
+    _set_title(canvas, chart.title)
+    values = [np.asarray(dots, dtype=float) for _, dots in chart.dots]
+    if len(values) > 1:
+        axes.hlines(places, values[0], values[1], color=LIGHT.missing, linewidth=2.5, zorder=1)
+    handles: dict[str, Any] = {}
+    for index, (name, _) in enumerate(chart.dots):
+        look = {"color": LIGHT.series[index % len(LIGHT.series)], "marker": MARKERS[index % len(MARKERS)]}
+        handles[name] = axes.scatter(values[index], places, s=36, zorder=2 + len(values) - index, **look)
+    if chart.marked:
+        ringed = list(chart.marked)
+        ring = {"facecolors": "none", "edgecolors": LIGHT.ink, "linewidths": 1.4}
+        handles[chart.mark] = axes.scatter(values[0][ringed], places[ringed], s=120, zorder=9, **ring)
+    axes.set_yticks(places, [shortened(name, 28) for name in chart.rows], color=LIGHT.ink, fontsize=9)
+    axes.set_xlabel("\n".join(wrapped(chart.x_label, 60)))
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
+    if len(handles) > 1:
+        _legend(canvas, handles)
+
+
 def _set_title(canvas: Any, title: str) -> None:
     # at the left edge of the picture, not of the axes: titles of pictures below each other stand in one line
     canvas.suptitle("\n".join(wrapped(title, 68)), x=0.01, ha="left")
@@ -338,4 +384,5 @@ _DRAWN_BY: dict[type, Callable[[Any, Any], None]] = {
     ChartGrid: _chart_grid,
     HeatMap: _heat_map,
     BarChart: _bar_chart,
+    DotPlot: _dot_plot,
 }

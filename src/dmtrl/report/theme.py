@@ -13,7 +13,9 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dmtrl.report.content import Series
+import numpy as np
+
+from dmtrl.report.content import LineChart, Series, finite_points
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,11 @@ def printable(text: str) -> str:
     return re.sub(r" {2,}", " ", kept).strip()
 
 
+def literal(text: str) -> str:
+    """Words given by a user, for use inside a Text, caption or lead: none of their signs is read as markup there."""
+    return re.sub(r"([\\`*\[])", r"\\\1", printable(text))
+
+
 def shortened(text: str, width: int) -> str:
     text = printable(text)
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
@@ -99,6 +106,22 @@ def wrapped(text: str, width: int, lines: int = 3) -> list[str]:
 def lies_down(categories: Sequence[str]) -> bool:
     """Whether bars should lie: names of many or long categories are readable only beside the bars."""
     return len(categories) > 10 or max(map(len, categories)) > 16
+
+
+def room_at_the_right(chart: LineChart, height: float) -> bool:
+    """Whether the curves keep farther from a reference line in the last third of the chart than in the first."""
+    places, distances = [], []
+    for series in chart.series:
+        keep = finite_points(series, chart.log_x, chart.log_y)
+        x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
+        places.append(np.log(x) if chart.log_x else x)
+        distances.append(np.abs(np.log(y / height) if chart.log_y else y - height))
+    place, distance = np.concatenate(places), np.concatenate(distances)
+    if not place.size:
+        return True
+    third = (place.max() - place.min()) / 3
+    left, right = distance[place <= place.min() + third], distance[place >= place.max() - third]
+    return bool(right.min() >= left.min())
 
 
 def plain_powers(low: float, high: float) -> bool:
