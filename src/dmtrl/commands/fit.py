@@ -15,7 +15,7 @@ from dmtrl.commands.display import display
 from dmtrl.commands.errors import INTERRUPTED, told_in_sentences
 
 if TYPE_CHECKING:
-    from dmtrl.fitting import FitRequest
+    from dmtrl.fitting import FitRequest, Prepared
 
 KINDS = ("regression", "classification")
 LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson",
@@ -61,12 +61,13 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--force", is_flag=True, help="Replace the model that is there.")
 @click.option("--resume", type=click.Path(), help="Go on from an interrupted fit.")
 @click.option("--compare", is_flag=True, help="Also learn each task alone: whom does sharing help?")
+@click.option("--no-page", is_flag=True, help="Write no page beside the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 @click.pass_context
 def command(
     ctx: click.Context, data: tuple[str, ...], out: str, force: bool, resume: str | None, compare: bool,
-    as_json: bool, quiet: bool, **wishes: Any,
+    no_page: bool, as_json: bool, quiet: bool, **wishes: Any,
 ) -> None:  # fmt: skip
     """Learn one model per task from data files.
 
@@ -81,7 +82,8 @@ def command(
     began = time.perf_counter()
     try:
         with told_in_sentences():
-            found = _fit(FitRequest(data, **wishes), Path(out), force, resume, compare, as_json, quiet)
+            page = None if no_page else Path(out).with_suffix(".html")
+            found = _fit(FitRequest(data, **wishes), Path(out), page, force, resume, compare, as_json, quiet)
     except Interrupted as stop:
         _say_how_to_go_on(ctx.find_root().obj, stop.checkpoint)
         ctx.exit(INTERRUPTED)
@@ -98,14 +100,17 @@ def command(
 
 
 def _fit(
-    request: "FitRequest", out: Path, force: bool, resume: str | None, compare: bool, as_json: bool, quiet: bool
-) -> dict[str, Any]:
+    request: "FitRequest", out: Path, page: Path | None, force: bool, resume: str | None, compare: bool,
+    as_json: bool, quiet: bool,
+) -> dict[str, Any]:  # fmt: skip
     from dmtrl import __version__
     from dmtrl.findings import document
     from dmtrl.fitting import fit, prepare
     from dmtrl.tables.output import check_output
 
-    check_output(out, force, request.data)
+    for path in (out, page):
+        if path is not None:
+            check_output(path, force, request.data)
     began = time.perf_counter()
     with display(quiet) as watcher:
         prepared = prepare(request, watcher)
@@ -124,13 +129,25 @@ def _fit(
                 comparison = model.compare(prepared.X, prepared.y, prepared.tasks, prepared.weight)
             except KeyboardInterrupt:
                 prepared.notes.append("the comparison was stopped")
+        written = _write_page(page, model, prepared, comparison, watcher)
     found = document(model, prepared, comparison)
-    more = {"dmtrl": __version__, "model": str(out), "data": list(map(str, request.data)), "report": _write_page(found)}
+    more = {"dmtrl": __version__, "model": str(out), "data": list(map(str, request.data)), "report": written}
     return {**more, **found, "seconds": seconds}
 
 
-def _write_page(found: dict[str, Any]) -> str | None:
-    """The place where a fit gets its HTML page; None as long as there is none."""
+def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison: Any, watcher: Any) -> str | None:
+    """The page's path. The model is saved by now, so whatever stands in the way of a page becomes a note."""
+    from dmtrl.report.model_page import write_model_page
+
+    if page is None:
+        return None
+    watcher.stage("writing the page (Ctrl-C leaves this out)")
+    try:
+        return str(write_model_page(model, page, prepared.X, prepared.y, prepared.tasks, comparison or False))
+    except KeyboardInterrupt:
+        prepared.notes.append("the page was left out")
+    except (ImportError, OSError) as error:
+        prepared.notes.append(f"no page was written: {error}")
     return None
 
 
