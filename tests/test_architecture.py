@@ -25,3 +25,14 @@ def test_files_fit_on_a_few_screens() -> None:
     assert lines, "no source files found under src"
     too_long = {str(path): n for path, n in lines.items() if n > MAX_LINES and path.name not in ONE_FILE_ON_PURPOSE}
     assert not too_long, f"files of more than {MAX_LINES} lines, to be split: {too_long}"
+
+
+def test_names_are_loaded_when_they_are_used() -> None:
+    code = (
+        "import sys, dmtrl; from dmtrl.cli import main; "
+        "heavy = {'numba', 'sklearn', 'scipy', 'pandas', 'matplotlib', 'plotly'} & set(sys.modules); "
+        "assert not heavy, heavy; "
+        "missing = [name for name in dmtrl.__all__ if not hasattr(dmtrl, name)]; assert not missing, missing; "
+        "assert callable(dmtrl.solve) and set(dmtrl.__all__) == set(dmtrl._HOME_OF) <= set(dir(dmtrl))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,6 +9,7 @@ from scipy import sparse
 from dmtrl import Settings, TaskData, solve
 from dmtrl.certificate import Certificate, scaled_dual
 from dmtrl.losses import BUILTIN
+from dmtrl.relationship import Learned
 from problems import mean_losses, random_problem
 
 CHAIN = sparse.diags([np.ones(3), np.ones(3)], [-1, 1]).tocsr()
@@ -91,3 +92,15 @@ def test_rows_of_zero_single_rows_and_zero_weights() -> None:
         )
         outcome = solve(labels, loss=loss, reg_lambda=0.3, settings=Settings(tol=1e-5, max_rounds=2000))
         assert outcome.certificate.relative_gap <= 1e-5
+
+
+def test_a_relationship_with_a_wrong_conjugate_is_not_certified() -> None:
+    """Half the conjugate would promise a bound that is none; that must not pass for a good answer."""
+
+    class Hopeful(Learned):
+        def conjugate(self, B: np.ndarray) -> float:
+            return 0.5 * super().conjugate(B)
+
+    data = random_problem("squared", m=3, rows=20)
+    with pytest.raises(ValueError, match=r"a conjugate is wrong"):
+        solve(data, loss="squared", reg_lambda=0.1, relationship=Hopeful(), settings=Settings(tol=1e-6))

@@ -206,6 +206,7 @@ class Coordinator:
             best = min(best, now, key=lambda candidate: candidate.objective)
             dual = max(dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
             certificate = Certificate(best.objective, dual.bound)
+            self._check(certificate, dual)
             w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
             if isinstance(
                 method, Splitting
@@ -228,6 +229,14 @@ class Coordinator:
         covariance = relationship.update(own)
         converged = certificate.relative_gap <= settings.tol
         return Outcome(best.W, best.common, covariance, certificate, dual, history, converged, method.name)
+
+    def _check(self, certificate: Certificate, dual: DualPoint) -> None:
+        scale = abs(certificate.primal) + abs(dual.conjugate) + abs(self._at_zero)
+        if certificate.gap < -1e-6 * scale:
+            raise ValueError(
+                f"the dual bound {certificate.dual:.6g} lies above the objective {certificate.primal:.6g}, which cannot "
+                "be: a conjugate is wrong, that of your own loss (dmtrl.check_loss tells) or of your own relationship"
+            )
 
     def _dual_point(self, B: np.ndarray, conjugate: float) -> DualPoint:
         bound = scaled_dual(self._relationship.conjugate(B) / self._lam, conjugate, self._at_zero)

@@ -25,7 +25,7 @@ from dmtrl.report.content import Page
 from dmtrl.report.model_facts import ModelFacts
 from dmtrl.report.model_page import page_of
 from dmtrl.settings import Settings
-from dmtrl.solve import solve
+from dmtrl.solver import solve
 
 LOSS = "logistic"  # the labels are drawn from the logistic model
 LAMBDAS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)

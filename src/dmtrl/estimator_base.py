@@ -29,7 +29,7 @@ from dmtrl.problem import Coordinates, Problem, Units, common_part, pad, pose, r
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, Learned, Relationship, get_relationship
 from dmtrl.settings import Settings
-from dmtrl.solve import thread_count, warn_unless_converged
+from dmtrl.solver import thread_count, warn_unless_converged
 
 INTERCEPT_RIDGE = 1e-6  # on a free intercept: what a certificate needs, too little to be seen
 SHIFTED = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z: y may be centred

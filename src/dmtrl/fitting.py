@@ -22,7 +22,7 @@ from dmtrl.journal import Journal, journaled
 from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss, get_loss
 from dmtrl.preparation import LARGEST, Block, Dropped, Preparation, learn
 from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
-from dmtrl.solve import NotConvergedWarning
+from dmtrl.solver import NotConvergedWarning
 from dmtrl.tables import Source, nearest, open_source
 from dmtrl.tables import columns as read
 

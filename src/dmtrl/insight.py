@@ -24,7 +24,7 @@ from dmtrl.problem import Problem
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, Relationship, independent
 from dmtrl.settings import Settings
-from dmtrl.solve import thread_count
+from dmtrl.solver import thread_count
 from dmtrl.validation import Path, cross_validate
 
 

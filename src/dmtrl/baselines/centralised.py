@@ -22,7 +22,7 @@ from dmtrl.baselines.alternating import Fitted, Problem, WStep, alternate, requi
 from dmtrl.coordinator import Watch
 from dmtrl.data import TaskData
 from dmtrl.losses import Loss
-from dmtrl.solve import NotConvergedWarning
+from dmtrl.solver import NotConvergedWarning
 
 _GIB = 2.0**30
 _EPS = float(np.finfo(np.float32).eps)

@@ -10,7 +10,7 @@ from dmtrl.data import TaskData
 from dmtrl.losses import AnyLoss
 from dmtrl.relationship import shared
 from dmtrl.settings import Settings
-from dmtrl.solve import solve
+from dmtrl.solver import solve
 
 
 def single_task(

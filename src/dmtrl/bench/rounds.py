@@ -14,7 +14,7 @@ from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import NotConvergedWarning, solve
+from dmtrl.solver import NotConvergedWarning, solve
 
 LAMBDAS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 GAP = 1e-3

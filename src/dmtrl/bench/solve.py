@@ -24,7 +24,7 @@ from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import solve
+from dmtrl.solver import solve
 
 LAMBDAS = {"synthetic 1": 1e-4, "school": 1e-1, "mnist": 3e-4, "mds": 1e-4}
 GAP = 1e-3

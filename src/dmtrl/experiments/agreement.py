@@ -18,7 +18,7 @@ from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import NotConvergedWarning, solve
+from dmtrl.solver import NotConvergedWarning, solve
 
 DMTRL, CENTRAL, DEFAULT = "DMTRL, alternation", "centralised MTRL", "DMTRL, default preset"
 OMEGA_STEPS = 3

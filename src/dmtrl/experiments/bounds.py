@@ -20,7 +20,7 @@ from dmtrl.losses import get_loss
 from dmtrl.relationship import Fixed
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import solve
+from dmtrl.solver import solve
 from dmtrl.theory import TaskFacts, rho, rounds, steps_per_task
 
 REGIMES = {"hinge": "Lipschitz", "logistic": "smooth"}

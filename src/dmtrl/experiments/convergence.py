@@ -22,7 +22,7 @@ from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import NotConvergedWarning, solve
+from dmtrl.solver import NotConvergedWarning, solve
 
 DATA = ("synthetic 1", "school", "mnist", "mds")
 SHARES = (0.1, 1.0, 10.0)  # of H in the mean number of rows of a task

@@ -14,7 +14,7 @@ from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.relationship import Fixed
 from dmtrl.report.content import ChartGrid, LineChart, Section, Series, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import solve
+from dmtrl.solver import solve
 
 LAMBDA = 1e-4
 TARGETS = (1e-1, 1e-2)

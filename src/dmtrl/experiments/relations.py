@@ -16,7 +16,7 @@ from dmtrl.experiments.problems import QUICK_SYNTHETIC
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import HeatMap, Section, Table, Text
-from dmtrl.solve import solve
+from dmtrl.solver import solve
 
 LAMBDA = 1e-4
 SEEDS = 10

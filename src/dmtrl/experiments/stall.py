@@ -15,7 +15,7 @@ from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import ChartGrid, LineChart, Section, Series, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import NotConvergedWarning, solve
+from dmtrl.solver import NotConvergedWarning, solve
 
 LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
 PAPER, SHRINKING, SPLITTING = "paper, tiny epsilon", "shrinking epsilon", "joint splitting (default)"

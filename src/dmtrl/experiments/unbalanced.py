@@ -18,7 +18,7 @@ from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.relationship import Fixed
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.settings import Settings
-from dmtrl.solve import solve
+from dmtrl.solver import solve
 from dmtrl.theory import TaskFacts, rho, steps_per_task
 
 LOSS = "logistic"  # smooth, so that the bound on H needs no gap
