@@ -1,4 +1,4 @@
-"""The pages cannot drift: every code block and command in README.md and docs/ is run, every link leads somewhere.
+"""The pages cannot drift: every block and command in README.md, docs/ and examples/ is run, every link leads somewhere.
 
 How a page is read, block by block and from top to bottom, in one temporary folder per page:
 - ```python is run; the blocks of a page share their names. A ```text block right after it is what it prints.
@@ -29,14 +29,14 @@ from dmtrl.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 INDEX = ROOT / "docs" / "README.md"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 NOT_RUN = {
     "make demo": "sets up an environment; test_cli runs the demo itself with --quick",
     "make test": "is what runs this test",
     'pip install ".[frames,report]"': "changes the environment; `make` has done it",
-    ".venv/bin/dmtrl demo": "takes a quarter of a minute; test_cli runs it with --quick",
+    "dmtrl bench --out benchmarks": "takes minutes; test_bench runs it with --quick",
 }
 
 KINDS = {"python", "console", "text"}
@@ -110,6 +110,7 @@ def run_command(command: str, folder: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_blocks_and_commands_do_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # the pages are written for the root of the repository
     names: dict[str, object] = {"__name__": "__main__"}
     found = list(read_blocks(page))
     for block, after in pairwise([*found, Block(0, "end", [], False)]):
