@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from dmtrl.bench.timing import Clock, TimeIsUp
-from dmtrl.experiments.problems import posed
+from dmtrl.experiments.problems import TITLES, posed
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
@@ -54,7 +54,7 @@ def section(records: Sequence[Record]) -> Section:
         more = "" if theirs["gap"] <= GAP else "> "
         rows.append(
             [
-                record.params["problem"].capitalize(),
+                TITLES[record.params["problem"]],
                 f"{record.params['reg_lambda']:g}",
                 ours["rounds"],
                 f"{ours['gap']:.1e}",

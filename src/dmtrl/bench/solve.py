@@ -19,7 +19,7 @@ from sklearn.svm import LinearSVC
 from dmtrl.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
 from dmtrl.bench.timing import Clock, TimeIsUp, interleaved, ratio
 from dmtrl.data import TaskData
-from dmtrl.experiments.problems import Posed, posed
+from dmtrl.experiments.problems import TITLES, Posed, posed
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
@@ -116,7 +116,7 @@ def _limited(run: Callable[[Clock], Any], limit: float) -> Mapping[str, Any]:
 def section(records: Sequence[Record]) -> Section:
     rows = []
     for record in records:
-        f, name = record.figures, record.params["problem"].capitalize()
+        f, name = record.figures, TITLES[record.params["problem"]]
         ours = float(np.median(f["seconds"]["dmtrl"]))
         rows.append([name, "**dmtrl**", f"{ours:.3g}", "1", f"joint gap {f['gap']:.1e}"])
         times, low, high = ratio(f["seconds"]["scikit-learn"], f["seconds"]["dmtrl"])

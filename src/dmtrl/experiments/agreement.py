@@ -13,7 +13,7 @@ import numpy as np
 
 from dmtrl.baselines import Fitted, centralised_mtrl
 from dmtrl.coordinator import Outcome, RoundRecord, Watch
-from dmtrl.experiments.problems import Posed, posed
+from dmtrl.experiments.problems import TITLES, Posed, posed
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
@@ -88,7 +88,7 @@ def section(records: Sequence[Record]) -> Section:
             error = f"{f['error']:.3f}" if problem == "school" else f"{f['error']:.2%}"
             rows.append(
                 [
-                    problem.capitalize(),
+                    TITLES[problem],
                     f"{LAMBDAS[problem]:g}",
                     name,
                     f"{f['objective']:.6g}",

@@ -17,7 +17,7 @@ from dmtrl.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
 from dmtrl.coordinator import RoundRecord
 from dmtrl.experiments import paper
 from dmtrl.experiments.curves import history_curves, rounds_to
-from dmtrl.experiments.problems import Posed, posed
+from dmtrl.experiments.problems import TITLES, Posed, posed
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
@@ -152,7 +152,7 @@ def section(records: Sequence[Record]) -> Section:
 
 def _grid(problem: str, reg_lambda: float, runs: Mapping[str, Mapping[str, Any]]) -> ChartGrid:
     drawn = {name: figures for name, figures in runs.items() if "refused" not in figures}
-    shown = f"{problem.capitalize()}, lambda {reg_lambda:g}"
+    shown = f"{TITLES[problem]}, lambda {reg_lambda:g}"
     measure = "test RMSE" if problem == "school" else "test error"
 
     def chart(title: str, x: str, y: str, x_label: str, y_label: str, log_y: bool, names: Sequence[str]) -> LineChart:
@@ -185,7 +185,7 @@ def _table(records: Sequence[Record]) -> Table:
     rows = []
     for record in records:
         figures, params = record.figures, record.params
-        start = [params["problem"].capitalize(), f"{params['reg_lambda']:g}", params["method"]]
+        start = [TITLES[params["problem"]], f"{params['reg_lambda']:g}", params["method"]]
         if "refused" in figures:
             rows.append([*start, "out of memory", "", "", "", ""])
             continue

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmtrl.experiments.curves import history_curves, rounds_to
-from dmtrl.experiments.problems import posed
+from dmtrl.experiments.problems import TITLES, posed
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.relationship import Fixed
@@ -44,7 +44,7 @@ def section(records: Sequence[Record]) -> Section:
     charts, rows = [], []
     for sigma in (LEARNING, FIXED):
         mine = [record for record in records if record.params["sigma"] == sigma]
-        lines = [Series(r.params["problem"].capitalize(), r.figures["round"], r.figures["w_gap"]) for r in mine]
+        lines = [Series(TITLES[r.params["problem"]], r.figures["round"], r.figures["w_gap"]) for r in mine]
         charts.append(
             LineChart(
                 sigma[0].upper() + sigma[1:],
@@ -59,7 +59,7 @@ def section(records: Sequence[Record]) -> Section:
             reached = [rounds_to(record.figures, "w_gap", target) for target in TARGETS]
             last = record.figures["w_gap"][-1]
             rows.append(
-                [record.params["problem"].capitalize(), sigma, f"{record.figures['rho']:.2f}", *reached, f"{last:.1e}"]
+                [TITLES[record.params["problem"]], sigma, f"{record.figures['rho']:.2f}", *reached, f"{last:.1e}"]
             )
     table = Table(
         "Rounds in paper mode",

@@ -109,3 +109,10 @@ PROBLEMS: dict[str, Callable[[bool, int], Posed]] = {
     "mnist": _mnist,
     "mds": _mds,
 }
+TITLES = {
+    "synthetic 1": "Synthetic 1",
+    "synthetic 2": "Synthetic 2",
+    "school": "School",
+    "mnist": "MNIST",
+    "mds": "MDS",
+}

@@ -12,7 +12,7 @@ import numpy as np
 from dmtrl.datasets import make_synthetic
 from dmtrl.demo import off_diagonal_pearson
 from dmtrl.experiments import paper
-from dmtrl.experiments.problems import QUICK_SYNTHETIC
+from dmtrl.experiments.problems import QUICK_SYNTHETIC, TITLES
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
 from dmtrl.report.content import HeatMap, Section, Table, Text
@@ -53,7 +53,7 @@ def section(records: Sequence[Record]) -> Section:
         spectral = [figures["rho_spectral"] for figures in mine]
         rows.append(
             [
-                name.capitalize(),
+                TITLES[name],
                 len(mine),
                 f"{np.mean(recovery):.3f}",
                 f"{np.min(recovery):.3f}",
@@ -64,7 +64,7 @@ def section(records: Sequence[Record]) -> Section:
         )
         maps.append(
             HeatMap(
-                f"{name.capitalize()}: true and learned task correlation",
+                f"{TITLES[name]}: true and learned task correlation",
                 [("true", np.array(mine[0]["true"])), ("learned", np.array(mine[0]["learned"]))],
                 [f"task {i + 1}" for i in range(m)],
                 f"Two {m} by {m} matrices side by side, the true and the learned correlations of the tasks of {name}. "
