@@ -235,7 +235,7 @@ class Coordinator:
         if certificate.gap < -1e-6 * scale:
             raise ValueError(
                 f"the dual bound {certificate.dual:.6g} lies above the objective {certificate.primal:.6g}, which "
-                "cannot be: a conjugate is wrong, that of your own loss (dmtrl.check_loss tells) or of your own relationship"
+                "cannot be: a conjugate is wrong, that of your own loss (see dmtrl.check_loss) or relationship"
             )
 
     def _dual_point(self, B: np.ndarray, conjugate: float) -> DualPoint:
