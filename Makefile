@@ -69,7 +69,7 @@ test: setup lint browser  ## lint, then run all tests
 	@echo "Compiling the kernels (once) ..."
 	@$(BIN)/python tests/warm_up.py
 	@echo "Running the tests ..."
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest -q -n 2 --dist loadscope
 
 lint: setup  ## ruff, mypy and the import contract
 	@echo "Checking style, types and imports ..."

@@ -69,7 +69,6 @@ def quick_run(tmp_path_factory: pytest.TempPathFactory, shared_data) -> tuple[Pa
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.xdist_group("bench quick")
 class TestQuick:
     def test_every_fit_is_certified(self, quick_run) -> None:
         records = Store(quick_run[0]).read().values()

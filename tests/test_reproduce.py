@@ -178,7 +178,6 @@ def _records(out: Path, experiment: str) -> list[Record]:
 
 @pytest.mark.slow
 @pytest.mark.data
-@pytest.mark.xdist_group("reproduce quick")  # one worker, because they share one long run
 class TestQuick:
     def test_records_say_how_they_were_made(self, quick_run: Path) -> None:
         assert REPRODUCTION.work("all", True, quick_run).todo == []

@@ -159,7 +159,7 @@ def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["certificate"]["relative_gap"] <= 1e-3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "my shops.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "m.html", "my shops.csv"]
     assert dmtrl.load(tmp_path / "m").reg_lambda_ == found["lambda"]
 
 

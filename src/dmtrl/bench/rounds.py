@@ -1,6 +1,6 @@
 """Communication: rounds and bytes to a joint gap, one task per worker, default preset against paper preset.
 
-Room: bench. Rounds and bytes do not depend on the machine.
+Room: bench. Rounds and bytes do not depend on the machine, unless a run is cut after a minute.
 """
 
 import warnings
@@ -56,7 +56,7 @@ def section(records: Sequence[Record]) -> Section:
             [
                 TITLES[record.params["problem"]],
                 f"{record.params['reg_lambda']:g}",
-                ours["rounds"],
+                ours["rounds"] if ours["gap"] <= GAP else f"> {ours['rounds']}",
                 f"{ours['gap']:.1e}",
                 f"{more}{theirs['rounds']}",
                 f"{theirs['gap']:.1e}",
@@ -85,7 +85,7 @@ def section(records: Sequence[Record]) -> Section:
                 "there.",
                 log_x=True,
                 log_y=True,
-                caption="The paper preset was stopped after 400 rounds (quick: 60).",
+                caption="The paper preset was stopped after 400 rounds (quick: 60) or a minute.",
             ),
             Table(
                 "Default against paper preset",
@@ -96,4 +96,4 @@ def section(records: Sequence[Record]) -> Section:
     )
 
 
-ROUNDS = Experiment("bench rounds", runs, measure, section)
+ROUNDS = Experiment("bench rounds", runs, measure, section, {"gap": GAP, "solver_seed": 0})

@@ -129,4 +129,5 @@ def section(records: Sequence[Record]) -> Section:
     )
 
 
-AGREEMENT = Experiment("agreement", runs, measure, section)
+SETTINGS = {"lambdas": LAMBDAS, "omega_steps": OMEGA_STEPS, "w_tol": W_TOL, "seed": 0, "solver_seed": 0}
+AGREEMENT = Experiment("agreement", runs, measure, section, SETTINGS)

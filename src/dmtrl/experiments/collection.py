@@ -54,24 +54,27 @@ class Collection:
     def carry_out(
         self, which: str, quick: bool, out: Path, tell: Callable[[Experiment, Run], object] = lambda *_: None
     ) -> Drawn:
-        """Run what is missing, then draw the page, the plots and the tables from the records of `out`."""
+        """Run what is missing, then draw the page, the plots and the tables of all that is complete in `out`."""
         store = store_of(out)
         missing = carry_out(self.work(which, quick, out).todo, store, tell)
-        drawn = sections(self.experiments(which), quick, store)
+        everything = self.experiments("all")
+        drawn = sections(everything, quick, store)
         if not drawn:
             return Drawn(None, [], [], missing)
-        used = {experiment.name for experiment in self.experiments(which)}
-        records = store.read().values()
-        mine = [record for record in records if record.experiment in used and record.params.get("quick") == quick]
+        keys = {experiment.key(run) for experiment, run in planned(everything, quick)}
+        mine = [record for key, record in store.read().items() if key in keys]
         version = "the quick version, on less data: only a check that everything runs" if quick else "the full version"
         left_out = " ".join(f"Left out: {one.experiment} ({one.reason})." for one in missing)
         lead = f"{self.lead}\n\nThis is {version}. {left_out}".strip()
         page = Page(self.title, lead, drawn, _made_from(mine))
+        for old in (out / "files").glob("*.*"):  # of an earlier drawing, whose names may have been others
+            old.unlink()
         return Drawn(write_page(page, out / "index.html"), write_files(page, out / "files"), drawn, missing)
 
 
 def _made_from(records: Sequence[Record]) -> str:
-    versions = ", ".join(f"{package} {number}" for package, number in records[-1].versions.items())
+    found = sorted({f"{package} {number}" for record in records for package, number in record.versions.items()})
+    versions = ", ".join(found)
     machines = "; ".join(sorted({record.machine for record in records}))
     minutes = sum(record.seconds for record in records) / 60
     return f"Drawn from {len(records)} records, which took {minutes:.1f} minutes on {machines}. {versions}."

@@ -10,17 +10,27 @@ import numpy as np
 
 from dmtrl.coordinator import RoundRecord
 
-MOST_POINTS = 300
+MOST_POINTS = 1000
 
 
-def history_curves(history: Sequence[RoundRecord], errors: Sequence[float] | None = None) -> dict[str, list[Any]]:
-    """Rounds from 1, seconds since the start, and the gaps; thinned evenly to MOST_POINTS, the last one kept."""
+def history_curves(
+    history: Sequence[RoundRecord], errors: Sequence[float] | None = None, before: bool = False
+) -> dict[str, list[Any]]:
+    """Rounds and seconds since the start, and the gaps then; thinned evenly to MOST_POINTS, the last one kept.
+
+    before: the records show the weights that a round began with (the dual method, which learns about them in the
+    round), not those it ended with (all others).
+    """
     keep = np.unique(np.linspace(0, len(history) - 1, min(len(history), MOST_POINTS)).round().astype(int))
-    seconds = np.cumsum([record.seconds for record in history])
+
+    def since_start(values: list[float]) -> list[float]:
+        total = np.cumsum(values)
+        return (total - values if before else total)[keep].tolist()
+
     curves = {
-        "round": [history[k].round + 1 for k in keep],
-        "seconds": [float(seconds[k]) for k in keep],
-        "passes": np.cumsum([record.passes for record in history])[keep].tolist(),
+        "round": [history[k].round + (0 if before else 1) for k in keep],
+        "seconds": since_start([record.seconds for record in history]),
+        "passes": since_start([record.passes for record in history]),
         "w_gap": [history[k].w_gap for k in keep],
         "gap": [history[k].gap for k in keep],
         "objective": [history[k].objective for k in keep],
@@ -31,11 +41,13 @@ def history_curves(history: Sequence[RoundRecord], errors: Sequence[float] | Non
 
 
 def rounds_to(figures: Mapping[str, Any], gap: str, target: float) -> int | str:
-    """The first round whose gap is at most the target; in words where it was not reached."""
-    for number, value in zip(figures["round"], figures[gap], strict=True):
-        if value <= target:
-            return int(number)
-    return f"> {figures['round'][-1]}"
+    """The round from which on the gap stays at or below the target; in words where it does not."""
+    reached: int | str = f"> {figures['round'][-1]}"
+    for number, value in zip(reversed(figures["round"]), reversed(figures[gap]), strict=True):
+        if value > target:
+            break
+        reached = int(number)
+    return reached
 
 
 class Spread:

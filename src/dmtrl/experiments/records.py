@@ -22,6 +22,7 @@ Params = Mapping[str, Any]
 class Record:
     experiment: str
     params: Params  # what tells this run from the others of its experiment
+    settings: Params  # what all its runs have in common: loss, lambdas, seed, rounds
     figures: Mapping[str, Any]  # what came out: numbers, lists of numbers, names
     seconds: float
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -29,11 +30,12 @@ class Record:
 
     @property
     def key(self) -> str:
-        return run_key(self.experiment, self.params)
+        return run_key(self.experiment, self.params, self.settings)
 
 
-def run_key(experiment: str, params: Params) -> str:
-    return json.dumps([experiment, _plain(params)], sort_keys=True)
+def run_key(experiment: str, params: Params, settings: Params) -> str:
+    """Two runs with the same key are the same run: what was measured with other settings is not taken for it."""
+    return json.dumps([experiment, _plain(params), _plain(settings)], sort_keys=True)
 
 
 def versions() -> dict[str, str]:

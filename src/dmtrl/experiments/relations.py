@@ -12,6 +12,7 @@ import numpy as np
 from dmtrl.datasets import make_synthetic
 from dmtrl.demo import off_diagonal_pearson
 from dmtrl.experiments import paper
+from dmtrl.experiments.curves import Spread
 from dmtrl.experiments.problems import QUICK_SYNTHETIC, TITLES
 from dmtrl.experiments.records import Record
 from dmtrl.experiments.runner import Experiment, Run
@@ -58,7 +59,7 @@ def section(records: Sequence[Record]) -> Section:
                 f"{np.mean(recovery):.3f}",
                 f"{np.min(recovery):.3f}",
                 f"{paper.RHO[name]:.2f}",
-                f"{np.mean(rho):.2f} ± {np.std(rho):.2f}",
+                f"{Spread(rho):.2f}",
                 f"{np.mean(spectral):.2f}",
             ]
         )
@@ -93,4 +94,4 @@ def section(records: Sequence[Record]) -> Section:
     )
 
 
-RELATIONS = Experiment("relations", runs, measure, section)
+RELATIONS = Experiment("relations", runs, measure, section, {"loss": "hinge", "reg_lambda": LAMBDA, "solver_seed": 0})

@@ -26,6 +26,6 @@ REPRODUCTION = Collection(
         "school": [SCHOOL],
         "mnist": [MNIST],
         "mds": [MDS],
-        "convergence": [CONVERGENCE, AGREEMENT, STALL],
+        "convergence": [*CONVERGENCE, AGREEMENT, STALL],
     },
 )

@@ -6,7 +6,7 @@ of the page; this file knows no experiment.
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,10 @@ class Experiment:
     runs: Callable[[bool], Sequence[Run]]  # of the quick or the full version
     measure: Callable[..., Mapping[str, Any]]  # called with a run's params
     section: Callable[[Sequence[Record]], Section]  # from the experiment's own records
+    settings: Params = field(default_factory=dict)  # what all runs have in common; part of every record and its key
+
+    def key(self, run: Run) -> str:
+        return run_key(self.name, run.params, self.settings)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ def planned(experiments: Iterable[Experiment], quick: bool) -> list[tuple[Experi
 
 def still_to_do(plan: Sequence[tuple[Experiment, Run]], store: Store) -> list[tuple[Experiment, Run]]:
     done = store.read()
-    return [(experiment, run) for experiment, run in plan if run_key(experiment.name, run.params) not in done]
+    return [(experiment, run) for experiment, run in plan if experiment.key(run) not in done]
 
 
 def carry_out(
@@ -64,7 +68,8 @@ def carry_out(
         except FileNotFoundError as error:
             missing[experiment.name] = Missing(experiment.name, str(error))
             continue
-        store.append(Record(experiment.name, run.params, figures, time.perf_counter() - began, with_what, where))
+        seconds = time.perf_counter() - began
+        store.append(Record(experiment.name, run.params, experiment.settings, figures, seconds, with_what, where))
     return list(missing.values())
 
 
@@ -73,7 +78,7 @@ def sections(experiments: Iterable[Experiment], quick: bool, store: Store) -> li
     records = store.read()
     drawn = []
     for experiment in experiments:
-        keys = [run_key(experiment.name, run.params) for run in experiment.runs(quick)]
+        keys = [experiment.key(run) for run in experiment.runs(quick)]
         if all(key in records for key in keys):
             drawn.append(experiment.section([records[key] for key in keys]))
     return drawn

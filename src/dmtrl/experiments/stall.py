@@ -43,7 +43,7 @@ def measure(reg_lambda: float, way: str, quick: bool) -> Mapping[str, Any]:
         outcome = solve(task.train, loss="squared", reg_lambda=reg_lambda, settings=settings(way, quick))
     certificate = outcome.certificate
     return {
-        **history_curves(outcome.history),
+        **history_curves(outcome.history, before=way != SPLITTING),
         "rounds": len(outcome.history),
         "primal": certificate.primal,
         "dual": certificate.dual,
@@ -71,6 +71,7 @@ def section(records: Sequence[Record]) -> Section:
         )
         for lam in lambdas
     ]
+    best = {lam: max(r.figures["dual"] for r in records if r.params["reg_lambda"] == lam) for lam in lambdas}
     rows = [
         [
             f"{r.params['reg_lambda']:g}",
@@ -79,6 +80,7 @@ def section(records: Sequence[Record]) -> Section:
             f"{r.figures['primal']:.1f}",
             f"{r.figures['dual']:.1f}",
             f"{r.figures['relative_gap']:.1e}",
+            f"{r.figures['primal'] / best[r.params['reg_lambda']] - 1:.1e}",
             f"{r.figures['rmse']:.3f}",
             f"{r.figures['seconds'][-1]:.2f}",
         ]
@@ -91,7 +93,9 @@ def section(records: Sequence[Record]) -> Section:
                 "The paper certifies each W-step, which says nothing about W **and** Sigma. The joint certificate "
                 "does: with a tiny epsilon in the Omega-step the alternation stops short of the optimum, because the "
                 "row space of W hardly turns any more. The default preset solves the joint problem directly and is "
-                "certified after a few rounds."
+                "certified after a few rounds. A gap is an upper bound of what is missing, and the alternation's own "
+                "dual bound is loose; the last but two column says how far each objective lies above the best bound "
+                "that any of the three ways found."
             ),
             ChartGrid(
                 "The stall, seen by the joint certificate",
@@ -103,11 +107,15 @@ def section(records: Sequence[Record]) -> Section:
             ),
             Table(
                 "Three ways to the same joint problem",
-                ["lambda", "way", "rounds", "objective", "nothing below", "relative gap", "test RMSE", "seconds"],
+                [
+                    *("lambda", "way", "rounds", "objective", "nothing below", "relative gap"),
+                    *("above the best bound", "test RMSE", "seconds"),
+                ],
                 rows,
             ),
         ],
     )
 
 
-STALL = Experiment("stall", runs, measure, section)
+SETTINGS = {"loss": "squared", "split": 1, "w_rounds": 10, "solver_seed": 0}
+STALL = Experiment("stall", runs, measure, section, SETTINGS)
