@@ -43,7 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "Installing dmtrl and its tools into $(VENV) (a minute or two the first time) ..."
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt
 	@touch $@
-	@echo "Ready. Next: 'make demo' or 'make test'."
+	@echo "Ready. Next: 'make demo' or 'make test'; 'source $(BIN)/activate' puts dmtrl on your path."
 
 demo: setup  ## run the main job on built-in data
 	@$(BIN)/dmtrl demo

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from dmtrl.cli import main
 from dmtrl.experiments import agreement, bounds, convergence, coupling, relations, school, unbalanced
 from dmtrl.experiments.curves import Spread, history_curves, rounds_to
 from dmtrl.experiments.problems import posed
-from dmtrl.experiments.records import Record, Store, run_key
+from dmtrl.experiments.records import Record, Store
 from dmtrl.experiments.reproduce import REPRODUCTION
 from dmtrl.experiments.runner import Experiment, Run, carry_out, sections, still_to_do
 from dmtrl.report.content import Section, Text
@@ -31,25 +30,25 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 @given(st.dictionaries(st.text(max_size=5), st.one_of(NUMBERS, st.text(max_size=9), st.lists(NUMBERS, max_size=3))))
 def test_records_come_back_as_they_were(tmp_path_factory, figures) -> None:
     store = Store(tmp_path_factory.mktemp("records"))
-    store.append(Record("one", {"seed": 1}, figures, 0.5))
-    store.append(Record("two", {"seed": 1}, {"array": np.arange(3), "tuple": (1, 2)}, 0.5))
+    store.append(Record("one", {"seed": 1}, {"loss": "hinge"}, figures, 0.5))
+    store.append(Record("two", {"seed": 1}, {}, {"array": np.arange(3), "tuple": (1, 2)}, 0.5))
     first, second = store.read().values()
     assert second.figures == {"array": [0, 1, 2], "tuple": [1, 2]}
     assert first.figures.keys() == figures.keys()
+    assert first.settings == {"loss": "hinge"}
     for name, value in figures.items():
-        if isinstance(value, float):
-            assert math.isclose(first.figures[name], value, rel_tol=1e-6)
+        assert first.figures[name] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-6))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 40])
 def test_a_cut_line_is_dropped_and_its_run_done_again(tmp_path: Path, cut: int) -> None:
     store = Store(tmp_path)
     for seed in range(3):
-        store.append(Record("one", {"seed": seed}, {"value": seed}, 0.1))
+        store.append(Record("one", {"seed": seed}, {}, {"value": seed}, 0.1))
     whole = store.path.read_bytes()
     store.path.write_bytes(whole[:-cut])
     assert [record.params["seed"] for record in store.read().values()] == [0, 1]
-    store.append(Record("one", {"seed": 2}, {"value": 2}, 0.1))
+    store.append(Record("one", {"seed": 2}, {}, {"value": 2}, 0.1))
     assert store.path.read_bytes() == whole
 
 
@@ -102,7 +101,7 @@ def test_every_experiment_has_runs_with_distinct_keys() -> None:
         e.name for e in everything
     }
     for quick in (True, False):
-        keys = [run_key(e.name, run.params) for e in everything for run in e.runs(quick)]
+        keys = [e.key(run) for e in everything for run in e.runs(quick)]
         assert len(keys) == len(set(keys))
         json.dumps([dict(run.params) for e in everything for run in e.runs(quick)])
 
@@ -110,11 +109,17 @@ def test_every_experiment_has_runs_with_distinct_keys() -> None:
 def test_curves_and_spreads() -> None:
     figures = {"round": [1, 2, 3], "gap": [0.5, 0.1, 0.01]}
     assert rounds_to(figures, "gap", 0.1) == 2
+    assert rounds_to({"round": [1, 2, 3], "gap": [0.05, 0.2, 0.01]}, "gap", 0.1) == 3  # from then on, not once
     assert rounds_to(figures, "gap", 1e-3) == "> 3"
     assert f"{Spread([1.0, 3.0]):.1f}" == "2.0 ± 1.4"
     assert f"{Spread([1.0]):.1f}" == "1.0"
-    assert len(history_curves(_history(1000))["round"]) <= 300
-    assert history_curves(_history(1000))["round"][-1] == 1000
+    after, before = history_curves(_history(3)), history_curves(_history(3), before=True)
+    assert (after["round"], before["round"]) == ([1, 2, 3], [0, 1, 2])
+    assert after["seconds"] == pytest.approx([0.1, 0.2, 0.3])
+    assert before["seconds"] == pytest.approx([0.0, 0.1, 0.2])
+    assert after["passes"] == pytest.approx([1, 2, 3])
+    assert len(history_curves(_history(3000))["round"]) <= 1000
+    assert history_curves(_history(3000))["round"][-1] == 3000
 
 
 def _history(length: int):
@@ -158,6 +163,50 @@ def test_steps_are_shared_out_in_full() -> None:
     assert len(set(unbalanced.shared_out(unbalanced.ONE_H, data, TaskCovariance.identity(data.m)))) == 1
 
 
+def test_steps_for_the_same_theta_grow_with_rows() -> None:
+    """With even rows and one Sigma, H is n + stiffness times the same constant, so it grows with n."""
+    from dmtrl.covariance import TaskCovariance
+    from dmtrl.theory import TaskFacts, local_theta, rho
+
+    data = unbalanced.unbalanced(posed("synthetic 1", quick=True).train)
+    sigma = TaskCovariance.identity(data.m)
+    steps = unbalanced.shared_out(unbalanced.BY_THEORY, data, sigma)
+    rows = np.diff(data.starts)
+    assert np.corrcoef(steps, rows)[0, 1] > 0.5
+    step = rho(sigma, "paper") * sigma.diagonal() / unbalanced.LAMBDA
+    parts = zip(itertools.pairwise(data.starts), steps, step, strict=True)
+    thetas = [local_theta(TaskFacts.of(unbalanced.LOSS, data.X[a:b], data.y[a:b]), int(h), s) for (a, b), h, s in parts]
+    assert max(thetas) - min(thetas) < 0.05  # the same Theta for all
+
+
+@pytest.mark.data
+def test_school_is_scaled_by_training_rows_alone(shared_data, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from dmtrl.datasets import load_school
+    from dmtrl.experiments import problems
+
+    school = load_school((shared_data / "school.npz").parent)
+    changed = replace(school, X=school.X.copy(), y=school.y.copy())
+    changed.X[school.splits[0][1]] *= 3.0
+    changed.y[school.splits[0][1]] += 100.0
+    found = []
+    for data in (school, changed):
+        monkeypatch.setattr(problems, "load_school", lambda data=data: data)
+        found.append(posed("school", quick=True).train)
+    np.testing.assert_array_equal(found[0].X, found[1].X)
+    np.testing.assert_array_equal(found[0].y, found[1].y)
+
+
+def test_other_settings_are_another_run(tmp_path: Path) -> None:
+    store, done = Store(tmp_path), []
+    toy = _toy(lambda seed, quick: done.append(seed) or {})
+    carry_out([(toy, toy.runs(True)[0])], store)
+    other = Experiment("toy", toy.runs, toy.measure, toy.section, {"reg_lambda": 0.1})
+    assert still_to_do([(toy, toy.runs(True)[0])], store) == []
+    assert len(still_to_do([(other, toy.runs(True)[0])], store)) == 1
+
+
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory: pytest.TempPathFactory, shared_data) -> Path:
     """Everything, the quick way, on the real data sets."""
@@ -193,7 +242,8 @@ class TestQuick:
             assert ends[sigma, "synthetic 2"] > ends[sigma, "synthetic 1"]
 
     def test_larger_h_needs_fewer_rounds(self, quick_run: Path) -> None:
-        assert convergence.fewer_rounds_with_larger_h(_records(quick_run, "convergence"))
+        for problem in convergence.DATA:
+            assert convergence.smaller_gaps_with_larger_h(_records(quick_run, f"convergence {problem}"))
 
     def test_distributed_and_centralised_end_together(self, quick_run: Path) -> None:
         for record in _records(quick_run, "agreement"):

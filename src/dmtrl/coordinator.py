@@ -155,7 +155,7 @@ class Coordinator:
 
     def _steps(self) -> np.ndarray:
         """H of each task; 0 where a task goes on until it is accurate enough."""
-        steps = np.asarray(self._settings.steps or 0, dtype=np.int64)
+        steps = np.asarray(0 if self._settings.steps is None else self._settings.steps, dtype=np.int64)
         if steps.ndim > 0 and steps.shape != (self._layout.m,):
             raise ValueError(f"steps must be one number or one per task: got {steps.size} for {self._layout.m} tasks")
         return np.broadcast_to(steps, self._layout.m)

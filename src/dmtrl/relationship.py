@@ -204,7 +204,8 @@ def nuclear_prox(V: np.ndarray, t: float) -> tuple[np.ndarray, TaskCovariance, f
     rank = len(shrunk)
     if rank == 0:
         return np.zeros_like(V), TaskCovariance.identity(len(V)), 0.0
-    if s[rank - 1] < ENOUGH * s[0]:  # what is kept goes below what the Gram matrix can tell
+    # what is kept, or the threshold below which nothing is, may lie below what the Gram matrix can tell
+    if min(s[rank - 1], t * shrunk.sum()) < ENOUGH * s[0]:
         s, vectors = short_side(V, exact=True)
         shrunk = _shrink(s, t)
         rank = len(shrunk)

@@ -27,7 +27,8 @@ class Settings:
     # what a worker does in a round
     local_solver: str = "auto"
     sampling: str = "shuffled"
-    # H, coordinate steps of a task in a round: one number, or one per task; None: passes until accurate enough
+    # H, coordinate steps a round of a task (of each shard, if it is cut): one number, or one per task; None: passes
+    # until accurate enough
     steps: int | tuple[int, ...] | None = None
     max_passes: int = 100  # the most passes over a unit's rows in a round when steps is None
     local_accuracy: float = 0.3  # a round's local gap aims at this share of the last certified gap

@@ -7,7 +7,7 @@ are several times faster than the SVD of a long matrix.
 
 import numpy as np
 
-ENOUGH = 1e-4  # of the largest singular value: down to here the Gram matrix gives twelve digits of it
+ENOUGH = 1e-4  # of the largest singular value: down to here the Gram matrix is off by 1e-12 of the largest
 
 
 def largest_singular_value(V: np.ndarray) -> float:

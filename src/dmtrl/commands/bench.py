@@ -15,7 +15,7 @@ CHOICES = ("all", "solve", "rounds")
 @click.option("--quick", is_flag=True, help="Smaller problems: only to see that everything runs.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for records, page, plots and tables [benchmarks].")
 def command(which: str, quick: bool, out: Path | None) -> None:
-    """Measure time, rounds and bytes against others, and print the tables.
+    """Measure time, rounds and bytes against others.
 
     All contenders run in one process, in turn, one thread each, compile time
     excluded. Close other programs first.

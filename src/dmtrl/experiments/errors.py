@@ -100,8 +100,9 @@ class _Setting:
                     f"{self.title}: paper and ours",
                     ["method", "error, paper", "error", "lambda chosen", "seconds, choosing and fitting"],
                     lines,
-                    f"Mean ± deviation over {len(figures)} splits of the mean error over tasks. Each method chose "
-                    "lambda on training rows; every fit is certified to a relative gap of 0.1 %.",
+                    f"Mean ± deviation over {len(figures)} split{'s' if len(figures) > 1 else ''} of the mean error "
+                    "over tasks. Each method chose lambda on training rows; every fit is certified to a relative gap "
+                    "of 0.1 %.",
                 ),
             ],
         )
@@ -133,7 +134,7 @@ _MNIST = _Setting(
 )
 _MDS = _Setting(
     "mds",
-    "MDS: sentiment of reviews in 22 product domains",
+    "MDS: sentiment of product reviews by domain",
     mds_split,
     {
         "loss": "logistic",
