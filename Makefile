@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RUN_STAMP := $(VENV)/.installed-to-run
 PIP_FLAGS := -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := setup
@@ -35,17 +36,28 @@ $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
   || { echo "'$(PYTHON)' cannot create virtual environments: install its venv module (python3-venv), then run make again." >&2; exit 1; }
 endef
 
+define MAKE_VENV
+$(CHECK_MACHINE); \
+if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+  echo "Creating $(VENV) ..."; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); \
+fi
+endef
+
 $(STAMP): pyproject.toml constraints.txt
-	@$(CHECK_MACHINE)
-	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	  echo "Creating $(VENV) ..."; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); \
-	fi
+	@$(MAKE_VENV)
 	@echo "Installing dmtrl and its tools into $(VENV) (a minute or two the first time) ..."
 	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt
-	@touch $@
+	@touch $(RUN_STAMP) $@
 	@echo "Ready. Next: 'make demo' or 'make test'; 'source $(BIN)/activate' puts dmtrl on your path."
 
-demo: setup  ## run the main job on built-in data
+# What people need who use the library; the tools for work on it are left for `make setup`.
+$(RUN_STAMP): pyproject.toml constraints.txt
+	@$(MAKE_VENV)
+	@echo "Installing dmtrl into $(VENV) ..."
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[frames,report]" -c constraints.txt
+	@touch $@
+
+demo: $(RUN_STAMP)  ## run the main job on built-in data, and say where its page lies
 	@$(BIN)/dmtrl demo
 
 # Debian's Chromium, for the tests of report pages. Without it they are skipped, except where CI=true: there they fail.
