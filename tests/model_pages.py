@@ -6,6 +6,7 @@ import numpy as np
 
 from dmtrl import MTRLRegressor
 from dmtrl.insight import Comparison
+from dmtrl.report import Page, Table, Text
 
 
 def families(
@@ -34,3 +35,15 @@ def made_up_comparison(names: Any, seed: int = 0) -> Comparison:
     together, alone, pooled = rng.uniform(1, 2, size=(3, len(names)))
     hurts = np.arange(len(names)) % 7 == 0
     return Comparison(np.asarray(names), together + hurts, alone, pooled, hurts, "squared error")
+
+
+def items(page: Page, kind: type) -> list[Any]:
+    return [item for section in page.sections for item in section.items if isinstance(item, kind)]
+
+
+def words(page: Page) -> str:
+    return "\n".join([page.lead, *(item.text for item in items(page, Text))])
+
+
+def table(page: Page, title: str) -> Table:
+    return next(item for item in items(page, Table) if item.title == title)

@@ -79,7 +79,8 @@ def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("tiny")
 def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> None:
-    from dmtrl.report import HeatMap, Table
+    from dmtrl.report import HeatMap, KeyFigures, Table
+    from dmtrl.report import Text as TextItem
 
     result = demo.run_demo(quick=True)
     items = [item for section in demo.demo_page(result).sections for item in section.items]
@@ -93,6 +94,11 @@ def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> Non
         by_task = {row[0]: row[column] for row in errors.rows}
         mean = np.average([by_task[f"task {i + 1}"] for i in range(len(sizes))], weights=sizes)
         assert mean == pytest.approx(fit.error)
+    figures = dict(next(item for item in items if isinstance(item, KeyFigures)).entries)
+    assert figures["test error, together (mean over rows)"] == f"{result.learned.error:.2%}"[:-1] + " %"
+    over_tasks = np.mean([row[1] for row in errors.rows])  # type: ignore[call-overload]
+    said = next(item.text for item in items if isinstance(item, TextItem) and "over tasks, each of which" in item.text)
+    assert f"**{100 * over_tasks:.2f} %** together" in said
 
 
 @pytest.mark.usefixtures("tiny")

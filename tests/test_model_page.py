@@ -12,12 +12,12 @@ import pytest
 from browser import DRAWN, Browser, hover_cell
 from conftest import SharedData
 from dmtrl import RFF, Certificate, MTRLClassifier, MTRLRegressor, TaskCovariance
-from dmtrl.report import HeatMap, KeyFigures, Page, Table, Text, write_files
+from dmtrl.report import HeatMap, KeyFigures, Table, write_files
 from dmtrl.report.model_facts import ModelFacts, gather, percent
 from dmtrl.report.model_page import model_page, page_of, write_model_page
 from dmtrl.report.page import render_page
 from dmtrl.report.relation_section import MOST_CELLS, relations
-from model_pages import families, fitted, made_up_comparison
+from model_pages import families, fitted, items, made_up_comparison, table, words
 from report_pages import HOSTILE
 
 
@@ -29,18 +29,6 @@ class Made:
         self.page = model_page(model, *data, comparison=comparison)
         self.path = write_model_page(model, folder / f"{name}.html", *data, comparison=comparison)
         self.dense = model._fitted_covariance().correlation()
-
-
-def items(page: Page, kind: type) -> list[Any]:
-    return [item for section in page.sections for item in section.items if isinstance(item, kind)]
-
-
-def words(page: Page) -> str:
-    return "\n".join([page.lead, *(item.text for item in items(page, Text))])
-
-
-def table(page: Page, title: str) -> Table:
-    return next(item for item in items(page, Table) if item.title == title)
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +234,22 @@ def test_without_data_the_page_says_what_to_do(sixteen: Made) -> None:
     counted = model_page(sixteen.model, X, y, tasks, comparison=False)
     assert ("rows", "320") in items(counted, KeyFigures)[0].entries, "data without the several fits of a comparison"
     assert "dmtrl report MODEL DATA" in words(counted)
+
+
+def test_the_title_names_what_is_known(sixteen: Made) -> None:
+    assert sixteen.page.title == "What 16 tasks have in common"
+    assert model_page(sixteen.model, title="Shops").title == "Shops"
+
+
+def test_tables_show_where_they_scroll(browser: Browser, sixteen: Made) -> None:
+    browser.open(sixteen.path, width=360)
+    browser.wait_for(DRAWN, "all plots")
+    more = "return document.querySelector('#errors-and-gains .edges').dataset.more"
+    browser.wait_for(f"return (() => {{ {more} }})() === 'right'", "a shadow at the right")
+    browser.run("document.querySelector('#errors-and-gains .scroll').scrollLeft = 20")
+    browser.wait_for(f"return (() => {{ {more} }})() === 'left right'", "shadows on both sides")
+    browser.resize(1280, 900)
+    browser.wait_for(f"return (() => {{ {more} }})() === ''", "no shadow where all is shown")
 
 
 def test_one_task() -> None:

@@ -29,11 +29,11 @@ from dmtrl.report import (
     Text,
     slug,
 )
-from dmtrl.report.files import csv_text, markdown_text, shown_columns
+from dmtrl.report.files import csv_text, markdown_text, read_as_number, shown_columns, to_the_right
 from dmtrl.report.interactive import panels
 from dmtrl.report.page import _paragraphs, render_page, write_files, write_page
 from dmtrl.report.static import _apart, render, save
-from dmtrl.report.theme import DARK, LIGHT, Theme, exchange, literal, printable
+from dmtrl.report.theme import DARK, LIGHT, Theme, axis_words, exchange, literal, printable
 from report_pages import HOSTILE, curves, full_page, hostile_page
 
 ONE = Series("one", [1, 2], [3, 4])
@@ -181,6 +181,65 @@ def test_a_number_is_never_shown_as_zero_or_far_from_itself(values: list[float])
         read = float(shown.replace("−", "-"))
         assert (read == 0) == (value == 0)
         assert abs(read - value) <= max(5.1e-4 * max(map(abs, values)), 0) or abs(read - value) <= 5.1e-4 * abs(value)
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=30), st.integers(8, 24))
+def test_words_on_an_axis_fit_and_differ_where_the_labels_do(labels: list[str], width: int) -> None:
+    prefixed = ["School school" * 3 + label + " of the district" for label in labels]
+    for given_labels in (labels, prefixed):
+        words = axis_words(given_labels, width)
+        assert all(len(word) <= width for word in words)
+        assert len(set(words)) == len({printable(label) for label in given_labels})
+
+
+def test_words_on_an_axis_lose_what_all_have_in_common_and_no_part_of_a_number() -> None:
+    schools = [f"School school{i}" for i in (1, 10, 11, 139)]
+    assert axis_words(schools, 13) == ["…1", "…10", "…11", "…139"]
+    assert axis_words(schools, 20) == schools, "what fits stays whole"
+    assert axis_words(["district north, pupils", "district south, pupils"], 10) == ["…north…", "…south…"]
+    assert axis_words(["a rather long name", "another rather long name"], 10) == ["a rather…", "another r…"]
+    many = [f"School school{i}" for i in range(139)]
+    heat = HeatMap("t", [("", np.eye(139))], many, alt="a")
+    figure = panels(heat)[0].figure
+    assert figure.layout.meta["yaxis"] == [f"…{i}" for i in range(139)]
+    assert [name.strip("\u2068\u2069") for name in figure.data[0].y] == many, "hovering names them in full"
+
+
+def test_columns_that_read_as_numbers_stand_to_the_right() -> None:
+    cells = ["> 12", "1.2e-03", "4.41 ± 0.11 %", "10.03 ± 0.12", "−3", "1,234.5", "≈ 0.5", 10, 2.5]
+    values = [12, 1.2e-3, 4.41, 10.03, -3, 1234.5, 0.5, 10, 2.5]
+    assert [read_as_number(cell) for cell in cells] == values
+    assert [read_as_number(cell) for cell in ("", "-", "12 to 13", "1.2.3", "2020-01-01", "a1", True, None)] == [
+        None
+    ] * 8
+    rows = [["12", "> 12", "few", None], ["7", 10, "1", None], ["8", "not reached", "many", None]]
+    table = Table("t", ["name", "rounds", "words", "nothing"], rows)
+    assert [to_the_right(table, j) for j in range(4)] == [False, True, False, False], "digits alone may be a name"
+    page = render_page(Page("p", "", [Section("s", [table])]))
+    assert '<td class="number" data-key="12.0">&gt; 12</td>' in page
+    assert '<td class="number">not reached</td>' in page
+
+
+def test_whiskers_are_drawn_where_there_is_an_error_to_show() -> None:
+    for error, drawn in ((0.0, False), (0.5, True)):
+        bars = BarChart("t", ["a", "b"], [("p", [1, 2]), ("q", [2, 3])], "y", "a", {"p": [0, 0], "q": [0, error]})
+        assert [trace.error_y.array is not None for trace in panels(bars)[0].figure.data] == [drawn, drawn]
+        assert render(bars)
+
+
+def test_few_points_are_marked_and_narrow_panels_have_few_ticks() -> None:
+    few = Series("few", [0.004, 0.02, 0.3], [1, 2, 3])
+    many = Series("many", [0.004, 0.01, 0.02, 0.3], [1, 2, 3, 4])
+    chart = LineChart("t", "x", "y", [few, many], alt="a", log_x=True)
+    assert [trace.mode for trace in panels(chart)[0].figure.data] == ["lines+markers", "lines"]
+    for columns, dtick in ((1, "D2"), (2, "D2"), (3, 1)):
+        grid = ChartGrid("t", [chart] * 3, alt="a", columns=columns)
+        assert {panel.figure.layout.xaxis.dtick for panel in panels(grid)} == {dtick}
+        assert render(grid)
+    short = LineChart("t", "x", "y", [Series("s", [0.02, 0.05], [1, 2])], alt="a", log_x=True)
+    assert panels(ChartGrid("t", [short] * 3, alt="a", columns=3))[0].figure.layout.xaxis.dtick == "D2", (
+        "no power there"
+    )
 
 
 def test_files_are_written_whole_with_names_of_their_own(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_infinity_and_text_among_numbers_are_refused() -> None:
     preparation = learn(table, "t", "y")
     with pytest.raises(ValueError, match="column 'x' holds infinity"):
         preparation.transform({"x": pa.array([1.0, np.inf])})
-    with pytest.raises(ValueError, match="column 'x' holds 'abc', which is not a number"):
+    with pytest.raises(ValueError, match=r"column 'x' holds 'abc' \(row 2\), which is not a number"):
         preparation.transform({"x": pa.array(["1", "abc"])})
     with pytest.raises(ValueError, match="the model needs the column 'x'"):
         preparation.transform({"z": pa.array([1.0])})

@@ -30,6 +30,7 @@ def test_without_data_the_page_lies_beside_the_model(folder: Path) -> None:
     assert result.stdout == f"page: {folder / 'sales.html'}\n"
     page = (folder / "sales.html").read_text(encoding="utf-8")
     assert "dmtrl report MODEL DATA" in page
+    assert "<title>sales by shop</title>" in page
     assert "colour = red" in page, "features have the names that the preparation gave them"
     again = run("report", folder / "sales.dmtrl")
     assert again.exit_code == 1
@@ -79,7 +80,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(folder: Path, tmp_path: Path)
     write(shops(m=2), tmp_path / "few.csv")
     for words, sentence in (
         ((tmp_path / "python.dmtrl", folder / "shops.csv"), "was fitted in Python"),
-        ((folder / "shops.csv",), "is not a dmtrl model"),
+        ((folder / "shops.csv",), "is not a dmtrl model; report takes the model first, then the data"),
         ((tmp_path / "none.dmtrl",), "No such file"),
         ((folder / "sales.dmtrl", tmp_path / "less.csv"), "there is no column 'price'"),
         ((folder / "sales.dmtrl", tmp_path / "few.csv"), "data of the model's 4 tasks"),

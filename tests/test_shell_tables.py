@@ -96,6 +96,7 @@ def test_types_that_files_bring_along(tmp_path: Path) -> None:
 
 def test_without_pyarrow_the_install_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     result = run("fit", tmp_path / "a.csv", "--task", "a", "--target", "b", "-o", tmp_path / "m")
     assert result.exit_code == 1
     assert 'pip install "dmtrl[frames]"' in result.stderr

@@ -22,6 +22,7 @@ from dmtrl.data import TaskData
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.insight import Comparison
 from dmtrl.report.content import Page
+from dmtrl.report.held_out import SHARE, in_measure
 from dmtrl.report.model_facts import ModelFacts
 from dmtrl.report.model_page import page_of
 from dmtrl.settings import Settings
@@ -172,7 +173,10 @@ def demo_page(result: DemoResult) -> Page:
     """The page about the fit together, with the true relations beside the learned ones."""
     fit, problem = result.learned, result.problem
     m, d = problem.W.shape
-    errors = [(f"test error, {words}", f"{result.fits[name].error:.2%}") for name, words in _SHORT.items()]
+    errors = [
+        (f"test error, {words} (mean over rows)", in_measure(result.fits[name].error, SHARE))
+        for name, words in _SHORT.items()
+    ]
     facts = ModelFacts(
         names=[f"task {i + 1}" for i in range(m)],
         tasks=m,
@@ -197,7 +201,7 @@ def demo_page(result: DemoResult) -> Page:
         f"errors are on {len(problem.test.y):,} test rows.",
         more=[
             *errors,
-            ("test error, true weights", f"{result.floor:.2%}"),
+            ("test error, true weights (mean over rows)", in_measure(result.floor, SHARE)),
             ("agreement with the truth", f"{result.recovery:.3f}"),
         ],
     )
@@ -214,7 +218,7 @@ def _comparison(result: DemoResult) -> Comparison:
     change = [(result.learned.wrong[r].astype(float) - result.fits[ALONE].wrong[r]) for r in rows]
     harmed = [bool(c.mean() > 2.326 * c.std(ddof=1) / np.sqrt(len(c)) and c.mean() > 0) for c in change]
     names = np.array([f"task {i + 1}" for i in range(len(rows))])
-    return Comparison(names, together, alone, pooled, np.array(harmed), "share of wrong answers")
+    return Comparison(names, together, alone, pooled, np.array(harmed), SHARE)
 
 
 def render(result: DemoResult, console: Console) -> None:

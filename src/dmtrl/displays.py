@@ -207,7 +207,7 @@ class TaskComparisonDisplay(_Display):
             )
         harmed = np.flatnonzero(found.hurts[order])
         if harmed.size:
-            ring = {"facecolors": "none", "edgecolors": "black", "label": "worse together, beyond chance"}
+            ring = {"facecolors": "none", "edgecolors": "black", "label": "marked as worse together"}
             ax.scatter(found.together[order][harmed], harmed, s=110, zorder=6, **ring)
         ax.set_yticks(places, [_short(str(found.tasks[i])) for i in order], fontsize=8, parse_math=False)
         ax.set_ylim(len(order) - 0.5, -0.5)

@@ -1,6 +1,6 @@
 """What a fit found, as plain values: for JSON, and for the summary that the shell prints.
 
-Room: beside fitting. Nothing is computed here that the model or its cross-validation has not computed already.
+Room: beside fitting. All comes from the model and its cross-validation; only what guessing would give is computed here.
 """
 
 from typing import Any
@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 
 from dmtrl.fitting import FOLDS, Prepared
+from dmtrl.similarity import WEAK, strongest_pairs, unit_vectors
+
+MOST_COMPARED = 2000  # tasks, of which all pairs are looked at
 
 
 def document(model: Any, prepared: Prepared, comparison: Any = None) -> dict[str, Any]:
@@ -36,12 +39,13 @@ def document(model: Any, prepared: Prepared, comparison: Any = None) -> dict[str
         "common": model.common_strength_,
         "chosen": None if path is None else {"fits": int(path.rounds.size), "folds": FOLDS, "by": model.scoring_},
         "held_out": None if path is None else _held_out(model),
+        "guessing": None if path is None else _guessing(prepared, model.scoring_),
         "certificate": {
             "primal": certificate.primal, "dual": certificate.dual, "relative_gap": certificate.relative_gap,
             "tol": model.tol, "converged": bool(certificate.relative_gap <= model.tol),
         },
         "rounds": model.n_rounds_,
-        "relations": strongest_relations(model),
+        "relations": _relations(model),
         "compared": None if comparison is None else str(comparison),
         "per_task": per_task,
         "notes": list(prepared.notes),
@@ -71,21 +75,43 @@ def _errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
 
 
-def strongest_relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
-    """The k most alike and the k most opposed pairs of tasks; nothing where there are too many to look at all."""
-    covariance = model._fitted_covariance()
-    m = covariance.m
-    if not 2 <= m <= 2000:
+def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
+    """The k most alike and the k most opposed pairs of tasks that are either at all; nothing where there are too many
+    tasks to look at all pairs."""
+    covariance, names = model._fitted_covariance(), model.unit_names_
+    if not 2 <= covariance.m <= MOST_COMPARED:
         return {"alike": [], "opposed": []}
-    correlation, names = covariance.correlation(), model.unit_names_
-    first, second = np.triu_indices(m, 1)
-    values = correlation[first, second]
-    order = np.argsort(values, kind="stable")
-    pairs = [
-        [_plain(names[first[p]]), _plain(names[second[p]]), float(values[p])] for p in (*order[-k:][::-1], *order[:k])
+    pairs = strongest_pairs(unit_vectors(covariance), k)
+    told = [
+        [
+            [_plain(names[pair.first]), _plain(names[pair.second]), pair.value]
+            for pair in some
+            if abs(pair.value) >= WEAK
+        ]
+        for some in pairs
     ]
-    half = len(order[-k:])
-    return {"alike": [p for p in pairs[:half] if p[2] > 0], "opposed": [p for p in pairs[half:] if p[2] < 0]}
+    return {"alike": told[0], "opposed": told[1]}
+
+
+def _guessing(prepared: Prepared, by: str) -> float | None:
+    """The same measure for who knows only the task. Squared error: every row is guessed by the mean of the other rows
+    of its task, which is as honest as holding out. Classes: by the most frequent one of its task."""
+    weight = np.ones(len(prepared.y)) if prepared.weight is None else prepared.weight
+    task = np.unique(prepared.tasks, return_inverse=True)[1]
+    if by == "wrong":
+        classes, label = np.unique(prepared.y, return_inverse=True)
+        count = np.bincount(task * len(classes) + label, weights=weight, minlength=(task.max() + 1) * len(classes))
+        return float(1 - count.reshape(-1, len(classes)).max(axis=1).sum() / weight.sum())
+    if by != "squared_error":
+        return None
+    y, total = prepared.y, np.bincount(task, weights=weight)
+    others = total[task] - weight
+    rows = others > 1e-9 * total[task]  # a task's only row is never held out
+    if not rows.any():
+        return None
+    rest = np.bincount(task, weights=weight * y)[task] - weight * y
+    error = y[rows] - rest[rows] / others[rows]
+    return float((weight[rows] * error**2).sum() / weight[rows].sum())
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,16 +19,15 @@ import numpy as np
 from dmtrl import checkpoint
 from dmtrl.estimators import MTRLClassifier, MTRLRegressor
 from dmtrl.journal import Journal, journaled
-from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss, get_loss
-from dmtrl.preparation import LARGEST, Block, Dropped, Preparation, learn
+from dmtrl.losses import CLASSIFICATION, Loss, get_loss
+from dmtrl.preparation import Block, Dropped, Preparation, learn, without_missing
 from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.solver import NotConvergedWarning
 from dmtrl.tables import Source, nearest, open_source
 from dmtrl.tables import columns as read
+from dmtrl.targets import check_target, read_target
 
 MOST_TASKS = 10_000  # above, the task column is rather a mistake; --many-tasks says it is not
-MOST_CLASSES = 50
-FEW_VALUES = 20  # so few different whole numbers may be classes
 FOLDS = 5
 KEEP_EVERY = 60.0  # seconds between checkpoints while all goes well
 SMALL = 1_000_000  # with fewer numbers in X a second thread costs more than it brings
@@ -75,6 +74,7 @@ class FitRequest:
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
     number: Sequence[str] = ()
+    missing: Sequence[str] = ()
     many_tasks: bool = False
     tol: float = 1e-3
     seed: int = 0
@@ -94,6 +94,7 @@ class Prepared:
     rows_read: int
     notes: list[str] = field(default_factory=list)
     said: int = 0  # how many of the notes were there before the fit
+    seconds: dict[str, float] = field(default_factory=dict)  # spent choosing lambda and fitting; fit fills it in
 
 
 def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
@@ -113,9 +114,14 @@ def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
     frame, total = batch.columns, batch.columns.num_rows
     if total == 0:
         raise ValueError(f"{source.parts[0].path} has columns but no rows")
+    frame = without_missing(frame, request.missing)
     tasks, no_task = read.labels(frame.column(task), source.is_untyped(task))
-    y, no_target, loss = _target(frame.column(target), target, source.is_untyped(target), request, notes)
-    weight = None if request.weights is None else read.numbers(frame.column(request.weights), request.weights)
+    commas = source.has_semicolons
+    with source.located():
+        y, no_target, loss, look = read_target(
+            frame.column(target), target, source.is_untyped(target), request.kind, request.loss, commas, notes
+        )
+        weight = None if request.weights is None else read.numbers(frame.column(request.weights), request.weights)
     keep = ~(no_task | no_target) if weight is None else ~(no_task | no_target | np.isnan(weight))
     for what, missing in (("task", no_task), ("target", no_target), ("weight", ~keep & ~no_task & ~no_target)):
         if missing.any():
@@ -128,18 +134,23 @@ def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
     else:
         block = batch.block
     _check_tasks(tasks, task, request.many_tasks, notes)
-    _check_target(y, target, loss)
+    with source.located():
+        check_target(y, target, loss, look)
     watcher.stage("preparing the columns")
-    preparation = learn(
-        frame, task, target,
-        untyped=[name for name in source.names if source.is_untyped(name)],
-        drop=request.drop, category=request.category, number=request.number,
-        reserved={request.weights: "the weights of the rows"} if request.weights else None,
-        task_is_file_name=by_file,
-    )  # fmt: skip
+    rows = np.flatnonzero(keep)
+    with source.located(lambda row: int(rows[row])):
+        preparation = learn(
+            frame, task, target,
+            untyped=[name for name in source.names if source.is_untyped(name)],
+            drop=request.drop, category=request.category, number=request.number,
+            reserved={request.weights: "the weights of the rows"} if request.weights else None,
+            task_is_file_name=by_file, missing=request.missing, semicolons=commas, notes=notes,
+        )  # fmt: skip
     if block is not None:
         rest = tuple(column for column in preparation.columns if isinstance(column, Dropped))
-        preparation = Preparation((Block("features", block.shape[1]), *rest), task, target, by_file)
+        preparation = Preparation(
+            (Block("features", block.shape[1]), *rest), task, target, by_file, tuple(request.missing)
+        )
     if not preparation.feature_names:
         why = "; ".join(f"{column.name}: {column.words[1]}" for column in preparation.columns[:3])
         raise ValueError(f"no column is left to learn from beside task and target{f' ({why})' if why else ''}")
@@ -185,68 +196,6 @@ def _target_of(source: Source, asked: str | None) -> str:
     return asked
 
 
-def parse_loss(text: str) -> Loss:
-    """A loss by name, with its number where it has one: huber, huber=2, quantile=0.9."""
-    name, _, number = text.partition("=")
-    if name not in BUILTIN:
-        close = nearest(name, list(BUILTIN))
-        raise ValueError(f"there is no loss {name!r}; " + (f"did you mean {close!r}?" if close else ", ".join(BUILTIN)))
-    try:
-        return BUILTIN[name](float(number)) if number else BUILTIN[name]()
-    except (TypeError, ValueError) as error:
-        takes = "takes no number" if isinstance(error, TypeError) else str(error)
-        raise ValueError(f"--loss {text}: {takes}") from None
-
-
-def _target(
-    column: Any, name: str, untyped: bool, request: FitRequest, notes: list[str]
-) -> tuple[np.ndarray, np.ndarray, Loss]:
-    """The target, where it is missing, and the loss; what was guessed is noted."""
-    holds = read.kind_of(column, untyped)
-    if holds not in (read.NUMBER, read.TEXT):
-        raise ValueError(
-            f"the target {name!r} holds {'dates' if holds == read.DATE else column.type}; it must be numbers or text"
-        )
-    loss = None if request.loss is None else parse_loss(request.loss)
-    kind = request.kind or (None if loss is None else loss.kind)
-    if loss is not None and loss.kind != kind:
-        raise ValueError(f"the {loss.name} loss is for {loss.kind}, and --kind says {kind}; leave one of them out")
-    if kind is None:
-        kind = _guess(column, name, holds, notes)
-    if kind == REGRESSION:
-        if holds == read.TEXT:
-            example = next(word for word in read.texts(column) if word is not None)
-            what = f"the {loss.name} loss" if loss is not None else "regression"
-            raise ValueError(
-                f"the target {name!r} holds text, as {example!r}, and {what} needs numbers; "
-                "for classes use --kind classification"
-            )
-        y = read.numbers(column, name)
-        return y, np.isnan(y), loss or BUILTIN["squared"]()
-    y, missing = read.labels(column, untyped)
-    return y, missing, loss or BUILTIN["logistic"]()
-
-
-def _guess(column: Any, name: str, holds: str, notes: list[str]) -> str:
-    if holds == read.TEXT:
-        notes.append(f"target {name!r} is text: classification")
-        return CLASSIFICATION
-    values = read.numbers(column, name)
-    values = np.unique(values[~np.isnan(values)])
-    if len(values) == 2:
-        notes.append(f"target {name!r} has two values, {values[0]:g} and {values[1]:g}: classification")
-        return CLASSIFICATION
-    whole = (values == np.floor(values)).all()
-    if 2 < len(values) <= FEW_VALUES and whole:
-        notes.append(
-            f"target {name!r} has {len(values)} whole numbers, {values[0]:g} to {values[-1]:g}: taken as amounts "
-            "(regression); if they are classes, say --kind classification"
-        )
-    else:
-        notes.append(f"target {name!r} has {len(values):,} different numbers: regression")
-    return REGRESSION
-
-
 def _check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> None:
     m = len(np.unique(tasks))
     per_task = len(tasks) / m
@@ -257,19 +206,6 @@ def _check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> 
         )
     if m == 1:
         notes.append(f"the task column {name!r} has one value only: there is nobody to share with")
-
-
-def _check_target(y: np.ndarray, name: str, loss: Loss) -> None:
-    distinct = np.unique(y)
-    if len(distinct) == 1:
-        raise ValueError(f"the target {name!r} has one value only, {distinct.tolist()[0]!r}; there is nothing to learn")
-    if loss.kind == REGRESSION and np.abs(distinct).max() > LARGEST:
-        raise ValueError(f"the target {name!r} holds numbers as large as {np.abs(distinct).max():.3g}; correct them")
-    if loss.kind == CLASSIFICATION and len(distinct) > MOST_CLASSES:
-        raise ValueError(
-            f"the target {name!r} has {len(distinct):,} different values, too many for classes (at most {MOST_CLASSES})"
-            + ("; for amounts say --kind regression" if distinct.dtype.kind == "i" else "")
-        )
 
 
 def _threads(prepared: Prepared, request: FitRequest) -> int:
@@ -314,7 +250,10 @@ def fit(
     word = checkpoint.fingerprint(prepared.X, prepared.y, prepared.tasks, prepared.weight, settings)
     journal = Journal() if resume is None else checkpoint.read(resume, word)
     keeper = _Keeper(journal, word, None if out is None else checkpoint_of(out))
-    _listen(journal, watcher, request.tol, keeper)
+    began = time.perf_counter()
+    _listen(
+        journal, watcher, request.tol, keeper, lambda: prepared.seconds.update(choosing=time.perf_counter() - began)
+    )
     watcher.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
     try:
         with warnings.catch_warnings(record=True) as said, journaled(model, journal):
@@ -322,6 +261,7 @@ def fit(
             model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight)
     except KeyboardInterrupt:
         raise Interrupted(keeper.stop()) from None
+    prepared.seconds["fitting"] = time.perf_counter() - began - prepared.seconds.get("choosing", 0.0)
     prepared.notes += [str(warning.message) for warning in said]
     model.preparation_ = prepared.preparation
     if out is not None:
@@ -360,13 +300,14 @@ class _Keeper:
         return self._path
 
 
-def _listen(journal: Journal, watcher: Watcher, tol: float, keeper: _Keeper) -> None:
+def _listen(journal: Journal, watcher: Watcher, tol: float, keeper: _Keeper, chosen: Callable[[], object]) -> None:
     """Tell the watcher of every score and round; the way to go is the logarithm of the gap, which falls evenly."""
     first: list[float] = []
 
     def on_score(done: int, total: int) -> None:
         watcher.share(done / total, f"{done} of {total} fits")
         if done == total:
+            chosen()
             watcher.stage("fitting all rows")
         keeper.now_and_then()
 

@@ -17,6 +17,7 @@ from dmtrl.persistence import load
 from dmtrl.preparation import Preparation
 from dmtrl.tables import Batch, Source, open_source
 from dmtrl.tables import columns as read
+from dmtrl.tables.cells import without
 from dmtrl.tables.output import table_writer
 
 PIECE = 4_000_000  # numbers in the feature matrix of one piece
@@ -76,8 +77,9 @@ def predict(request: PredictRequest, watcher: Watcher | None = None) -> dict[str
     with table_writer(request.out) as writer:
         for batch in source.batches(wanted, preparation.width):
             for piece in _pieces(batch, rows):
-                words = read.texts(piece.columns.column(preparation.task))
-                X = preparation.transform(piece.columns, piece.block, tally)
+                words = read.texts(without(piece.columns.column(preparation.task), preparation.missing))
+                with source.located(lambda row: row + answers.rows):
+                    X = preparation.transform(piece.columns, piece.block, tally)
                 columns = {preparation.task: piece.columns.column(preparation.task)}
                 columns |= {name: piece.columns.column(name) for name in kept}
                 writer.write(_table(columns | answers.of(X, words)))

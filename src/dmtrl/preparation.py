@@ -8,6 +8,7 @@ Dates: days since the first one, the time of the year as sine and cosine, and th
 """
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dmtrl.tables import columns as read
-from dmtrl.tables.columns import DATE, NESTED, NUMBER
+from dmtrl.tables.cells import DATE, NESTED, NUMBER, Look, look_at, without
 
 MOST_CATEGORIES = 100  # columns a category may become
 LARGEST = 1e100  # the square of a larger number is no number any more
@@ -33,13 +34,15 @@ Tally = Counter[tuple[str, str]] | None
 
 @dataclass(frozen=True)
 class Number:
-    """(x - mean) / scale, with `fill` where x is missing; `flagged`: a second feature says that it was."""
+    """(x - mean) / scale, with `fill` where x is missing; `flagged`: a second feature says that it was. `comma`: the
+    file of fit had decimal commas; None: nothing was said about it."""
 
     name: str
     fill: float
     mean: float
     scale: float
     flagged: bool
+    comma: bool | None = None
 
     @property
     def features(self) -> list[str]:
@@ -51,7 +54,7 @@ class Number:
         return "number", f"scaled{filled}"
 
     def values(self, column: Any, tally: Tally) -> np.ndarray:
-        x = read.numbers(column, self.name)
+        x = read.numbers(column, self.name, self.comma)
         _count(tally, self.name, f"values missing, taken as {self.fill:g}", 0 if self.flagged else np.isnan(x).sum())
         return self.of_numbers(x)
 
@@ -150,12 +153,14 @@ Column = Number | Category | Date | Block | Dropped
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows of named columns become features, and which columns name the task and the target."""
+    """How rows of named columns become features, and which columns name the task and the target. `missing`: texts that
+    count as nothing in every column."""
 
     columns: tuple[Column, ...]
     task: str
     target: str
     task_is_file_name: bool = False
+    missing: tuple[str, ...] = ()
 
     @property
     def used(self) -> list[str]:
@@ -182,7 +187,7 @@ class Preparation:
         """
         if block is not None:
             return block
-        frame = as_arrow(frame)
+        frame = without_missing(as_arrow(frame), self.missing, self.used)
         absent = [name for name in self.used if name not in frame.column_names]
         if absent:
             raise ValueError(f"the model needs the column {absent[0]!r}, which is not there")
@@ -201,15 +206,20 @@ def learn(
     number: Sequence[str] = (),
     reserved: Mapping[str, str] | None = None,
     task_is_file_name: bool = False,
+    missing: Sequence[str] = (),
+    semicolons: bool = False,
+    notes: list[str] | None = None,
 ) -> Preparation:
     """Look at every column of a frame and decide what becomes of it.
 
     untyped: columns that are text only because their file has no types. category, number: columns whose kind is said,
-    not guessed. reserved: other columns that are no features, with the reason.
+    not guessed. reserved: other columns that are no features, with the reason. missing: texts that count as nothing.
+    semicolons: these separate the columns, so that commas are decimal signs. notes: what people should know is added.
     """
-    frame, untyped = as_arrow(frame), set(untyped)
+    frame, untyped = without_missing(as_arrow(frame), missing), set(untyped)
     asked = {**dict.fromkeys(drop, "as asked"), **(reserved or {})}
     learned: list[Column] = []
+    looks: dict[str, Look] = {}
     for name in frame.column_names:
         if name in (task, target):
             continue
@@ -218,8 +228,40 @@ def learn(
         else:
             column = frame.column(name)
             forced = "category" if name in category else "number" if name in number else None
-            learned.append(_learn_column(name, column, name in untyped, forced))
-    return Preparation(tuple(learned), task, target, task_is_file_name)
+            look = look_at(column, semicolons) if read.is_text(column.type) and name in untyped else None
+            learned.append(_learn_column(name, column, look, forced))
+            if look is not None and not isinstance(learned[-1], Category | Dropped):
+                looks[name] = look
+    if notes is not None:
+        notes += notes_on_writing(looks)
+    return Preparation(tuple(learned), task, target, task_is_file_name, tuple(missing))
+
+
+def without_missing(frame: Any, missing: Sequence[str], names: Iterable[str] | None = None) -> Any:
+    """An arrow table with nothing where one of these texts stands, in these columns (None: all)."""
+    for i, name in enumerate(frame.column_names):
+        if missing and (names is None or name in names):
+            frame = frame.set_column(i, name, without(frame.column(i), tuple(missing)))
+    return frame
+
+
+def notes_on_writing(looks: Mapping[str, Look]) -> list[str]:
+    """What was read otherwise than it is written, column by column: decimal commas, and words that count as missing."""
+    commas = {name: look.example for name, look in looks.items() if look.comma}
+    notes = []
+    if commas:
+        example = next(iter(commas.values()))
+        notes.append(f"decimal commas, as in {example!r}, are read as such: {_listed(list(commas))}")
+    for name, look in looks.items():
+        if look.marked:
+            cells = "cell that says" if look.marked == 1 else "cells that say"
+            counts = "counts" if look.marked == 1 else "count"
+            notes.append(f"column {name!r}: {look.marked:,} {cells} {_listed(look.marks)} {counts} as missing")
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def as_arrow(frame: Any) -> Any:
@@ -240,20 +282,31 @@ def _count(tally: Tally, name: str, what: str, count: Any) -> None:
         tally[name, what] += int(count)
 
 
-def _learn_column(name: str, column: Any, untyped: bool, forced: str | None) -> Column:
-    kind = read.kind_of(column, untyped)
+def _learn_column(name: str, column: Any, look: Look | None, forced: str | None) -> Column:
+    kind = look.kind if look is not None else read.kind_of(column, untyped=False)
     if kind == NESTED:
         return Dropped(name, f"holds {column.type}, which is neither number, text nor date")
     if column.null_count == len(column):
         return Dropped(name, "empty")
     if forced == "number" or (kind == NUMBER and forced is None):
-        x = read.numbers(column, name)
+        comma = look.comma if look is not None and (look.comma or look.kind == NUMBER) else None
+        x = read.numbers(column, name, comma)
         if forced is None and (why := _id_like(name, x)):
             return Dropped(name, why)
-        return _learn_number(name, x)
+        return _learn_number(name, x, comma or None)
+    if look is not None and look.almost and forced is None:
+        raise look.refusal(f"column {name!r}", _ways_out(name, look.stray))
     if kind == DATE and forced is None:
         return _learn_date(name, read.dates(column, name))
     return _learn_category(name, read.texts(column), forced is not None)
+
+
+def _ways_out(name: str, stray: str) -> str:
+    column = shlex.quote(name)
+    return (
+        f"correct the file, or say --missing {shlex.quote(stray)} if that means missing, --drop {column} to leave the "
+        f"column out, or --category {column} if its values are names"
+    )
 
 
 def _id_like(name: str, x: np.ndarray) -> str | None:
@@ -266,7 +319,7 @@ def _id_like(name: str, x: np.ndarray) -> str | None:
     return None
 
 
-def _learn_number(name: str, x: np.ndarray) -> Column:
+def _learn_number(name: str, x: np.ndarray, comma: bool | None = None) -> Column:
     seen = x[~np.isnan(x)]
     if len(seen) == 0:
         return Dropped(name, "empty")
@@ -277,7 +330,7 @@ def _learn_number(name: str, x: np.ndarray) -> Column:
         return Dropped(name, f"always {seen[0]:g}")
     imputer = SimpleImputer(strategy="median").fit(x[:, None])
     scaler = StandardScaler().fit(imputer.transform(x[:, None]))
-    return Number(name, float(imputer.statistics_[0]), float(scaler.mean_[0]), float(scaler.scale_[0]), flagged)
+    return Number(name, float(imputer.statistics_[0]), float(scaler.mean_[0]), float(scaler.scale_[0]), flagged, comma)
 
 
 def _learn_category(name: str, words: np.ndarray, forced: bool) -> Column:
@@ -286,7 +339,9 @@ def _learn_category(name: str, words: np.ndarray, forced: bool) -> Column:
     if distinct == 0:
         return Dropped(name, "empty")
     if not forced and distinct > _FEW and distinct > 0.5 * len(present):
-        return Dropped(name, f"text with {distinct:,} different values in {len(present):,} rows; to use it: --category")
+        free = distinct > 0.9 * len(present)
+        advice = ": free text is not used" if free else "; to use it: --category"
+        return Dropped(name, f"text with {distinct:,} different values in {len(present):,} rows{advice}")
     if distinct == 1 and len(present) == len(words):
         return Dropped(name, f"always {present[0]!r}")
     # rare: fewer than ten rows, or than a hundredth of them where they are few

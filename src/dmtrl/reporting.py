@@ -13,7 +13,7 @@ import numpy as np
 
 from dmtrl.fitting import Silence, Watcher, require, task_of
 from dmtrl.persistence import load
-from dmtrl.preparation import Preparation
+from dmtrl.preparation import Preparation, without_missing
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.page import require_packages
 from dmtrl.tables import Source, open_source
@@ -26,7 +26,7 @@ def report(
     """Write the page; its path, and notes about rows that were left out."""
     watcher = watcher or Silence()
     require_packages()
-    fitted, notes = load(model), list[str]()
+    fitted, notes = _load(model), list[str]()
     if not data:
         return write_model_page(fitted, out), notes
     if not isinstance(getattr(fitted, "preparation_", None), Preparation):
@@ -44,6 +44,15 @@ def report(
     return write_model_page(fitted, out, X, y, tasks, comparison), notes
 
 
+def _load(path: str | Path) -> Any:
+    try:
+        return load(path)
+    except ValueError as error:
+        if "is not a dmtrl model" in str(error):
+            raise ValueError(f"{path} is not a dmtrl model; report takes the model first, then the data") from None
+        raise
+
+
 def read_rows(
     model: Any, data: Sequence[str | Path], notes: list[str], watcher: Watcher | None = None
 ) -> tuple[Any, np.ndarray, np.ndarray]:
@@ -59,7 +68,7 @@ def read_rows(
     codes: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
     for batch in source.batches([*preparation.used, preparation.task, preparation.target], preparation.width):
-        columns = batch.columns
+        columns = without_missing(batch.columns, preparation.missing)
         X = preparation.transform(columns, batch.block)
         task = _places(read.texts(columns.column(preparation.task)), model.tasks_)
         target = columns.column(preparation.target)

@@ -12,6 +12,7 @@ import numpy as np
 
 from dmtrl.covariance import TaskCovariance
 
+WEAK = 0.1  # a correlation nearer to zero than this is not called a relation
 ALIKE = 0.5  # mean correlation from which tasks are said to form a group
 _OPTIMAL = 400  # tasks; above it the best of all leaf orders takes seconds
 _BLOCK = 512  # rows of the correlation at a time

@@ -3,12 +3,24 @@
 Room: commands. Errors that are the data's or the user's become one sentence and exit code 1; a bug keeps its traceback.
 """
 
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 
 INTERRUPTED = 130
+_DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def printable(text: str, allowed: str = "") -> str:
+    """Text of somebody's data for a terminal: what would move the cursor, set colours or turn the writing direction
+    becomes a question mark in a box."""
+    return "".join("\ufffd" if _commands_a_terminal(sign) and sign not in allowed else sign for sign in text)
+
+
+def _commands_a_terminal(sign: str) -> bool:
+    return unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") or sign in _DIRECTIONS
 
 
 @contextmanager
@@ -19,8 +31,10 @@ def told_in_sentences() -> Iterator[None]:
         raise
     except OSError as error:
         told = error.strerror and error.filename
-        raise click.ClickException(f"{error.filename}: {error.strerror}" if told else str(error)) from error
+        raise click.ClickException(
+            printable(f"{error.filename}: {error.strerror}" if told else str(error), "\n")
+        ) from error
     except (ValueError, ArithmeticError, ImportError) as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(printable(str(error), "\n")) from error
     except MemoryError as error:
         raise click.ClickException("there is not enough memory for this; use fewer rows or columns") from error

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmtrl.commands.display import display
-from dmtrl.commands.errors import INTERRUPTED, told_in_sentences
+from dmtrl.commands.errors import INTERRUPTED, printable, told_in_sentences
+from dmtrl.tables.discovery import find_parts
+from dmtrl.tables.output import check_output
 
 if TYPE_CHECKING:
     from dmtrl.fitting import FitRequest, Prepared
@@ -53,6 +55,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--drop", metavar="COL", multiple=True, help="Leave a column out.")
 @click.option("--category", metavar="COL", multiple=True, help="Numbers that are names.")
 @click.option("--number", metavar="COL", multiple=True, help="Use as a number, whatever it looks like.")
+@click.option("--missing", metavar="TEXT", multiple=True, help="Text that stands for no value, as n/k.")
 @click.option("--many-tasks", is_flag=True, help="Yes, there are that many tasks.")
 @click.option("--tol", type=click.FloatRange(0, 1, min_open=True), default=1e-3, help="Proven accuracy [0.001].")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Which random folds to draw.")
@@ -77,13 +80,18 @@ def command(
     \b
     Example: dmtrl fit marks.csv --task school --target score --drop remarks
     """
+    began = time.perf_counter()
+    page = None if no_page else Path(out).with_suffix(".html")
+    with told_in_sentences():  # what is cheap to see is said before the numerical libraries are loaded
+        find_parts(data)
+        for path in (Path(out), page):
+            if path is not None:
+                check_output(path, force, data)
     from dmtrl.fitting import FitRequest, Interrupted
 
-    began = time.perf_counter()
     try:
         with told_in_sentences():
-            page = None if no_page else Path(out).with_suffix(".html")
-            found = _fit(FitRequest(data, **wishes), Path(out), page, force, resume, compare, as_json, quiet)
+            found = _fit(FitRequest(data, **wishes), Path(out), page, resume, compare, as_json, quiet)
     except Interrupted as stop:
         _say_how_to_go_on(ctx.find_root().obj, stop.checkpoint)
         ctx.exit(INTERRUPTED)
@@ -100,17 +108,13 @@ def command(
 
 
 def _fit(
-    request: "FitRequest", out: Path, page: Path | None, force: bool, resume: str | None, compare: bool,
+    request: "FitRequest", out: Path, page: Path | None, resume: str | None, compare: bool,
     as_json: bool, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     from dmtrl import __version__
     from dmtrl.findings import document
     from dmtrl.fitting import fit, prepare
-    from dmtrl.tables.output import check_output
 
-    for path in (out, page):
-        if path is not None:
-            check_output(path, force, request.data)
     began = time.perf_counter()
     with display(quiet) as watcher:
         prepared = prepare(request, watcher)
@@ -119,10 +123,9 @@ def _fit(
         from dmtrl.commands.fit_summary import print_columns
 
         print_columns(prepared.preparation.table(), prepared.notes)
-    began, comparison = time.perf_counter(), None
+    comparison = None
     with display(quiet) as watcher:
         model = fit(prepared, request, watcher, out, None if resume is None else Path(resume))
-        seconds["fitting"] = time.perf_counter() - began
         if compare:
             watcher.stage("comparing with each task alone and all tasks as one (Ctrl-C leaves this out)")
             try:
@@ -132,7 +135,7 @@ def _fit(
         written = _write_page(page, model, prepared, comparison, watcher)
     found = document(model, prepared, comparison)
     more = {"dmtrl": __version__, "model": str(out), "data": list(map(str, request.data)), "report": written}
-    return {**more, **found, "seconds": seconds}
+    return {**more, **found, "seconds": seconds | prepared.seconds}
 
 
 def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison: Any, watcher: Any) -> str | None:
@@ -160,4 +163,4 @@ def _say_how_to_go_on(words: list[str], checkpoint: Path | None) -> None:
         i = again.index("--resume")
         del again[i : i + 2]
     line = shlex.join(["dmtrl", *again, "--resume", str(checkpoint)])
-    click.echo(f"stopped; what was found so far is kept. To go on:\n  {line}", err=True)
+    click.echo(f"stopped; what was found so far is kept. To go on:\n  {printable(line)}", err=True)

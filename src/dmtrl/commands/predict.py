@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from dmtrl.commands.display import display
-from dmtrl.commands.errors import INTERRUPTED, told_in_sentences
+from dmtrl.commands.errors import INTERRUPTED, printable, told_in_sentences
+from dmtrl.tables.discovery import find_parts, is_model
+from dmtrl.tables.output import check_output, check_table_name
 
 
 @click.command(name="predict")
@@ -41,15 +43,20 @@ def command(
     """
     if as_json and out is None:
         raise click.UsageError("--json prints to standard output, so the predictions need a file: give --out")
-    from dmtrl.predicting import PredictRequest, predict
-    from dmtrl.tables.output import check_output, check_table_name
-
     path = None if out is None else Path(out)
+    with told_in_sentences():  # what is cheap to see is said before the numerical libraries are loaded
+        if not Path(model).exists():
+            raise FileNotFoundError(f"there is no model file {model}")
+        if not is_model(Path(model)):
+            raise ValueError(f"{model} is not a dmtrl model; predict takes the model first, then the data")
+        find_parts(data)
+        if path is not None:
+            check_table_name(path)
+            check_output(path, force, [model, *data])
+    from dmtrl.predicting import PredictRequest, predict
+
     try:
         with told_in_sentences(), display(quiet or (out is None and sys.stdout.isatty())) as watcher:
-            if path is not None:
-                check_table_name(path)
-                check_output(path, force, [model, *data])
             found = predict(PredictRequest(model, data, path, unknown, keep, fill), watcher)
     except KeyboardInterrupt:
         click.echo("stopped; nothing was written", err=True)
@@ -58,6 +65,7 @@ def command(
         click.echo(json.dumps({**found, "out": out}))
     elif not quiet:
         for note in found["notes"]:
-            click.echo(f"- {note}", err=True)
+            click.echo(printable(f"- {note}"), err=True)
         if out is not None:
-            click.echo(f"{found['rows']:,} rows: {', '.join(found['columns'])} in {out}", err=True)
+            columns = ", ".join(found["columns"])
+            click.echo(printable(f"{found['rows']:,} rows: {columns} in {out}"), err=True)

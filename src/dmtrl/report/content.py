@@ -172,6 +172,11 @@ class BarChart:
                     "give one for each category."
                 )
 
+    @property
+    def has_whiskers(self) -> bool:
+        """Whether any error is more than nothing: whiskers of no length on every bar would only look like a claim."""
+        return any((np.asarray(values, dtype=float) > 0).any() for values in self.errors.values())
+
 
 @dataclass(frozen=True)
 class DotPlot:

@@ -9,6 +9,7 @@ import csv
 import io
 import numbers
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -104,9 +105,23 @@ def markdown_text(table: Table) -> str:
 
 
 def to_the_right(table: Table, column: int) -> bool:
-    """Whether a column holds numbers, and nothing but numbers where it holds anything."""
+    """Whether most cells of a column that hold anything are read as numbers. Bare digits in a string may be a name, so
+    a column of these alone is none of numbers."""
     cells = [row[column] for row in table.rows if row[column] is not None]
-    return bool(cells) and all(map(is_number, cells))
+    alike = [cell for cell in cells if read_as_number(cell) is not None]
+    return 2 * len(alike) > len(cells) and not all(isinstance(cell, str) and cell.isdigit() for cell in alike)
+
+
+_AMOUNT = r"[+−-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][+−-]?\d+)?"
+_LIKE_A_NUMBER = re.compile(rf"[<>≤≥≈~]?\s*(?P<amount>{_AMOUNT})\s*%?(?:\s*±\s*{_AMOUNT}\s*%?)?")
+
+
+def read_as_number(cell: object) -> float | None:
+    """The value of a number, also of one in words such as "> 12", "1.2e-03" or "4.41 ± 0.11 %"; else None."""
+    if is_number(cell):
+        return float(cell)  # type: ignore[arg-type]
+    match = _LIKE_A_NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
+    return None if match is None else float(match["amount"].replace(",", "").replace("−", "-"))
 
 
 def _shown_column(cells: Sequence[object]) -> list[str]:

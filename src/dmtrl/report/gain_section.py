@@ -12,12 +12,13 @@ import numpy as np
 from dmtrl.displays import MEASURES
 from dmtrl.insight import Comparison
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
+from dmtrl.report.held_out import in_measure
 from dmtrl.report.model_facts import ModelFacts, number, several
 from dmtrl.report.theme import literal
 
 TITLE = "Whom sharing helps, and whom it hurts"
 MOST_DOTS = 60  # lines of the dot plot; of more tasks the two ends are shown
-HURT = "worse together, beyond chance"
+HURT = "marked as hurt by sharing"
 WAYS = ("together", "alone", "pooled")
 
 
@@ -28,11 +29,16 @@ def headline(facts: ModelFacts) -> str:
     gain = facts.comparison.alone - facts.comparison.together
     helped, hurt = int((gain > 0).sum()), int(facts.comparison.hurts.sum())
     sentence = f"On held-out rows {helped:,} of {len(gain):,} do better together than alone"
-    return (
-        f"{sentence}; sharing hurts {hurt:,} beyond chance."
-        if hurt
-        else f"{sentence}, and sharing hurts nobody beyond chance."
-    )
+    if not hurt:
+        return f"{sentence}, and none is marked as hurt."
+    return f"{sentence}; {_marked(hurt, len(gain))}."
+
+
+def _marked(hurt: int, m: int) -> str:
+    """How many are marked, beside how many a test at 1 % marks where nothing is wrong: it is not corrected for m."""
+    chance = f"about {round(m / 100):,}" if m >= 100 else "fewer than one"
+    be = "is" if hurt == 1 else "are"
+    return f"{hurt:,} of {m:,} {be} marked as hurt (of {m:,} tasks {chance} would be by chance alone)"
 
 
 def gain_section(facts: ModelFacts) -> Section:
@@ -55,7 +61,7 @@ def gain_section(facts: ModelFacts) -> Section:
         ]
         for i in order
     ]
-    columns = ["task", *WAYS, "gain by sharing", "hurt beyond chance"]
+    columns = ["task", *WAYS, "gain by sharing", "marked as hurt"]
     caption = f"Mean held-out {comparison.measure}; the gain is alone minus together. Click a heading to sort."
     items.append(Table("Errors and gains", columns, rows, caption))
     return Section(TITLE, items)
@@ -82,16 +88,13 @@ def _summary(comparison: Comparison, names: list[str]) -> str:
     }[best]
     helped, worse = int((gain > 0).sum()), int((gain < 0).sum())
     hurt = [name for name, is_hurt in zip(names, comparison.hurts, strict=True) if is_hurt]
-    beyond = (
-        f"for {len(hurt):,} of them beyond chance: {literal(several(hurt))}"
-        if hurt
-        else "for none of them beyond chance"
-    )
+    marked = f"{_marked(len(hurt), len(names))}: {literal(several(hurt))}" if hurt else "None is marked as hurt"
+    shown = [in_measure(mean, comparison.measure) for mean in means]
     return (
-        f"Mean {comparison.measure} over tasks, on rows that were held out: **{number(means[0])}** together, "
-        f"**{number(means[1])}** each task alone, **{number(means[2])}** with one model for all. {verdict}\n\n"
-        f"Of {len(names):,} tasks {helped:,} do better together than alone and {worse:,} do worse, {beyond}. "
-        "The test is one-sided at 1 %, so among many tasks one in a hundred is marked by chance alone."
+        f"Mean {comparison.measure} over tasks, each of which counts the same, on rows that were held out: "
+        f"**{shown[0]}** together, **{shown[1]}** each task alone, **{shown[2]}** with one model for all. {verdict}\n\n"
+        f"Of {len(names):,} tasks {helped:,} do better together than alone and {worse:,} do worse. {marked}. A task is "
+        "marked where a one-sided test at 1 % finds it worse together than alone; the test takes each task by itself."
     )
 
 
@@ -129,7 +132,9 @@ def _dots(comparison: Comparison, names: list[str], order: np.ndarray) -> DotPlo
     largest = [float(np.nanmax(getattr(comparison, way)[few])) for way in WAYS]
     if largest[2] > 1.5 * max(largest[:2]):  # dots far away would press the others together
         ways.remove("pooled")
-        caption += f" Pooled is worse by far, up to {number(largest[2])}, and would not fit here."
+        caption += (
+            f" Pooled is worse by far, up to {in_measure(largest[2], comparison.measure)}, and would not fit here."
+        )
     return DotPlot(
         title,
         [names[i] for i in few],

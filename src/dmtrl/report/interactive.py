@@ -15,8 +15,11 @@ import numpy as np
 
 from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
 from dmtrl.report.theme import (
+    FEW_POINTS,
+    NARROW_COLUMNS,
     THEMES,
     Theme,
+    axis_words,
     colour_indices,
     lies_down,
     plain_powers,
@@ -63,13 +66,16 @@ def _line_chart(chart: LineChart, theme: Theme) -> _Drawn:
 
 def _chart_grid(grid: ChartGrid, theme: Theme) -> _Drawn:
     indices = colour_indices(series for chart in grid.charts for series in chart.series)
-    return [(chart.title, *_curves(chart, indices, theme)) for chart in grid.charts]
+    narrow = min(grid.columns, len(grid.charts)) >= NARROW_COLUMNS
+    return [(chart.title, *_curves(chart, indices, theme, narrow)) for chart in grid.charts]
 
 
-def _curves(chart: LineChart, indices: Mapping[str, int], theme: Theme) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _curves(
+    chart: LineChart, indices: Mapping[str, int], theme: Theme, narrow: bool = False
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     traces = [trace for series in chart.series for trace in _traces(chart, series, indices[series.name], theme)]
     layout = _layout(theme)
-    layout["xaxis"] |= _titled(chart.x_label, theme) | _scale(chart, "x", theme)
+    layout["xaxis"] |= _titled(chart.x_label, theme) | _scale(chart, "x", theme, narrow)
     layout["yaxis"] |= _titled(chart.y_label, theme) | _scale(chart, "y", theme)
     if chart.from_zero and not chart.log_x:
         layout["xaxis"]["rangemode"] = "tozero"
@@ -95,7 +101,7 @@ def _traces(chart: LineChart, series: Series, index: int, theme: Theme) -> list[
     shared = {"type": "scatter", "name": _safe(series.name), "legendgroup": _safe(series.name)}
     # colours come round after seven series: a second round is told apart by its dashes
     dash = DASHES[series.style] if series.style != "line" or index < len(theme.series) else "dashdot"
-    look = {"mode": "markers"} if series.style == "points" else {"mode": "lines+markers" if x.size == 1 else "lines"}
+    mode = "markers" if series.style == "points" else "lines+markers" if x.size <= FEW_POINTS else "lines"
     traces = []
     if series.low is not None and series.high is not None:
         low, high = np.asarray(series.low, dtype=float)[keep], np.asarray(series.high, dtype=float)[keep]
@@ -110,7 +116,7 @@ def _traces(chart: LineChart, series: Series, index: int, theme: Theme) -> list[
         )
     traces.append(
         shared
-        | {"x": x, "y": y, **look, "line": {"color": colour, "width": 2.2, "dash": dash}}
+        | {"x": x, "y": y, "mode": mode, "line": {"color": colour, "width": 2.2, "dash": dash}}
         | {"marker": {"color": colour, "size": 7}, "meta": _full(series.name)}
         | {"hovertemplate": POINT}
     )
@@ -120,7 +126,7 @@ def _traces(chart: LineChart, series: Series, index: int, theme: Theme) -> list[
     return traces
 
 
-def _scale(chart: LineChart, axis: str, theme: Theme) -> dict[str, Any]:
+def _scale(chart: LineChart, axis: str, theme: Theme, narrow: bool = False) -> dict[str, Any]:
     if not (chart.log_x if axis == "x" else chart.log_y):
         return {}
     values = [
@@ -133,8 +139,9 @@ def _scale(chart: LineChart, axis: str, theme: Theme) -> dict[str, Any]:
     if not drawn.size:
         return scale
     decades = np.log10(drawn.max()) - np.log10(drawn.min())
-    # ticks at powers of ten, at most about seven of them; at 1, 2, 5 where there are not three powers to show
-    scale["dtick"] = "D2" if decades < 2.3 else max(1, int(np.ceil(decades / 7)))
+    # ticks at powers of ten, at most about seven of them; at 1, 2, 5 where there are not three powers to show, or in
+    # a narrow panel, where more would run into each other, hardly one
+    scale["dtick"] = "D2" if decades < (1.0 if narrow else 2.3) else max(1, int(np.ceil(decades / 7)))
     if decades < 2.3 or plain_powers(drawn.min(), drawn.max()):
         return scale | {"tickformat": "~g"}
     return scale | {
@@ -148,7 +155,7 @@ def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
     sides = [heat.labels if heat.columns is None else heat.columns, heat.labels]  # x, y
     names = [_distinct([_full(label) for label in labels]) for labels in sides]
     rows = heat.short or heat.labels
-    ticks = [[_safe(shortened(label, letters)) for label in side] for side in (heat.columns or rows, rows)]
+    ticks = [[_safe(word) for word in axis_words(side, letters)] for side in (heat.columns or rows, rows)]
     steps = len(theme.diverging) - 1
     gap = 1 if max(map(len, names)) <= LABELLED_CELLS else 0
     drawn: _Drawn = []
@@ -219,14 +226,15 @@ def _dot_plot(chart: DotPlot, theme: Theme) -> _Drawn:
     layout["xaxis"] |= _titled(chart.x_label, theme) | {"showgrid": True}
     layout["yaxis"] |= {"type": "category", "categoryarray": names, "range": [len(names) - 0.5, -0.5]}
     layout["yaxis"] |= {"tickmode": "array"}
-    layout["yaxis"] |= {"tickvals": names, "ticktext": [_safe(shortened(name, 24)) for name in chart.rows]}
+    layout["yaxis"] |= {"tickvals": names, "ticktext": [_safe(word) for word in axis_words(chart.rows, 24)]}
     return [("", traces, layout)]
 
 
 def _bar_chart(chart: BarChart, theme: Theme) -> _Drawn:
     lying = lies_down(chart.categories)
     names = _distinct([_full(name) for name in chart.categories])
-    ticks = ["<br>".join(map(_safe, wrapped(name, 24 if lying else 10, lines=2))) for name in chart.categories]
+    words = axis_words(chart.categories, 46) if lying else chart.categories
+    ticks = ["<br>".join(map(_safe, wrapped(word, 24 if lying else 10, lines=2))) for word in words]
     traces = []
     for index, (name, heights) in enumerate(chart.bars):
         values = np.asarray(heights, dtype=float)
@@ -237,7 +245,7 @@ def _bar_chart(chart: BarChart, theme: Theme) -> _Drawn:
             template += "%{fullData.name}: "
         trace: dict[str, Any] = {"type": "bar", "name": _safe(name), "legendgroup": _safe(name), **where}
         trace |= {"marker": {"color": theme.series[index % len(theme.series)], "line": {"width": 0}}}
-        if name in chart.errors:
+        if name in chart.errors and chart.has_whiskers:
             whisker = {"type": "data", "array": np.asarray(chart.errors[name], dtype=float), "color": theme.ink}
             trace["error_x" if lying else "error_y"] = whisker | {"thickness": 1.2, "width": 4}
         trace["hovertemplate"] = template + f"<b>%{{{'x' if lying else 'y'}:.6~g}}</b><extra></extra>"

@@ -17,6 +17,7 @@ from dmtrl.certificate import Certificate
 from dmtrl.covariance import TaskCovariance
 from dmtrl.insight import Comparison
 from dmtrl.losses import get_loss
+from dmtrl.report.held_out import HeldOut, held_out
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class ModelFacts:
     rows: int | None = None
     classes: Sequence[str] = ()
     target: str = ""
+    task_column: str = ""
+    held_out: HeldOut | None = None
     comparison: Comparison | None = None
     comparable: bool = True  # whether a comparison could be made from the data of the fit
     truth: np.ndarray | None = None
@@ -90,6 +93,8 @@ def gather(model: Any, X: Any = None, y: Any = None, tasks: Any = None, comparis
         rows=None if X is None else _count_rows(X, y),
         classes=[_word(name) for name in getattr(model, "classes_", [])],
         target="" if preparation is None else str(preparation.target),
+        task_column="" if preparation is None else str(preparation.task),
+        held_out=held_out(model, comparison or None, X, y, tasks),
         comparison=comparison or None,
         comparable=len(model.tasks_) > 1,
         record=_record(model),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.report import gain_section, relation_section
+from dmtrl.report import gain_section, held_out, relation_section
 from dmtrl.report.content import (
     BarChart,
     ChartGrid,
@@ -45,21 +45,35 @@ def model_page(
     y: Any = None,
     tasks: Any = None,
     comparison: Any = None,
-    title: str = "What the tasks have in common",
+    title: str | None = None,
 ) -> Page:
     """The page about a fitted model.
 
     X, y, tasks: the data of the fit, for the errors together, alone and pooled. That takes several fits, unless their
-    outcome `model.compare(X, y, tasks)` is handed in as `comparison`, or False to do without.
+    outcome `model.compare(X, y, tasks)` is handed in as `comparison`, or False to do without. title: None for what is
+    known: the target and the task column, or the number of tasks.
     """
-    return page_of(gather(model, X, y, tasks, comparison), title)
+    facts = gather(model, X, y, tasks, comparison)
+    return page_of(facts, title or _title(facts))
 
 
 def write_model_page(
-    model: Any, path: str | os.PathLike[str], X: Any = None, y: Any = None, tasks: Any = None, comparison: Any = None
+    model: Any,
+    path: str | os.PathLike[str],
+    X: Any = None,
+    y: Any = None,
+    tasks: Any = None,
+    comparison: Any = None,
+    title: str | None = None,
 ) -> Path:
     """Write the page about a fitted model as one HTML file that needs no network; the path. As `model_page`."""
-    return write_page(model_page(model, X, y, tasks, comparison), path)
+    return write_page(model_page(model, X, y, tasks, comparison, title), path)
+
+
+def _title(facts: ModelFacts) -> str:
+    if facts.target and facts.task_column:
+        return f"{facts.target} by {facts.task_column}"
+    return f"What {facts.tasks:,} tasks have in common" if facts.tasks > 1 else "What one task has learned"
 
 
 def page_of(facts: ModelFacts, title: str) -> Page:
@@ -79,6 +93,7 @@ def page_of(facts: ModelFacts, title: str) -> Page:
         for part in (
             f"{count}{target}." + (" Learned together with how the tasks are related." if facts.tasks > 1 else ""),
             relation_section.headline(facts, found) if facts.tasks > 1 else "",
+            held_out.headline(facts.held_out),
             gain_section.headline(facts),
             proven,
         )
@@ -91,6 +106,7 @@ def _certainty(facts: ModelFacts) -> Section:
     certificate = facts.certificate
     figures = [
         ("proven within", percent(certificate.relative_gap)),
+        *_prediction(facts),
         ("tasks", f"{facts.tasks:,}"),
         *([("rows", f"{facts.rows:,}")] if facts.rows is not None else []),
         ("features", f"{facts.features:,}"),
@@ -115,11 +131,35 @@ def _certainty(facts: ModelFacts) -> Section:
             "features, choose a stronger lambda, or allow more rounds."
         )
     text += (
-        "\n\n**What the certificate does not say.** It is about the objective: the mean loss on the rows of the fit "
-        "plus the penalty. It says nothing about the error on new rows, nor whether lambda, the loss and the features "
-        f"were chosen well. For that, rows are held out: see [whom sharing helps](#section-{slug(gain_section.TITLE)})."
+        "\n\n**What the certificate does not say.** It is about the objective: the sum over tasks of each task's mean "
+        "loss on its rows of the fit, plus the penalty. It says nothing about the error on new rows, nor whether "
+        f"lambda, the loss and the features were chosen well. {_where_to_look(facts)}"
     )
+    if facts.held_out is not None:
+        text = f"{held_out.paragraph(facts.held_out)}\n\n{text}"
     return Section("What was learned, and how sure it is", [KeyFigures("The model in figures", figures), Text(text)])
+
+
+def _prediction(facts: ModelFacts) -> list[tuple[str, str]]:
+    """Key figures: the held-out error, and that of a guess."""
+    found = facts.held_out
+    if found is None:
+        return []
+    figures = [(f"held-out {found.measure}, mean over {found.over}", found.shown(found.error))]
+    if found.guess is not None:
+        figures.append((f"the same, predicting {found.guess_in_words}", found.shown(found.guess)))
+    return figures
+
+
+def _where_to_look(facts: ModelFacts) -> str:
+    """Where the error on new rows is told, or how to come to know it."""
+    if facts.comparison is not None:
+        return f"For that, rows are held out: see [whom sharing helps](#section-{slug(gain_section.TITLE)})."
+    if facts.held_out is not None:
+        return "For that, rows are held out: see how well it predicts, above."
+    if not facts.comparable:
+        return "For that, hold rows out: `MTRLRegressorCV`, `MTRLClassifierCV` and `dmtrl fit` without a lambda do."
+    return "For that, rows must be held out: make this page with the data of the fit, `dmtrl report MODEL DATA`."
 
 
 def _coefficients(facts: ModelFacts, found: Relations) -> Section:

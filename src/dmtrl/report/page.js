@@ -184,6 +184,19 @@
     field.closest(".find").querySelector("output").textContent = `${words}${rows.length.toLocaleString("en")} rows`;
   }
 
+  // On which sides a table's box holds more than it shows.
+  function markEdges(box) {
+    const beyond = box.scrollWidth - box.clientWidth;
+    const more = [box.scrollLeft > 1 ? "left" : "", box.scrollLeft < beyond - 1 ? "right" : ""];
+    box.parentNode.dataset.more = more.join(" ").trim();
+  }
+
+  const resized = new ResizeObserver((boxes) => boxes.forEach((box) => markEdges(box.target)));
+  for (const box of document.querySelectorAll(".scroll")) {
+    resized.observe(box);
+    box.addEventListener("contentvisibilityautostatechange", () => markEdges(box)); // a long table is laid out late
+    box.addEventListener("scroll", () => markEdges(box), { passive: true });
+  }
   for (const field of document.querySelectorAll(".find input")) {
     field.closest(".find").hidden = false;
     field.addEventListener("input", () => search(field));

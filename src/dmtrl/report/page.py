@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, LineChart, Page, Table, Text, slug
-from dmtrl.report.files import is_number, named_items, shown_columns, to_the_right, write_atomic, write_files
+from dmtrl.report.files import (
+    is_number,
+    named_items,
+    read_as_number,
+    shown_columns,
+    to_the_right,
+    write_atomic,
+    write_files,
+)
 from dmtrl.report.interactive import Panel, panels
 from dmtrl.report.theme import DARK, LIGHT, exchange, lies_down
 
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["render_page", "write_files", "write_page"]
 
 _NEEDS = 'A report page needs jinja2 and plotly: pip install "dmtrl[report]".'
+SHORT, SHORT_NUMBER = 16, 24  # letters of a cell, or of one among numbers, that is not broken into lines
 LONG_TABLE = 20  # rows; a longer table scrolls in a box of its own and can be searched
 # what may stand in text: a sign after a backslash is itself; then `code`, for nothing inside it is read further
 _MARKUP = re.compile(
@@ -72,6 +81,7 @@ def render_page(page: Page) -> str:
     figures = {name: [panel.figure.to_plotly_json() for panel in shown] for name, shown in plots.items()}
     return template.render(
         page=page,
+        short=SHORT,
         light=LIGHT,
         dark=DARK,
         sections=_sections(page, plots),
@@ -139,16 +149,20 @@ def _height(item: Figure) -> int:
 def _table(table: Table) -> dict[str, Any]:
     columns = shown_columns(table)
     right = [to_the_right(table, j) for j in range(len(table.columns))]
-    rows = [
-        [(columns[j][i], _sort_key(cell), is_number(cell) or (cell is None and right[j])) for j, cell in enumerate(row)]
-        for i, row in enumerate(table.rows)
-    ]
+
+    def shown_cell(i: int, j: int, cell: object) -> tuple[str, str, bool]:
+        """What is read, what it is sorted by, and whether it stands to the right."""
+        text = columns[j][i]
+        return text, _sort_key(cell, right[j]), is_number(cell) or (right[j] and len(text) <= SHORT_NUMBER)
+
+    rows = [[shown_cell(i, j, cell) for j, cell in enumerate(row)] for i, row in enumerate(table.rows)]
     return {"columns": list(zip(table.columns, right, strict=True)), "rows": rows}
 
 
-def _sort_key(cell: object) -> str:
+def _sort_key(cell: object, among_numbers: bool) -> str:
     """What the page sorts a number by, with all its digits; other cells are sorted by what is read in them."""
-    return repr(float(cell)) if is_number(cell) and np.isfinite(float(cell)) else ""  # type: ignore[arg-type]
+    value = read_as_number(cell) if among_numbers or is_number(cell) else None
+    return repr(value) if value is not None and np.isfinite(value) else ""
 
 
 def _json(data: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from dmtrl.report.model_facts import ModelFacts, several
 from dmtrl.report.theme import literal
 from dmtrl.similarity import (
     ALIKE,
+    WEAK,
     Pair,
     alike_groups,
     few_groups,
@@ -30,7 +31,7 @@ MOST_CELLS = 150  # rows of a heat map
 MOST_LISTED = 5_000  # rows of the table of tasks
 MOST_PAIRED = 20_000  # tasks among which the strongest pairs are sought
 PAIRS = 10
-UNRELATED = 0.05  # a correlation that is nearer to zero than this is as good as none
+LONG_NAME = 16  # letters; two tables of longer names do not fit side by side
 TITLE = "Which tasks belong together"
 
 
@@ -39,7 +40,8 @@ class Relations:
     """What is read off the task covariance once, for the sentences, the tables and the heat maps.
 
     groups: a number for each task, counted from 0 in the order shown. cells: the tasks behind each row of the heat
-    map, in order; one each unless there are too many. matrix: the correlations of these rows.
+    map, in order; one each unless there are too many. matrix: the correlations of these rows. alike and opposed: the
+    strongest pairs, none of them weaker than WEAK.
     """
 
     vectors: np.ndarray
@@ -67,6 +69,14 @@ class Relations:
     def short_names(self, names: Sequence[str]) -> list[str]:
         return [f"group {k + 1}" for k in range(len(self.cells))] if self.grouped else self.cell_names(names)
 
+    def group_number(self, group: int) -> int | None:
+        """The number by which the page speaks of a group, counted from 1; None for a task that is in no group, unless
+        it has a row of the heat map under that number."""
+        sizes = np.bincount(self.groups)
+        if self.grouped:
+            return int(group) + 1
+        return int((sizes[: group + 1] > 1).sum()) if sizes[group] > 1 else None
+
     def means(self, values: np.ndarray) -> np.ndarray:
         """The mean over the tasks of each row of the heat map."""
         return np.array([values[tasks].mean(axis=0) for tasks in self.cells])
@@ -90,7 +100,7 @@ def relations(facts: ModelFacts) -> Relations:
     sampled = m > MOST_PAIRED
     searched = np.linspace(0, m - 1, MOST_PAIRED).astype(int) if sampled else np.arange(m)
     alike, opposed = (
-        [Pair(int(searched[pair.first]), int(searched[pair.second]), pair.value) for pair in pairs]
+        [Pair(int(searched[p.first]), int(searched[p.second]), p.value) for p in pairs if abs(p.value) >= WEAK]
         for pairs in (strongest_pairs(vectors[searched], PAIRS) if m > 1 else ([], []))
     )
     return Relations(vectors, groups, group_correlations(vectors, groups), cells, matrix, alike, opposed, sampled)
@@ -103,7 +113,7 @@ def _numbered(groups: np.ndarray) -> np.ndarray:
 
 
 def related_at_all(found: Relations) -> bool:
-    return any(abs(pair.value) >= UNRELATED for pair in (*found.alike[:1], *found.opposed[:1]))
+    return bool(found.alike or found.opposed)
 
 
 def headline(facts: ModelFacts, found: Relations) -> str:
@@ -126,11 +136,11 @@ def headline(facts: ModelFacts, found: Relations) -> str:
         groups = f"{len(joint)} group{'s' if len(joint) > 1 else ''}"
         some = f"{sum(joint):,} of {len(facts.names):,}" if loose else f"The {len(facts.names):,}"
         sentences.append(f"{some} {facts.units} form {groups}{alone}.")
-    if found.opposed and found.opposed[0].value < -UNRELATED:
+    if found.opposed:
         pair = found.opposed[0]
         first, second = literal(facts.names[pair.first]), literal(facts.names[pair.second])
         sentences.append(f"Most opposed: {first} and {second} ({_signed(pair.value)}).")
-    elif found.alike:
+    else:
         sentences.append("No two are opposed.")
     return " ".join(sentences)
 
@@ -149,7 +159,7 @@ def relation_section(facts: ModelFacts, found: Relations) -> Section:
     items: list[Item] = [Text(reading)]
     if not related_at_all(found):
         items.append(
-            Text(f"**No two {facts.units} are related here**: every correlation is nearer to 0 than {UNRELATED:g}.")
+            Text(f"**No two {facts.units} are related here**: every correlation is nearer to 0 than {WEAK:g}.")
         )
     items += [
         *([_heat_map(facts, found)] if len(found.cells) > 1 else []),  # of one group there is nothing to see
@@ -186,15 +196,21 @@ def _heat_map(facts: ModelFacts, found: Relations) -> HeatMap:
 
 
 def _pair_tables(facts: ModelFacts, found: Relations) -> list[Item]:
-    where = f" Sought among {MOST_PAIRED:,} of the {len(facts.names):,}, evenly spaced." if found.sampled else ""
+    where = f"Sought among {MOST_PAIRED:,} of the {len(facts.names):,}, evenly spaced." if found.sampled else ""
+    named = {place for pair in (*found.alike, *found.opposed) for place in (pair.first, pair.second)}
+    half = max((len(facts.names[place]) for place in named), default=0) <= LONG_NAME
     items: list[Item] = []
     for title, pairs, lack in (
-        ("Most alike", found.alike, "No two have a correlation above zero."),
-        ("Most opposed", found.opposed, "No two have a correlation below zero: nobody is opposed to anybody."),
+        ("Most alike", found.alike, f"No two have a correlation of {WEAK:g} or more."),
+        (
+            "Most opposed",
+            found.opposed,
+            f"No two have a correlation of −{WEAK:g} or less: nobody is opposed to anybody.",
+        ),
     ):
         rows = [[facts.names[pair.first], facts.names[pair.second], pair.value] for pair in pairs]
         if rows:
-            items.append(Table(title, ["one", "the other", "correlation"], rows, where.strip(), half=True))
+            items.append(Table(title, ["one", "the other", "correlation"], rows, where, half))
         else:
             items.append(Text(f"**{title}:** {lack}"))
     return items
@@ -205,22 +221,29 @@ def _group_table(facts: ModelFacts, found: Relations) -> list[Item]:
     if len(sizes) < 2 or (sizes == 1).all():
         return []
     rows: list[list[object]] = []
-    for g in np.flatnonzero(sizes > 1):
+    for g in np.flatnonzero(sizes > 1).tolist():
         others = np.where(np.arange(len(sizes)) == g, np.inf, found.group_matrix[g])
         other = int(others.argmin())
-        opposed = others[other] < -UNRELATED
+        opposed = others[other] <= -WEAK
         names = [facts.names[int(i)] for i in np.flatnonzero(found.groups == g)]
-        rows.append(
-            [int(g) + 1, int(sizes[g]), several(names, 12), float(found.group_matrix[g, g])]
-            + ([f"group {other + 1}", float(others[other])] if opposed else [None, None])
-        )
+        against = [_group_in_words(facts, found, other), float(others[other])] if opposed else [None, None]
+        within = float(found.group_matrix[g, g])
+        rows.append([found.group_number(g), int(sizes[g]), several(names, 12), within, *against])
     how = (
-        f"Groups of nearest tasks (k-means, at most {MOST_CELLS})."
+        f"Groups of nearest tasks (k-means, at most {MOST_CELLS}). Groups of one are left out."
         if found.grouped
         else f"Tasks whose mean correlation is at least {ALIKE:g} (average linkage)."
     )
+    alone = [facts.names[int(i)] for i in np.flatnonzero(sizes[found.groups] == 1)]
+    apart = f" In no group: {literal(several(alone, 12))}." if alone and not found.grouped else ""
     columns = ["group", "tasks", "which", "mean within", "most opposed to", "mean with it"]
-    return [Table("Groups", columns, rows, f"{how} The means are of correlations. Groups of one are left out.")]
+    return [Table("Groups", columns, rows, f"{how} The means are of correlations.{apart}")]
+
+
+def _group_in_words(facts: ModelFacts, found: Relations, group: int) -> str:
+    """A group by its number in the table, or the one task of a group that is not listed there by its name."""
+    members = np.flatnonzero(found.groups == group)
+    return facts.names[int(members[0])] if len(members) == 1 else f"group {found.group_number(group)}"
 
 
 def _task_table(facts: ModelFacts, found: Relations) -> Table:
@@ -230,15 +253,17 @@ def _task_table(facts: ModelFacts, found: Relations) -> Table:
     names = [facts.names[int(i)] for i in shown]
     rows: list[list[object]] = []
     for i, name in enumerate(names):
-        row: list[object] = [name, int(found.groups[shown[i]]) + 1, None, None, None, None]
-        if nearest.alike_value[i] > 0:
+        row: list[object] = [name, found.group_number(int(found.groups[shown[i]])), None, None, None, None]
+        if nearest.alike_value[i] >= WEAK:
             row[2:4] = [names[nearest.alike[i]], float(nearest.alike_value[i])]
-        if nearest.opposed_value[i] < 0:
+        if nearest.opposed_value[i] <= -WEAK:
             row[4:6] = [names[nearest.opposed[i]], float(nearest.opposed_value[i])]
         rows.append(row)
     columns = ["task", "group", "most alike", "correlation", "most opposed", "its correlation"]
-    few = f"{MOST_LISTED:,} of the {m:,}, evenly spaced, and their nearest among these." if m > MOST_LISTED else ""
-    return Table("Each task and its nearest", columns, rows, few)
+    few = f"{MOST_LISTED:,} of the {m:,}, evenly spaced, and their nearest among these. " if m > MOST_LISTED else ""
+    alone = "" if found.grouped else " A task that forms no group has no number there."
+    caption = f"{few}Correlations nearer to 0 than {WEAK:g} are left out.{alone}"
+    return Table("Each task and its nearest", columns, rows, caption)
 
 
 def _signed(value: float) -> str:

@@ -21,7 +21,10 @@ import numpy as np
 from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
 from dmtrl.report.files import write_atomic
 from dmtrl.report.theme import (
+    FEW_POINTS,
     LIGHT,
+    NARROW_COLUMNS,
+    axis_words,
     colour_indices,
     lies_down,
     plain_powers,
@@ -127,20 +130,21 @@ def _chart_grid(grid: ChartGrid, canvas: Any) -> None:
     places = canvas.subplots(rows, columns, squeeze=False).ravel()
     for axes, chart in zip(places, grid.charts, strict=False):
         axes.set_title("\n".join(wrapped(chart.title, 80 // columns)))
-        handles |= {name: line for name, line in _curves(axes, chart, indices).items() if name not in handles}
+        drawn = _curves(axes, chart, indices, columns >= NARROW_COLUMNS)
+        handles |= {name: line for name, line in drawn.items() if name not in handles}
     for axes in places[len(grid.charts) :]:
         axes.set_axis_off()
     if len(handles) > 1:
         _legend(canvas, handles)
 
 
-def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int]) -> dict[str, Any]:
+def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int], narrow: bool = False) -> dict[str, Any]:
     axes.set_xscale("log" if chart.log_x else "linear")
     axes.set_yscale("log" if chart.log_y else "linear")
     handles = {series.name: _curve(axes, chart, series, indices[series.name]) for series in chart.series}
     for axis, logarithmic in ((axes.xaxis, chart.log_x), (axes.yaxis, chart.log_y)):
         if logarithmic:
-            _mark_powers(axis)
+            _mark_powers(axis, narrow and axis is axes.xaxis)
     axes.set_xlabel("\n".join(wrapped(chart.x_label, 60)))
     axes.set_ylabel("\n".join(wrapped(chart.y_label, 40)))
     axes.margins(x=0.02)
@@ -162,12 +166,12 @@ def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int]) -> dict[str
     return handles
 
 
-def _mark_powers(axis: Any) -> None:
-    """Ticks of a logarithmic axis: powers of ten, or 1, 2, 5 where there are not three powers to show."""
+def _mark_powers(axis: Any, narrow: bool) -> None:
+    """Ticks of a logarithmic axis: powers of ten, or 1, 2, 5 where there are not three powers (narrow: not one)."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axis.get_view_interval()
-    short = high / low < 200
+    short = high / low < (10 if narrow else 200)
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,), numticks=12 if short else 8))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value, plain=plain_powers(low, high))))
@@ -195,7 +199,7 @@ def _curve(axes: Any, chart: LineChart, series: Series, index: int) -> Any:
     dash = DASHES[series.style]
     if series.style == "line" and index >= len(LIGHT.series):
         dash = (0, (6, 2, 1, 2))
-    marker = "o" if series.style == "points" or x.size == 1 else ""
+    marker = "o" if series.style == "points" or x.size <= FEW_POINTS else ""
     (line,) = axes.plot(x, y, color=colour, linestyle=dash or "none", marker=marker, markersize=4.5)
     return line
 
@@ -273,7 +277,7 @@ def _heat_map(heat: HeatMap, canvas: Any) -> None:
             (axes.yaxis, words_of_rows, place % columns == 0),
         ):
             step = -(-len(labels) // (LABELLED_CELLS // columns))
-            words = [shortened(label, 12 if heat.columns is None else 22) for label in labels[::step]]
+            words = axis_words(labels, 12 if heat.columns is None else 22)[::step]
             turned = 90 if axis is axes.xaxis and max(map(len, words)) > 2 else 0
             shown = words if seen else [""] * len(words)
             axis.set_ticks(range(0, len(labels), step), shown, rotation=turned, fontsize=8)
@@ -300,7 +304,7 @@ def _bar_chart(chart: BarChart, canvas: Any) -> None:
         colour = LIGHT.series[index % len(LIGHT.series)]
         draw = axes.barh if lying else axes.bar
         bars = draw(middle, values, width * 0.92, color=colour)
-        errors = np.asarray(chart.errors[name], dtype=float) if name in chart.errors else None
+        errors = np.asarray(chart.errors[name], dtype=float) if name in chart.errors and chart.has_whiskers else None
         if errors is not None:
             whisker = {"xerr": errors} if lying else {"yerr": errors}
             ends = (values, middle) if lying else (middle, values)
@@ -310,7 +314,8 @@ def _bar_chart(chart: BarChart, canvas: Any) -> None:
                 bars, fmt=lambda value: f"{value:.3g}".replace("-", "−"), padding=2, fontsize=8.5, color=LIGHT.muted
             )
         handles[name] = bars
-    words = ["\n".join(wrapped(name, 34 if lying else max(8, 76 // len(places)), lines=2)) for name in chart.categories]
+    names = axis_words(chart.categories, 66) if lying else chart.categories
+    words = ["\n".join(wrapped(name, 34 if lying else max(8, 76 // len(places)), lines=2)) for name in names]
     set_ticks, set_label = (axes.set_yticks, axes.set_xlabel) if lying else (axes.set_xticks, axes.set_ylabel)
     set_ticks(places, words, color=LIGHT.ink)
     set_label("\n".join(wrapped(chart.y_label, 50)))
@@ -340,7 +345,7 @@ def _dot_plot(chart: DotPlot, canvas: Any) -> None:
         ringed = list(chart.marked)
         ring = {"facecolors": "none", "edgecolors": LIGHT.ink, "linewidths": 1.4}
         handles[chart.mark] = axes.scatter(values[0][ringed], places[ringed], s=120, zorder=9, **ring)
-    axes.set_yticks(places, [shortened(name, 28) for name in chart.rows], color=LIGHT.ink, fontsize=9)
+    axes.set_yticks(places, axis_words(chart.rows, 28), color=LIGHT.ink, fontsize=9)
     axes.set_xlabel("\n".join(wrapped(chart.x_label, 60)))
     axes.set_ylim(len(places) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

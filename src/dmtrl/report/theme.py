@@ -57,6 +57,8 @@ DARK = Theme(
     faint="#1b212a",
     link="#7db8f0",
 )
+FEW_POINTS = 3  # up to so many points of a curve are marked: a line alone would not say where they are
+NARROW_COLUMNS = 3  # panels side by side from which each has little room for ticks
 THEMES = {"light": LIGHT, "dark": DARK}
 
 
@@ -96,6 +98,56 @@ def literal(text: str) -> str:
 def shortened(text: str, width: int) -> str:
     text = printable(text)
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def axis_words(labels: Sequence[str], width: int) -> list[str]:
+    """Labels of at most `width` letters for an axis, different wherever the labels are.
+
+    Cut at the end where that keeps them apart. Else the words that all have in common give way to an ellipsis, the
+    middle of what is still too long to another, and a number is the last resort.
+    """
+    texts = [printable(label) for label in labels]
+    apart = len(set(texts))
+    rest = _without_common(texts)
+    for cut in (
+        [shortened(text, width) for text in texts],
+        [shortened(core, width) for core in rest],
+        [_middle_cut(core, width) for core in rest],
+        [_middle_cut(text, width) for text in texts],
+    ):
+        if len(set(cut)) == apart:
+            return cut
+    place = {text: str(i) for i, text in enumerate(dict.fromkeys(texts), start=1)}
+    return [f"{shortened(text, max(width - len(place[text]) - 1, 1))} {place[text]}" for text in texts]
+
+
+def _without_common(texts: Sequence[str]) -> list[str]:
+    """The texts without the whole words that all begin and all end with; an ellipsis stands for them."""
+    distinct = list(dict.fromkeys(texts))
+    if len(distinct) < 2:
+        return list(texts)
+    head = _whole_words(distinct)
+    tail = _whole_words([text[head:][::-1] for text in distinct])
+    return [("…" if head else "") + text[head : len(text) - tail] + ("…" if tail else "") for text in texts]
+
+
+def _whole_words(texts: Sequence[str]) -> int:
+    """How many of the letters that all begin with can go without tearing a word or a number apart."""
+    first, last = min(texts), max(texts)  # what these two share, all share
+    pairs = enumerate(zip(first, last, strict=False))
+    common = first[: next((place for place, (one, other) in pairs if one != other), min(len(first), len(last)))]
+    for end in range(len(common), 0, -1):
+        numbered = common[end - 1].isalpha() and all(text[end : end + 1].isdigit() for text in texts)
+        if numbered or not common[end - 1].isalnum():
+            return end
+    return 0
+
+
+def _middle_cut(text: str, width: int) -> str:
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail].rstrip()}…{text[len(text) - tail :].lstrip()}"
 
 
 def wrapped(text: str, width: int, lines: int = 3) -> list[str]:

@@ -10,28 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.tables.readers import MISSING
+from dmtrl.tables import cells
+from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT, CellError
 
-NUMBER, TEXT, DATE, NESTED = "number", "text", "date", "nested"
-_NUMBER = r"^[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?)$"
-_CODE = r"^[+-]?0\d+$"
-_DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z?)?$"
-_TRUTH = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
 _WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
 
 
 def kind_of(column: Any, untyped: bool) -> str:
     """What a column holds; a column of nothing counts as numbers."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     kind = column.type
-    if _is_text(kind):
-        if not untyped:
-            return TEXT
-        values = pc.unique(_trimmed(column)).drop_null()
-        values = values.filter(pc.invert(pc.is_in(values, pa.array(MISSING))))
-        return _kind_of_texts(values)
+    if is_text(kind):
+        return cells.look_at(column).kind if untyped else TEXT
     if pa.types.is_null(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return NUMBER
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -39,55 +30,50 @@ def kind_of(column: Any, untyped: bool) -> str:
     return DATE if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else NESTED
 
 
-def _kind_of_texts(values: Any) -> str:
-    import pyarrow.compute as pc
-
-    def all_match(pattern: str) -> bool:
-        return pc.all(pc.match_substring_regex(values, pattern)).as_py() is not False
-
-    if all_match(_TRUTH):
-        return NUMBER
-    if all_match(_NUMBER):
-        return TEXT if pc.any(pc.match_substring_regex(values, _CODE)).as_py() else NUMBER
-    if all_match(_DATE):
-        try:
-            _parsed_dates(values)
-        except ValueError:  # as 2023-02-31
-            return TEXT
-        return DATE
-    return TEXT
-
-
-def numbers(column: Any, name: str) -> np.ndarray:
-    """As floats, NaN where there is nothing; ValueError says which value is no number."""
+def numbers(column: Any, name: str, comma: bool | None = None) -> np.ndarray:
+    """As floats, NaN where there is nothing; CellError says which value is no number. comma: whether a comma is the
+    decimal sign; None: where it can be nothing else."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if _is_text(column.type):
-        column = _trimmed(column)
-        column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
-        try:
-            column = pc.cast(column, pa.float64())
-        except pa.ArrowInvalid:
-            encoded = _one_chunk(column).dictionary_encode()
-            meaning = pa.array([_number(value, name) for value in encoded.dictionary.to_pylist()], pa.float64())
-            column = meaning.take(encoded.indices)
+    if is_text(column.type):
+        column = _numbers_of_texts(column, name, comma)
     elif pa.types.is_boolean(column.type):
         column = pc.cast(column, pa.uint8())
     elif kind_of(column, untyped=False) != NUMBER:
         raise ValueError(f"column {name!r} holds {column.type}, and numbers were expected there")
-    values = np.asarray(pc.cast(column, pa.float64(), safe=False).to_numpy(), dtype=float)
+    values = np.asarray(pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=float)
     if np.isinf(values).any():
         raise ValueError(f"column {name!r} holds infinity (inf); replace it, leave it empty, or leave the column out")
     return values
 
 
-def _number(text: str, name: str) -> float:
+def _numbers_of_texts(column: Any, name: str, comma: bool | None) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = cells.present(column)
+    try:
+        return pc.cast(words, pa.float64())
+    except pa.ArrowInvalid:  # marks, decimal commas, True and False, or no numbers
+        words = pc.if_else(cells.is_mark(words), pa.scalar(None, pa.string()), words)
+    decimal = comma or (comma is None and cells.has_decimal_commas(words))
+    written = pc.replace_substring(words, ",", ".") if decimal else words
+    encoded = written.dictionary_encode()
+    meaning = [_number(text) for text in encoded.dictionary.to_pylist()]
+    if None in meaning:
+        wrong = pc.is_in(encoded.indices, pa.array([i for i, value in enumerate(meaning) if value is None], pa.int32()))
+        row = pc.index(wrong, True).as_py()
+        raise CellError(f"column {name!r} holds", words[row].as_py(), row, ", which is not a number")
+    return pa.array(meaning, pa.float64()).take(encoded.indices)
+
+
+def _number(text: str) -> float | None:
     truth = {"true": 1.0, "false": 0.0}.get(text.lower())
     try:
         return float(text) if truth is None else truth
     except ValueError:
-        raise ValueError(f"column {name!r} holds {text!r}, which is not a number") from None
+        return None
 
 
 def texts(column: Any) -> np.ndarray:
@@ -119,15 +105,15 @@ def dates(column: Any, name: str) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if _is_text(column.type):
-        column = _one_chunk(_trimmed(column))
-        column = pc.if_else(pc.is_in(column, pa.array(MISSING)), pa.scalar(None, pa.string()), column)
-        matches = pc.match_substring_regex(column, _DATE)
+    if is_text(column.type):
+        column = cells.present(column)
+        column = pc.if_else(cells.is_mark(column), pa.scalar(None, pa.string()), column)
+        matches = pc.match_substring_regex(column, cells.DATE_FORM)
         if pc.any(pc.invert(matches)).as_py():
-            wrong = column.filter(pc.invert(matches))[0].as_py()
-            raise ValueError(f"column {name!r} holds {wrong!r}, which is not a date like 2024-01-31")
+            row = pc.index(matches, False).as_py()
+            raise CellError(f"column {name!r} holds", column[row].as_py(), row, ", which is not a date like 2024-01-31")
         try:
-            return _parsed_dates(column)
+            return cells.parsed_dates(column)
         except ValueError as error:
             raise ValueError(f"column {name!r}: {error}") from None
     if pa.types.is_null(column.type):
@@ -139,11 +125,6 @@ def dates(column: Any, name: str) -> np.ndarray:
     return np.asarray(column.to_numpy(), dtype="datetime64[us]")
 
 
-def _parsed_dates(column: Any) -> np.ndarray:
-    values = [None if text is None else text.removesuffix("Z") for text in column.to_pylist()]
-    return np.array(values, dtype="datetime64[us]")
-
-
 def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
     """Names of tasks or classes, and which are missing: whole numbers where all are written so, else text."""
     import pyarrow as pa
@@ -153,7 +134,7 @@ def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
     words = texts(column)
     missing = np.array([word is None for word in words], dtype=bool)
     present = words[~missing]
-    if (untyped or not _is_text(column.type)) and all(map(_WHOLE.match, set(present.tolist()))):
+    if (untyped or not is_text(column.type)) and all(map(_WHOLE.match, set(present.tolist()))):
         values = np.zeros(len(words), dtype=np.int64)
         values[~missing] = present.astype(np.int64)
         return values, missing
@@ -163,7 +144,7 @@ def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
     return values, missing
 
 
-def _is_text(kind: Any) -> bool:
+def is_text(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
@@ -174,9 +155,3 @@ def _trimmed(column: Any) -> Any:
     import pyarrow.compute as pc
 
     return pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
-
-
-def _one_chunk(column: Any) -> Any:
-    import pyarrow as pa
-
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

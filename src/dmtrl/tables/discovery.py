@@ -39,6 +39,7 @@ _IN_WORDS = {
     "model": "a dmtrl model",
     "binary": "a binary file",
 }
+_A_MODEL = "is a dmtrl model, not data; give data files (a model and then data: dmtrl predict, dmtrl report)"
 _NOTHING = "__HIVE_DEFAULT_PARTITION__"  # Hive's word for a key without a value
 
 
@@ -97,7 +98,7 @@ def _part(path: Path) -> Part:
     if ending is None:
         kind = _looks_like(path)
         if kind == "model":
-            raise ValueError(f"{path} is a dmtrl model, not data; predict takes the model first, then the data")
+            raise ValueError(f"{path} {_A_MODEL}")
         raise ValueError(f"{path} has no ending that says how to read it; dmtrl reads {readable()}")
     keys = (name.split("=", 1) for name in path.parts[:-1] if "=" in name)
     constants = {unquote(key): None if value == _NOTHING else unquote(value) for key, value in keys}
@@ -105,7 +106,7 @@ def _part(path: Path) -> Part:
 
 
 def _looks_like(path: Path) -> str:
-    """What the first bytes say: a format, "text", "binary" or "empty"."""
+    """What the first bytes say: a format, "text", "utf-16", "binary" or "empty"."""
     with open(path, "rb") as file:
         head = file.read(4096)
     if not head:
@@ -113,7 +114,21 @@ def _looks_like(path: Path) -> str:
     kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), None)
     if kind == "zip" and b"dmtrl-model.json" in head[:64]:
         return "model"
+    if kind is None and _is_utf16(head):
+        return "utf-16"
     return kind or ("binary" if b"\0" in head else "text")
+
+
+def is_model(path: Path) -> bool:
+    """Whether a file begins as a saved model does; one that is cut short may still do."""
+    return path.is_file() and _looks_like(path) == "model"
+
+
+def _is_utf16(head: bytes) -> bool:
+    """By its mark; without one by the zeros that plain letters have as their other half."""
+    return head[:2] in (b"\xff\xfe", b"\xfe\xff") or (
+        len(head) > 3 and (b"\0" in head) and any(set(head[i::2]) == {0} and 0 not in head[1 - i :: 2] for i in (0, 1))
+    )
 
 
 def _look_at(part: Part) -> None:
@@ -122,7 +137,9 @@ def _look_at(part: Part) -> None:
     if kind == "empty":
         raise ValueError(f"{part.path} is empty")
     if kind == "model":
-        raise ValueError(f"{part.path} is a dmtrl model, not data; predict takes the model first, then the data")
+        raise ValueError(f"{part.path} {_A_MODEL}")
+    if kind == "utf-16":
+        raise ValueError(f"{part.path} is text in UTF-16, as some programs write it; save it as UTF-8")
     compressed = part.path.name.lower().endswith(".gz")
     expected = {"csv": "gzip" if compressed else "text", "libsvm": "text", "npz": "zip"}.get(part.format, part.format)
     if kind == expected or (part.format == "npz" and zipfile.is_zipfile(part.path)):

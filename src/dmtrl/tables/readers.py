@@ -53,6 +53,10 @@ class Csv:
         return _header(part).names
 
     @staticmethod
+    def delimiter(part: Part) -> str:
+        return _header(part).delimiter
+
+    @staticmethod
     def batches(part: Part, names: list[str], features: int | None = None) -> Rows:
         import pyarrow as pa
         from pyarrow import csv as arrow_csv
@@ -77,6 +81,28 @@ class Csv:
             stream = pa.CompressedInputStream(raw, "gzip") if zipped else raw
             for batch in arrow_csv.open_csv(stream, read, parse, convert):
                 yield pa.Table.from_batches([batch]), None, min(raw.tell() / size, 1.0)
+
+    @staticmethod
+    def line_of(part: Part, row: int) -> int | None:
+        """The line of the file on which a row begins, both counted as people see them; None if it is not found."""
+        import pyarrow as pa
+
+        header = _header(part)
+        try:
+            with told(part), pa.input_stream(str(part.path), compression="detect") as stream:
+                text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+                for _ in range(header.blank):
+                    text.readline()
+                lines, last = csv.reader(text, delimiter=header.delimiter), 0
+                for fields in lines:
+                    begin, last = last, lines.line_num
+                    if fields:  # blank lines are no rows
+                        row -= 1
+                    if row < -1:  # the names were the first
+                        return header.blank + begin + 1
+        except (csv.Error, ValueError):
+            pass
+        return None
 
 
 class _Header(NamedTuple):

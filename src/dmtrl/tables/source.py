@@ -6,6 +6,7 @@ one of them lacks is missing there, and what a path says becomes a column.
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -82,6 +83,36 @@ class Source:
                 ordered = pa.table({name: columns[name] for name in wanted})
                 yield Batch(ordered, block, (before + share * size) / sum(sizes))
             before += size
+
+    @cached_property
+    def has_semicolons(self) -> bool:
+        """Whether semicolons separate the columns of its first file: where they do, commas are decimal signs."""
+        from dmtrl.tables.readers import Csv
+
+        return self.format == "csv" and Csv.delimiter(self.parts[0]) == ";"
+
+    def where(self, row: int) -> str:
+        """A row, counted from 0 over all files, as people find it: by file, if there are several, and line."""
+        for part, header in zip(self.parts, self._headers, strict=True):
+            rows = row + 1
+            if len(self.parts) > 1:
+                rows = sum(table.num_rows for table, _, _ in _reader(part).batches(part, header[:1]))
+            if row < rows:
+                break
+            row -= rows
+        line = _reader(part).line_of(part, row) if part.format == "csv" else None
+        place = f"row {row + 1}" if line is None else f"line {line}"
+        return place if len(self.parts) == 1 else f"{place} of {part.path}"
+
+    @contextmanager
+    def located(self, row_of: Callable[[int], int] = lambda row: row) -> Iterator[None]:
+        """An error about a cell then says where it stands in the files; `row_of`: from a row of the column to ours."""
+        from dmtrl.tables.cells import CellError
+
+        try:
+            yield
+        except CellError as error:
+            raise error.at(self.where(row_of(error.row))) from None
 
     def read(self, tell: Callable[[float], object] = lambda done: None) -> Batch:
         """All columns and rows at once; `tell` hears which share has been read."""
