@@ -58,15 +58,15 @@ def test_the_proximal_point_is_that_of_a_full_svd(shape, smallest: float, t: flo
     np.testing.assert_allclose(covariance.dense(), (left * shrunk / shrunk.sum()) @ left.T, atol=1e-9)
 
 
-def test_a_gap_in_the_spectrum_does_not_hide_what_is_below_it() -> None:
+@pytest.mark.parametrize("seed", range(20))  # rounding decides in which draws the Gram matrix sees nothing there
+def test_a_gap_in_the_spectrum_does_not_hide_what_is_below_it(seed: int) -> None:
     """Two values that the Gram matrix cannot see, below two that it can, and a threshold below all of them."""
-    rng = np.random.default_rng(352)
+    rng = np.random.default_rng(seed)
     left, right = (np.linalg.qr(rng.normal(size=(n, 4)))[0] for n in (4, 10))
     V, t = (left * [1.0, 0.5, 4e-9, 2.8e-9]) @ right.T, 1e-10
-    W, covariance, _ = nuclear_prox(V, t)
-    assert covariance.factor().shape[1] >= 4
-    np.testing.assert_allclose(W, V, atol=3e-10)  # so weak a prox hardly changes anything
-    np.testing.assert_allclose(np.linalg.svd(W)[1][2:], [4e-9 - 1.5e-10, 2.8e-9 - 1.5e-10], rtol=1e-3)
+    W, _, _ = nuclear_prox(V, t)
+    shrunk = [4e-9 - 1.5e-10, 2.8e-9 - 1.5e-10]
+    np.testing.assert_allclose(np.linalg.svd(W)[1][2:], shrunk, rtol=1e-3)
 
 
 def test_nothing_and_zero() -> None:
