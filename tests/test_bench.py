@@ -9,8 +9,10 @@ from click.testing import CliRunner
 
 from dmtrl.bench import rounds
 from dmtrl.bench import solve as whole_job
+from dmtrl.bench.suite import BENCHMARKS
 from dmtrl.bench.timing import Clock, TimeIsUp, interleaved, ratio
 from dmtrl.cli import main
+from dmtrl.commands.bench import CHOICES
 from dmtrl.coordinator import RoundRecord
 from dmtrl.experiments.problems import posed
 from dmtrl.experiments.records import Store
@@ -26,6 +28,17 @@ def test_contenders_run_in_turn_after_a_warm_up() -> None:
 
 def test_ratios_by_hand() -> None:
     assert ratio([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == (2.0, 2.0, 3.0)
+
+
+def test_the_command_knows_every_benchmark() -> None:
+    assert ("all", *BENCHMARKS.groups) == CHOICES
+    names = [experiment.name for experiment in BENCHMARKS.experiments("all")]
+    assert len(set(names)) == len(names) == len(BENCHMARKS.groups)
+    for experiment in BENCHMARKS.experiments("all"):
+        for quick in (True, False):
+            keys = [experiment.key(run) for run in experiment.runs(quick)]
+            assert keys, experiment.name
+            assert len(set(keys)) == len(keys), experiment.name
 
 
 def _record(gap: float) -> RoundRecord:
@@ -74,8 +87,9 @@ def quick_run(tmp_path_factory: pytest.TempPathFactory, shared_data) -> tuple[Pa
     out = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DMTRL_DATA", str(shared_data.folder))
-        result = CliRunner().invoke(main, ["bench", "all", "--quick", "--out", str(out)])
-    assert result.exit_code == 0, result.output
+        for which in ("solve", "rounds"):  # the others have tests of their own
+            result = CliRunner().invoke(main, ["bench", which, "--quick", "--out", str(out)])
+            assert result.exit_code == 0, result.output
     return out, result.stdout
 
 

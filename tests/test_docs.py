@@ -37,6 +37,7 @@ NOT_RUN = {
     "make test": "is what runs this test",
     'pip install ".[frames,report]"': "changes the environment; `make` has done it",
     "dmtrl bench --out benchmarks": "takes minutes; test_bench runs it with --quick",
+    "dmtrl bench network --latency 20 --bandwidth 100": "takes a minute; test_bench_network has its parts",
 }
 
 KINDS = {"python", "console", "text"}

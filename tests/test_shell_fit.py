@@ -214,8 +214,8 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
         (*ok, "-o", str(tmp_path)): "is a folder",
         (*ok, "-o", str(csv), "--force"): "is the data itself",
-        (*ok, "--resume", str(csv)): "is not a checkpoint of dmtrl fit",
-        (*ok, "--resume", str(tmp_path / "none")): "No such file",
+        (*ok, "--resume", str(csv)): "there is no complete checkpoint at",
+        (*ok, "--resume", str(tmp_path / "none")): "there is no complete checkpoint at",
         (*ok, "--number", "colour"): "which is not a number",
         (*ok, *(word for name in ("size", "price", "colour", "open", "day", "verdict") for word in ("--drop", name))): (
             "no column is left to learn from"

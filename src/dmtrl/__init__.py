@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dmtrl.certificate import Certificate
+    from dmtrl.checkpoint import Checkpoint, CheckpointWarning
     from dmtrl.coordinator import Outcome, RoundRecord
     from dmtrl.covariance import TaskCovariance
     from dmtrl.data import TaskData
     from dmtrl.displays import ConvergenceDisplay, TaskComparisonDisplay, TaskCorrelationDisplay
+    from dmtrl.engines import RayOptions, WorkerLostError
     from dmtrl.estimators import MTRLClassifier, MTRLRegressor
     from dmtrl.feature_maps import RFF
     from dmtrl.loss_check import LossError, check_loss
@@ -20,16 +22,19 @@ if TYPE_CHECKING:
     from dmtrl.persistence import load, verify
     from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
     from dmtrl.settings import Settings
-    from dmtrl.solver import NotConvergedWarning, solve
+    from dmtrl.solver import NotConvergedWarning, TasksLeftOutWarning, solve
+    from dmtrl.sources import SourcePlan
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "certificate": ["Certificate"],
+    "checkpoint": ["Checkpoint", "CheckpointWarning"],
     "coordinator": ["Outcome", "RoundRecord"],
     "covariance": ["TaskCovariance"],
     "data": ["TaskData"],
     "displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
+    "engines": ["RayOptions", "WorkerLostError"],
     "estimators": ["MTRLClassifier", "MTRLRegressor"],
     "feature_maps": ["RFF"],
     "loss_check": ["LossError", "check_loss"],
@@ -38,13 +43,16 @@ _HOMES = {
     "persistence": ["load", "verify"],
     "selection": ["MTRLClassifierCV", "MTRLRegressorCV"],
     "settings": ["Settings"],
-    "solver": ["NotConvergedWarning", "solve"],
+    "solver": ["NotConvergedWarning", "TasksLeftOutWarning", "solve"],
+    "sources": ["SourcePlan"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "RFF",
     "Certificate",
+    "Checkpoint",
+    "CheckpointWarning",
     "ConvergenceDisplay",
     "CustomLoss",
     "Loss",
@@ -55,12 +63,16 @@ __all__ = [
     "MTRLRegressorCV",
     "NotConvergedWarning",
     "Outcome",
+    "RayOptions",
     "RoundRecord",
     "Settings",
+    "SourcePlan",
     "TaskComparisonDisplay",
     "TaskCorrelationDisplay",
     "TaskCovariance",
     "TaskData",
+    "TasksLeftOutWarning",
+    "WorkerLostError",
     "check_loss",
     "get_loss",
     "load",

@@ -5,13 +5,19 @@ the paper's bound, the spectral value or the block version; momentum and a shrin
 preset turns them off.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from dmtrl.covariance import TaskCovariance
 from dmtrl.layout import Layout
-from dmtrl.method import Answers, Candidate, Order, Report
+from dmtrl.method import Answers, Candidate, Order, Report, in_one_piece, put_state, take_state
 from dmtrl.relationship import Relationship
 from dmtrl.settings import Settings
+
+_STATE = (
+    "_B_before", "_smoothing", "_covariance", "_total", "_rho", "_step", "_round_in_w_step", "_momentum_age", "_beta",
+)  # fmt: skip
 
 
 class Alternation:
@@ -26,8 +32,8 @@ class Alternation:
 
     def _set_sigma(self, covariance: TaskCovariance) -> None:
         layout, settings = self._layout, self._settings
-        self._covariance = covariance
-        self._total = covariance.plus_common(self._relationship.tau)
+        self._covariance = in_one_piece(covariance)
+        self._total = in_one_piece(covariance.plus_common(self._relationship.tau))
         if settings.rho == "paper":
             rho = self._total.paper_rho(layout.task)
         else:
@@ -42,7 +48,7 @@ class Alternation:
         self._W = W
         scalars = {"momentum": self._beta, "eta": self._settings.eta}
         if self._settings.rho != "block":
-            return Order(W, self._step, scalars)
+            return Order(W, self._step, scalars, decoupled=self._rho == 1.0 and not self._relationship.learned)
         scalars["coupling"] = self._rho / self._lam
         return Order(W, self._step, scalars, self._total.factor()[self._layout.task])
 
@@ -85,3 +91,10 @@ class Alternation:
         # one sweep over a block is no exact step, and on inexact steps momentum can run away
         wanted = self._settings.momentum and self._settings.rho != "block"
         self._beta = self._momentum_age / (self._momentum_age + 3.0) if wanted else 0.0
+
+    def state(self) -> dict[str, np.ndarray]:
+        return take_state(self, _STATE)
+
+    def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
+        put_state(self, _STATE, state)
+        self._B = self._layout.per_task(b)

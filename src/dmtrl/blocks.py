@@ -69,3 +69,10 @@ def as_rows(X: Any) -> Any:
     if X.dtype not in (np.float32, np.float64):
         X = X.astype(np.float64)
     return np.ascontiguousarray(X)
+
+
+def all_finite(numbers: np.ndarray) -> bool:
+    """No NaN or infinity; asked of the sum first, which needs no array of answers as large as the numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = numbers.sum() if numbers.dtype.kind == "f" else 0.0
+    return bool(np.isfinite(total)) or bool(np.isfinite(numbers).all())

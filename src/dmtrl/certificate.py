@@ -5,6 +5,7 @@ attains, the dual a value nothing can go below, so their distance bounds the err
 and 5).
 """
 
+import math
 from dataclasses import dataclass
 
 
@@ -22,6 +23,8 @@ class Certificate:
     @property
     def relative_gap(self) -> float:
         scale = max(abs(self.primal), abs(self.dual))
+        if math.isinf(scale):  # nothing is known yet
+            return math.inf
         return self.gap / scale if scale > 0 else 0.0
 
     def __str__(self) -> str:

@@ -1,88 +1,352 @@
-"""A journal in a file: what an interrupted fit had established, for `dmtrl fit --resume`.
+"""Checkpoints: where a run stands, kept in a folder or behind a URL, so that it can go on with the same bits.
 
-Room: beside fitting. The file is a numpy archive without pickled objects, written to a temporary name and renamed. It
-names the problem it belongs to by a fingerprint of the data and the settings, and is refused with any other.
+Room: beside the methods, below the coordinator. `<path>/version-000007/` holds a file of each worker, written by the
+worker itself at its own place, one of the coordinator, and a manifest that is written last: a version without one does
+not count. The last two versions stay. What is saved is a whole position: the cross-validation fits that are done, and
+the run that was under way, at the end of a round.
 """
 
+import contextlib
 import hashlib
-import io
 import json
 import os
-import secrets
-import zipfile
-from pathlib import Path
-from typing import Any
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import sparse
 
-from dmtrl.journal import Journal
+from dmtrl import storage
+from dmtrl.covariance import TaskCovariance
+from dmtrl.layout import Layout
+from dmtrl.message import Engine, Message
+from dmtrl.relationship import Relationship
+from dmtrl.settings import Settings
 
-_KIND = "dmtrl checkpoint 1"
+FORMAT = 1
+FIT = "fit"  # the run on all rows; others are cells of a cross-validation
+_KIND = "dmtrl checkpoint"
+_STATE, _MANIFEST, _VERSION = "coordinator.npz", "manifest.json", "version-"
+_WHEN_TO_STOP = {"tol", "max_rounds", "omega_steps"}
+_SECONDS = 60.0  # between checkpoints when nothing is said
+Place = str | os.PathLike[str]
+Cell = tuple[float, float, int]  # tau, lambda, fold
+State = dict[str, np.ndarray]
 
 
-def fingerprint(X: Any, *more: Any) -> str:
-    """One word that changes with any bit of the rows, labels, tasks, weights and settings."""
+class CheckpointWarning(UserWarning):
+    """A checkpoint could not be written; the run goes on, and the one before stays."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Keep a checkpoint in the folder (or fsspec URL) `path` every so many rounds, or seconds, whichever comes first;
+    every minute if nothing is said. The workers write there too: with several machines it must be one that all see."""
+
+    path: Place
+    every_rounds: int | None = None
+    every_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("every_rounds", "every_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value!r}")
+
+    @property
+    def folder(self) -> str:
+        return _absolute(self.path)
+
+
+def _absolute(path: Place) -> str:
+    """As every worker can use it, whatever folder it runs in."""
+    path = os.fspath(path)
+    return path if storage.is_url(path) else os.path.abspath(path)
+
+
+class Start(NamedTuple):
+    """Where a run may begin: weights (m, d), and the part of every row that all tasks share."""
+
+    W: np.ndarray
+    common: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Version:
+    """One that was read: the run under way (None between two cells) with its state, and the problem it is of."""
+
+    folder: str
+    run: str | None
+    problem: dict[str, Any]
+    state: State
+
+
+class Keeper:
+    """Writes a run down while it goes on, and knows where to go on from. Without a checkpoint it writes nothing.
+
+    scores: the held-out sums of each finished cross-validation fit, by task. end: where the last of them ended and its
+    path goes on. grid: what that cross-validation tries.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None = None, resume: Place | None = None):
+        self.scores: dict[Cell, dict[str, np.ndarray]] = {}
+        self.end: Start | None = None
+        self.grid: dict[str, Any] | None = None
+        self.last: str | None = None  # the folder of the last complete version
+        self.stop_asked = False  # when set, the next end of a round is kept and raises KeyboardInterrupt
+        self.on_score: Callable[[int, int], object] = lambda done, total: None
+        self.on_round: Callable[[Any], object] = lambda record: None
+        self.saved = False  # whether anything was written
+        self._checkpoint, self._warned = checkpoint, False
+        self._rounds, self._saved_at = 0, time.monotonic()
+        self._loaded: _Version | None = None
+        if resume is not None:
+            self._load(_absolute(resume))
+        if checkpoint is not None:
+            self._look_at(checkpoint.folder)
+
+    @property
+    def writes(self) -> bool:
+        return self._checkpoint is not None
+
+    def _look_at(self, folder: str) -> None:
+        try:
+            storage.check_folder(folder)
+            numbers = [_number(name) for name in storage.names(folder)]
+        except OSError as error:
+            raise OSError(f"checkpoints cannot be kept at {folder}: {error}") from error
+        self._next = 1 + max(numbers, default=0)
+
+    def _load(self, path: str) -> None:
+        folder = newest(path)
+        if folder is None:
+            raise FileNotFoundError(f"there is no complete checkpoint at {path}; begin anew without resume")
+        header, arrays = storage.load(storage.join(folder, _STATE), _KIND)
+        cells = [(float(tau), float(lam), int(fold)) for tau, lam, fold in header["cells"]]
+        sums = _under("score", arrays)
+        self.scores = {cell: {name: values[i] for name, values in sums.items()} for i, cell in enumerate(cells)}
+        self.end = Start(arrays["end.W"], arrays["end.common"]) if "end.W" in arrays else None
+        self.grid, self.last = header["grid"], folder
+        self._loaded = _Version(folder, header["run"], header["problem"], _under("run", arrays))
+
+    def begin_choosing(self, engine: Engine, grid: Mapping[str, Any]) -> None:
+        """Before a cross-validation: refuse another one's checkpoint; if it was stopped between two fits, the workers
+        get back what the first of them left behind."""
+        if self._loaded is not None:
+            _refuse_other(self._loaded.folder, grid, self.grid or {})
+            if self._loaded.run is None:
+                restore_workers(engine, self._loaded.folder)
+                self._loaded = None
+        self.grid = dict(grid)
+
+    def begin_run(self, run: str, problem: Mapping[str, Any]) -> tuple[str, State] | None:
+        """Where a run goes on: the folder the workers find theirs in, and the coordinator's state; None: from its
+        beginning."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return None
+        what = "the fit under way"
+        _refuse_other(loaded.folder, {what: run, **problem}, {what: loaded.run, **loaded.problem})
+        return loaded.folder, loaded.state
+
+    def round_done(
+        self, engine: Engine, run: str, problem: Mapping[str, Any], state: Callable[[], State], over: bool
+    ) -> None:
+        """After every round of a run; `over`: it was the last one."""
+        self._rounds += 1
+        if over and run != FIT:  # cell_done comes next
+            return
+        if self.stop_asked or self._due() or over:
+            self._save(engine, run, problem, state())
+        self._stop_if_asked()
+
+    def cell_done(self, engine: Engine, cell: Cell, sums: Mapping[str, np.ndarray], outcome: Any) -> None:
+        """After every finished fit of a cross-validation."""
+        self.scores[cell] = {name: np.array(values) for name, values in sums.items()}
+        self.end = Start(outcome.W, outcome.common)
+        if self.stop_asked or self._due():
+            self._save(engine, None, {}, {})
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        if self.stop_asked:
+            raise KeyboardInterrupt
+
+    def _due(self) -> bool:
+        if self._checkpoint is None:
+            return False
+        rounds, seconds = self._checkpoint.every_rounds, self._checkpoint.every_seconds
+        if rounds is None and seconds is None:
+            seconds = _SECONDS
+        passed = time.monotonic() - self._saved_at
+        return (rounds is not None and self._rounds >= rounds) or (seconds is not None and passed >= seconds)
+
+    def _save(self, engine: Engine, run: str | None, problem: Mapping[str, Any], state: State) -> None:
+        if self._checkpoint is None:
+            return
+        folder = storage.join(self._checkpoint.folder, f"{_VERSION}{self._next:06d}")
+        try:
+            storage.make_folder(folder)
+            self._write(engine, folder, run, problem, state)
+        except OSError as error:
+            self._warn(error)
+            with contextlib.suppress(OSError):
+                storage.remove(folder)
+            return
+        finally:
+            self._rounds, self._saved_at = 0, time.monotonic()
+        keep = {folder, self.last}  # a worker that is lost now may still be brought back from the one before
+        self.last, self._next, self.saved = folder, self._next + 1, True
+        with contextlib.suppress(OSError):
+            for name in storage.names(self._checkpoint.folder):
+                old = storage.join(self._checkpoint.folder, name)
+                if _number(name) and old not in keep:
+                    storage.remove(old)
+
+    def _write(self, engine: Engine, folder: str, run: str | None, problem: Mapping[str, Any], state: State) -> None:
+        message = Message("save", {"to": folder, "last": self.last or ""})
+        answers = dict(engine.exchange({k: message for k in range(engine.n_workers)}))
+        errors = [str(answer.scalars["error"]) for answer in answers.values() if "error" in answer.scalars]
+        if errors:
+            raise OSError(errors[0])
+        cells = list(self.scores)
+        header = {"kind": _KIND, "run": run, "problem": problem, "grid": self.grid, "cells": cells}
+        arrays = {f"run.{name}": values for name, values in state.items()}
+        for name in self.scores[cells[0]] if cells else ():
+            arrays[f"score.{name}"] = np.array([self.scores[cell][name] for cell in cells])
+        if self.end is not None:
+            arrays["end.W"], arrays["end.common"] = self.end
+        storage.save(storage.join(folder, _STATE), header, arrays)
+        files = [_STATE, *sorted(str(answer.scalars["file"]) for answer in answers.values())]
+        missing = set(files) - set(storage.names(folder))
+        if missing:
+            raise OSError(
+                f"a worker wrote {sorted(missing)[0]} where the coordinator does not see it; with several machines "
+                "the path must be a shared folder or a URL"
+            )
+        manifest = {"kind": _KIND, "format": FORMAT, "run": run, "cells": len(cells), "files": files}
+        storage.write(storage.join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode())
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            kept = f"the last one, {self.last}, stays" if self.last else "there is none yet"
+            warnings.warn(
+                f"a checkpoint could not be written ({error}); {kept}, and the run goes on",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+        self._warned = True
+
+
+def keeper(checkpoint: "Place | Checkpoint | Keeper | None", resume: Place | bool | None) -> Keeper | None:
+    """From what people write: resume=True goes on from the checkpoint if there is one; a path has to have one, and
+    goes on being kept where nothing else is said."""
+    if isinstance(checkpoint, Keeper):
+        return checkpoint
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    if isinstance(resume, bool) and resume:
+        if checkpoint is None:
+            raise ValueError("resume=True goes on from the checkpoint; say with checkpoint= where that is")
+        return Keeper(checkpoint, checkpoint.path if newest(checkpoint.folder) else None)
+    if resume is None or isinstance(resume, bool):
+        return None if checkpoint is None else Keeper(checkpoint)
+    if checkpoint is None:
+        path = _absolute(resume)
+        folder, name = path.rstrip("/").rsplit("/", 1) if storage.is_url(path) else os.path.split(path)
+        checkpoint = Checkpoint(folder if _number(name) else path)
+    return Keeper(checkpoint, resume)
+
+
+def newest(path: str) -> str | None:
+    """The folder of the newest complete version at a path, which may itself be a version; None if there is none."""
+    versions = sorted((name for name in storage.names(path) if _number(name)), key=_number, reverse=True)
+    for folder in (path, *(storage.join(path, name) for name in versions)):
+        if _MANIFEST not in storage.names(folder):
+            continue
+        where = storage.join(folder, _MANIFEST)
+        try:
+            manifest = json.loads(storage.read(where))
+            number = int(manifest["format"]) if manifest["kind"] == _KIND else 0
+        except (ValueError, KeyError, TypeError):  # cut short, where a store does not write whole files
+            continue
+        if number > FORMAT:
+            raise ValueError(f"{where} has format {number}, this dmtrl reads up to {FORMAT}: pip install -U dmtrl")
+        return folder
+    return None
+
+
+def problem_of(layout: Layout, relationship: Relationship, lam: float, settings: Settings) -> dict[str, Any]:
+    """What a checkpoint must agree about, as far as the coordinator knows it; each worker knows its own rows. When to
+    stop may differ: a run that was over can go on with a smaller tol or more rounds."""
+    knobs = {name: value for name, value in asdict(settings).items() if name not in _WHEN_TO_STOP}
+    return {
+        "the number of tasks": layout.m,
+        "the number of features": layout.d,
+        "the number of workers": len(layout.positions),
+        "the partition (rows and weights of each worker)": _digest(
+            *layout.positions, layout.task, layout.rows, layout.weight
+        ),
+        "lambda": lam,
+        "the relationship": _relation(relationship),
+        **knobs,
+    }
+
+
+def _relation(relationship: Any) -> list[Any]:
+    facts = [type(relationship).__name__, relationship.name, relationship.tau, getattr(relationship, "weight", None)]
+    covariance, base = getattr(relationship, "covariance", None), getattr(relationship, "base", None)
+    if isinstance(covariance, TaskCovariance):
+        facts.append(_digest(covariance.basis, covariance.values, np.array(covariance.floor)))
+    return facts if base is None else [*facts, _relation(base)]
+
+
+def _digest(*arrays: np.ndarray) -> str:
     digest = hashlib.sha256()
-    parts = (X.data, X.indices, X.indptr) if sparse.issparse(X) else (X,)
-    for part in (*parts, *more):
-        if isinstance(part, np.ndarray):
-            digest.update(f"{part.dtype.str}{part.shape}".encode())
-            digest.update(np.ascontiguousarray(part).data)
-        else:
-            digest.update(json.dumps(part, sort_keys=True).encode())
-    return digest.hexdigest()
+    for array in arrays:
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
-def write(journal: Journal, problem: str, path: str | os.PathLike[str]) -> None:
-    """The whole checkpoint is there in the end, or what was there before."""
-    cells = list(journal.scores)
-    header = {
-        "kind": _KIND, "problem": problem, "cells": cells, "last": journal.last, "strengths": journal.strengths,
-    }  # fmt: skip
-    arrays = {"header": np.array(json.dumps(header))}
-    for name in journal.scores[cells[0]] if cells else ():
-        arrays[f"score.{name}"] = np.array([journal.scores[cell][name] for cell in cells])
-    if journal.end is not None:
-        arrays["end.W"], arrays["end.common"] = journal.end
-    if journal.weights is not None:
-        arrays["weights"] = journal.weights
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    target = Path(path)
-    temporary = target.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_bytes(buffer.getbuffer())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+def restore_workers(engine: Engine, folder: str) -> dict[int, Message]:
+    message = Message("restore", {"from": folder})
+    return dict(engine.exchange({k: message for k in range(engine.n_workers)}))
 
 
-def read(path: str | os.PathLike[str], problem: str) -> Journal:
-    """The journal of this very problem; ValueError for anything else."""
-    try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        header = json.loads(str(arrays["header"]))
-        if header["kind"] != _KIND:
-            raise KeyError("kind")
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is not a checkpoint of dmtrl fit, or is damaged; begin anew without --resume"
-        ) from error
-    if header["problem"] != problem:
-        raise ValueError(
-            f"{path} belongs to a fit of other data or with other options; "
-            "repeat the command that was interrupted, or begin anew without --resume"
-        )
-    names = [name for name in arrays if name.startswith("score.")]
-    cells = [_cell(cell) for cell in header["cells"]]
-    scores = {cell: {n.removeprefix("score."): arrays[n][i] for n in names} for i, cell in enumerate(cells)}
-    last = None if header["last"] is None else _cell(header["last"])
-    end = (arrays["end.W"], arrays["end.common"]) if "end.W" in arrays else None
-    strengths = None if header["strengths"] is None else (header["strengths"][0], header["strengths"][1])
-    return Journal(scores, last, end, arrays.get("weights"), strengths)
+def _refuse_other(folder: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    here = json.loads(json.dumps(here))  # a tuple becomes a list, as it did in the file
+    for name in here:
+        if here[name] != there.get(name):
+            raise ValueError(
+                f"{folder} is a checkpoint of another problem or other settings: {name} is {_short(here[name])} here "
+                f"and {_short(there.get(name))} there; repeat the call that was stopped, or begin anew without resume"
+            )
 
 
-def _cell(parts: list[Any]) -> tuple[float, float, int]:
-    return float(parts[0]), float(parts[1]), int(parts[2])
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _number(name: str) -> int:
+    """Of a version's folder; 0 for any other name."""
+    digits = name.removeprefix(_VERSION)
+    return int(digits) if name.startswith(_VERSION) and digits.isdigit() else 0
+
+
+def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> State:
+    start = f"{prefix}."
+    return {name.removeprefix(start): values for name, values in arrays.items() if name.startswith(start)}
+
+
+def remove(places: Sequence[Place]) -> None:
+    """Checkpoints that nobody needs any more; whatever else lies beside them stays."""
+    for path in map(_absolute, places):
+        for name in storage.names(path):
+            if _number(name):
+                storage.remove(storage.join(path, name))
+        if not storage.names(path):
+            storage.remove(path)

@@ -6,20 +6,24 @@ the certificate, keeps a record, tells the callbacks, and stops on the joint rel
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from dmtrl.alternation import Alternation
+from dmtrl.asynchronous import AsynchronousSplitting
 from dmtrl.certificate import Certificate, scaled_dual
+from dmtrl.checkpoint import FIT, Keeper, Start, State, problem_of, restore_workers
 from dmtrl.covariance import TaskCovariance
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message, Scalar
-from dmtrl.method import Answers, Candidate, Method, Order
+from dmtrl.method import Answers, Candidate, Method, Order, Report
+from dmtrl.pace import Balance, Trace
 from dmtrl.relationship import FreeIntercept, Relationship
+from dmtrl.rowwise import threads
 from dmtrl.settings import Settings
 from dmtrl.splitting import Splitting
 from dmtrl.worker import SOLVER_NAMES
@@ -75,6 +79,7 @@ class Outcome:
     history: list[RoundRecord]
     converged: bool
     method: str
+    trace: Trace = field(default_factory=Trace)  # what depended on time: nothing, unless the settings ask for it
 
 
 @cache
@@ -84,7 +89,7 @@ def _blas() -> ThreadpoolController:
 
 def single_threaded_blas(wanted: bool = True) -> Any:
     """A context in which linear algebra uses one thread: a small SVD is faster so than on several that wait for each
-    other.
+    other, and what is large is threaded in pieces by `rowwise`.
     """
     return _blas().limit(limits=1 if wanted else None)
 
@@ -92,6 +97,43 @@ def single_threaded_blas(wanted: bool = True) -> Any:
 def broadcast(engine: Engine, message: Message) -> dict[int, Message]:
     """The same message to every worker."""
     return dict(engine.exchange({k: message for k in range(engine.n_workers)}))
+
+
+@dataclass
+class _Run:
+    """What a run has reached, beside the state of its method."""
+
+    best: Candidate
+    dual: DualPoint
+    accuracy: float  # the local accuracy asked for, see _sharpened
+    b: np.ndarray  # of each unit, after the last round
+    omega_steps: int = 0
+    history: list[RoundRecord] = field(default_factory=list)
+
+    @property
+    def certificate(self) -> Certificate:
+        return Certificate(self.best.objective, self.dual.bound)
+
+    def state(self) -> State:
+        best, dual = vars(self.best), vars(self.dual)
+        state = {f"best.{name}": value for name, value in best.items()}
+        state |= {f"dual.{name}": value for name, value in dual.items()}
+        for column in fields(RoundRecord):
+            state[f"history.{column.name}"] = [getattr(record, column.name) for record in self.history]
+        state |= {"accuracy": self.accuracy, "b": self.b, "omega_steps": self.omega_steps}
+        return {name: np.asarray(value) for name, value in state.items()}
+
+    @classmethod
+    def from_state(cls, state: State) -> "_Run":
+        def number(name: str) -> float:
+            return float(state[name])
+
+        best = Candidate(state["best.W"], state["best.common"], number("best.objective"))
+        sums = (number(f"dual.{name}") for name in ("conjugate", "conjugate_at_zero", "bound"))
+        columns = [state[f"history.{column.name}"].tolist() for column in fields(RoundRecord)]
+        history = [RoundRecord(*values) for values in zip(*columns, strict=True)]
+        dual = DualPoint(state["dual.B"], *sums)
+        return cls(best, dual, number("accuracy"), state["b"], int(state["omega_steps"]), history)
 
 
 def _sharpened(accuracy: float, history: Sequence[RoundRecord]) -> float:
@@ -124,11 +166,13 @@ class Coordinator:
 
     def _exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
         self._sent = sum(message.nbytes for message in messages.values())
-        answers = dict(self._engine.exchange(messages))
+        began, answers, self._seconds = time.perf_counter(), {}, dict[int, float]()
+        for k, answer in self._engine.exchange(messages):
+            answers[k], self._seconds[k] = answer, time.perf_counter() - began
         self._received = sum(message.nbytes for message in answers.values())
         return answers
 
-    def _prepare(self, start: Outcome | None) -> np.ndarray:
+    def _prepare(self, start: Outcome | Start | None) -> np.ndarray:
         layout, settings = self._layout, self._settings
         total = layout.per_task(layout.weight)[layout.task]
         scalars: dict[str, Scalar] = {
@@ -140,14 +184,15 @@ class Coordinator:
         }
         arrays = {"total_weight": total, "steps": self._steps()[layout.task]}
         if start is not None:
-            arrays["w"] = start.W[layout.task]
+            arrays["w"] = layout.per_unit(start.W)
         answers = self._exchange(
             {
                 k: Message("prepare", scalars, {name: layout.scatter(k, values) for name, values in arrays.items()})
                 for k in range(self._engine.n_workers)
             }
         )
-        self._conjugate = float(layout.gather(answers, "conjugate").sum())
+        self._conjugates = layout.gather(answers, "conjugate")
+        self._conjugate = float(self._conjugates.sum())
         self._at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
         limits = layout.gather(answers, "longest_step")
         self._longest_step = float(np.median(limits[np.isfinite(limits)])) if np.isfinite(limits).any() else np.inf
@@ -176,59 +221,135 @@ class Coordinator:
         return Splitting(relationship, self._lam, layout, settings, W, common, b, self._longest_step)
 
     def run(
-        self, callbacks: Sequence[Callback] = (), start: Outcome | None = None, watch: Watch | None = None
+        self,
+        callbacks: Sequence[Callback] = (),
+        start: Outcome | Start | None = None,
+        watch: Watch | None = None,
+        keeper: Keeper | None = None,
+        name: str = FIT,
+        replay: Trace | None = None,
     ) -> Outcome:
         """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier
-        outcome on the same workers, whose dual variables are kept. `watch` sees the weights (m, d) of every round."""
-        small = self._layout.m * self._layout.d * min(self._layout.m, self._layout.d) < 1e8
-        with single_threaded_blas(small):
-            return self._rounds(callbacks, start, watch)
+        outcome on the same workers, whose dual variables are kept. `watch` sees the weights (m, d) of every round. The
+        `keeper` writes checkpoints; where it was given one of the run of this name, that goes on. `replay` is the
+        trace of an earlier run, which is then repeated to the bit although it depended on time."""
+        self._replay = replay or Trace()
+        with single_threaded_blas(), threads(getattr(self._engine, "threads", 1)):
+            return self._rounds(callbacks, start, watch, keeper or Keeper(), name)
 
-    def _rounds(self, callbacks: Sequence[Callback], start: Outcome | None, watch: Watch | None) -> Outcome:
+    def _rounds(
+        self,
+        callbacks: Sequence[Callback],
+        start: Outcome | Start | None,
+        watch: Watch | None,
+        keeper: Keeper,
+        name: str,
+    ) -> Outcome:
         layout, settings, relationship = self._layout, self._settings, self._relationship
-        b = self._prepare(start)
-        W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
-        method = self._method(b, W, common)
-        B = layout.per_task(b)
-        best = Candidate(W, common, np.inf)
-        dual = self._dual_point(B, self._conjugate)
-        history: list[RoundRecord] = []
-        accuracy, omega_steps = settings.local_accuracy, 0
-        for number in range(settings.max_rounds):
-            began = time.perf_counter()
-            order = method.order()
-            accuracy = _sharpened(accuracy, history)
-            target = accuracy * (best.objective - dual.bound) / len(layout.task)
-            raw = self._exchange(self._messages(order, number, target))
-            answers, solver, passes = self._read(raw, number)
-            report = method.absorb(answers)
+        problem = problem_of(layout, relationship, self._lam, settings)
+        if settings.max_staleness and keeper.writes:
+            raise ValueError("checkpoints are written between rounds in step; leave max_staleness at 0 to keep them")
+        saved = keeper.begin_run(name, problem)
+        self._balance = Balance(layout, self._replay.work) if settings.balance else None
+        method, run = self._begin(start) if saved is None else self._go_on(*saved)
+        while not self._over(run):
+            began, number = time.perf_counter(), len(run.history)
+            answers, report, (solver, passes) = self._round(method, run, number)
             now = min(report.candidates, key=lambda candidate: candidate.objective)
-            best = min(best, now, key=lambda candidate: candidate.objective)
-            dual = max(dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
-            certificate = Certificate(best.objective, dual.bound)
-            self._check(certificate, dual)
+            run.best = min(run.best, now, key=lambda candidate: candidate.objective)
+            run.dual = max(run.dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
+            run.b = answers.b
+            certificate = run.certificate
+            self._check(certificate, run.dual)
             w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
-            if isinstance(
-                method, Splitting
-            ):  # the best pair's W-step gap is at most its joint gap (docs/math.md section 5)
+            if method.name == Splitting.name:  # of the best pair it is at most the joint gap (docs/math.md section 5)
                 w_gap = min(w_gap, certificate.relative_gap)
             record = RoundRecord(
-                number, certificate.relative_gap, best.objective, dual.bound, w_gap, now.objective,
-                report.w_objective - report.w_gap, report.rho, report.step, solver, passes, report.omega,
+                number, certificate.relative_gap, run.best.objective, run.dual.bound, float(w_gap), now.objective,
+                float(report.w_objective - report.w_gap), report.rho, report.step, solver, passes, bool(report.omega),
                 self._sent, self._received, time.perf_counter() - began,
             )  # fmt: skip
-            history.append(record)
+            run.history.append(record)
             for callback in callbacks:
                 callback(record)
             if watch is not None:
                 watch(record, now.W)
-            omega_steps += report.omega
-            if certificate.relative_gap <= settings.tol or omega_steps == settings.omega_steps:
-                break
-        own = best.W - best.common
-        covariance = relationship.update(own)
-        converged = certificate.relative_gap <= settings.tol
-        return Outcome(best.W, best.common, covariance, certificate, dual, history, converged, method.name)
+            run.omega_steps += report.omega
+            keeper.round_done(self._engine, name, problem, partial(self._state, method, run), self._over(run))
+        trace = Trace(work=self._balance.work if self._balance else ())
+        if isinstance(method, AsynchronousSplitting):
+            method.finish()
+            trace = Trace(arrivals=method.arrivals)
+        best = run.best
+        covariance = relationship.update(best.W - best.common)
+        converged = run.certificate.relative_gap <= settings.tol
+        return Outcome(
+            best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name, trace
+        )
+
+    def _round(
+        self, method: Method | AsynchronousSplitting, run: "_Run", number: int
+    ) -> tuple[Answers, Report, tuple[str, float]]:
+        gap = run.best.objective - run.dual.bound
+        if isinstance(method, AsynchronousSplitting):
+            answers, report = method.round(gap)
+            self._sent, self._received = method.sent, method.received
+            return answers, report, self._work(*method.work())
+        order = method.order()
+        run.accuracy = _sharpened(run.accuracy, run.history)
+        target = run.accuracy * gap
+        if number > 0 and order.decoupled:  # the local problems are the whole one: go all the way at once
+            target = min(target, 0.5 * self._settings.tol * abs(run.dual.bound))
+        raw = self._exchange(self._messages(order, number, target / len(self._layout.task)))
+        answers = self._read(raw, number)
+        solver, steps = (self._layout.gather(raw, name) for name in ("solver", "steps"))
+        del raw  # the workers' b: joined in `answers`
+        if self._balance:
+            self._balance.learn(self._seconds, np.where(solver == 0, steps, 0))
+        return answers, method.absorb(answers), self._work(solver, steps)
+
+    def _work(self, codes: np.ndarray, steps: np.ndarray) -> tuple[str, float]:
+        """Which local solvers were at work, and how many passes coordinate ascent took over the rows it was given."""
+        used = "+".join(SOLVER_NAMES[int(code)] for code in np.unique(codes))
+        sdca = codes == 0
+        return used, float(steps[sdca].sum() / max(self._layout.rows[sdca].sum(), 1))
+
+    def _over(self, run: "_Run") -> bool:
+        if not run.history:
+            return False
+        settings = self._settings
+        enough = run.certificate.relative_gap <= settings.tol or run.omega_steps == settings.omega_steps
+        return enough or len(run.history) >= settings.max_rounds
+
+    def _begin(self, start: Outcome | Start | None) -> tuple[Method | AsynchronousSplitting, "_Run"]:
+        layout = self._layout
+        b = self._prepare(start)
+        W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
+        dual = self._dual_point(layout.per_task(b), self._conjugate)
+        run = _Run(Candidate(W, common, np.inf), dual, self._settings.local_accuracy, b)
+        if self._settings.max_staleness == 0:
+            return self._method(b, W, common), run
+        known = (W, common, b, self._conjugates, self._longest_step, self._replay.arrivals)
+        return AsynchronousSplitting(self._engine, self._relationship, self._lam, layout, self._settings, *known), run
+
+    def _state(self, method: Method | AsynchronousSplitting, run: "_Run") -> State:
+        """Where a run stands at the end of a round."""
+        own = {} if isinstance(method, AsynchronousSplitting) else method.state()  # whose runs are not kept
+        state = run.state() | {f"method.{name}": values for name, values in own.items()}
+        return state | {"longest_step": np.array(self._longest_step)}
+
+    def _go_on(self, folder: str, state: State) -> tuple[Method, "_Run"]:
+        """The same run again. B comes from the workers, so that it is what their dual variables say."""
+        layout = self._layout
+        run = _Run.from_state(state)
+        b = layout.gather(restore_workers(self._engine, folder), "b")
+        if not np.allclose(b, run.b, rtol=1e-6, atol=1e-9 * float(np.abs(run.b).max(initial=0.0))):
+            raise ValueError(f"{folder}: the dual variables of the workers do not belong to the coordinator's state")
+        self._conjugate, self._at_zero = run.dual.conjugate, run.dual.conjugate_at_zero
+        self._longest_step = float(state["longest_step"])
+        method = self._method(b, np.zeros((layout.m, layout.d)), np.zeros(layout.d))
+        method.restore({k.removeprefix("method."): v for k, v in state.items() if k.startswith("method.")}, b)
+        return method, run
 
     def _check(self, certificate: Certificate, dual: DualPoint) -> None:
         scale = abs(certificate.primal) + abs(dual.conjugate) + abs(self._at_zero)
@@ -245,15 +366,18 @@ class Coordinator:
     def _messages(self, order: Order, number: int, target: float) -> dict[int, Message]:
         layout = self._layout
         scalars = {**order.scalars, "round": number, "target": target}
-        messages = {}
+        limits = self._balance.limits() if self._balance else {}
+        messages, W = {}, layout.per_unit(order.W)
         for k in range(self._engine.n_workers):
-            arrays = {"w": order.W[layout.task[layout.positions[k]]], "step": layout.scatter(k, order.step)}
+            arrays = {"w": layout.scatter(k, W), "step": layout.scatter(k, order.step)}
             if order.factor is not None:
                 arrays["factor"] = layout.scatter(k, order.factor)
+            if k in limits:
+                arrays["most"] = limits[k]
             messages[k] = Message("round", scalars, arrays)
         return messages
 
-    def _read(self, raw: Mapping[int, Message], number: int) -> tuple[Answers, str, float]:
+    def _read(self, raw: Mapping[int, Message], number: int) -> Answers:
         layout = self._layout
         b = layout.gather(raw, "b")
         if not np.isfinite(b).all():
@@ -266,11 +390,4 @@ class Coordinator:
         def total(name: str) -> float:
             return float(layout.gather(raw, name).sum())
 
-        codes = layout.gather(raw, "solver")
-        used = "+".join(SOLVER_NAMES[int(code)] for code in np.unique(codes))
-        sdca = codes == 0
-        passes = layout.gather(raw, "steps")[sdca].sum() / max(layout.rows[sdca].sum(), 1)
-        answers = Answers(
-            b, layout.per_task(b), total("loss_w"), total("bracket_w"), total("loss_u"), total("conjugate")
-        )
-        return answers, used, float(passes)
+        return Answers(b, layout.per_task(b), total("loss_w"), total("bracket_w"), total("loss_u"), total("conjugate"))

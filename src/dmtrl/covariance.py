@@ -12,6 +12,8 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import eigsh
 
+from dmtrl.rowwise import gram
+
 DENSE_LIMIT = 5000  # tasks; above it no (m, m) array is made
 _EXACT_RHO_LIMIT = 300  # tasks; above it rho is a safe upper bound instead of a dense eigenvalue
 
@@ -87,17 +89,18 @@ class TaskCovariance:
 
     def apply(self, B: np.ndarray) -> np.ndarray:
         """Sigma B."""
-        return (self.basis * self.values) @ (self.basis.T @ B) + self.floor * B
+        return self.basis @ (self.values[:, None] * gram(self.basis, B)) + self.floor * B
 
     def shrink(self, V: np.ndarray, t: float) -> np.ndarray:
         """Sigma (Sigma + t I)^-1 V, the proximal map of a fixed Sigma (19)."""
         low = self.floor / (self.floor + t)
         gain = (self.values + self.floor) / (self.values + self.floor + t) - low
-        return (self.basis * gain) @ (self.basis.T @ V) + low * V
+        return self.basis @ (gain[:, None] * gram(self.basis, V)) + low * V
 
     def quadratic(self, B: np.ndarray) -> float:
         """tr(B^T Sigma B)."""
-        return float((self.values[:, None] * (self.basis.T @ B) ** 2).sum() + self.floor * (B**2).sum())
+        own = float((self.values[:, None] * gram(self.basis, B) ** 2).sum())
+        return own + (self.floor * float(np.einsum("ij,ij->", B, B)) if self.floor else 0.0)
 
     def inverse_quadratic(self, W: np.ndarray) -> float:
         """tr(W^T Sigma^-1 W), infinite where W leaves the range of Sigma. Sigma is never inverted as a whole."""
@@ -157,8 +160,9 @@ class TaskCovariance:
         tasks = np.arange(self.m) if unit_tasks is None else unit_tasks
         diagonal = (F**2).sum(axis=1) + self.floor
         worst = 1.0
-        for start in range(0, len(F), 1024):
-            rows = slice(start, start + 1024)
+        height = max(1, min(1024, (1 << 24) // max(len(F), 1)))  # rows at a time: at most 128 MiB
+        for start in range(0, len(F), height):
+            rows = slice(start, start + height)
             same = tasks[rows, None] == tasks[None, :]
             sums = np.abs(F[rows] @ F.T + self.floor * same).sum(axis=1)
             live = diagonal[rows] > 0

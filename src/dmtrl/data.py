@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.blocks import Blocks, as_rows
+from dmtrl.blocks import ArraySource, Blocks, Source, as_rows
 
 
 @dataclass(frozen=True)
@@ -95,30 +95,31 @@ class TaskData:
         starts = np.concatenate([[0], np.cumsum([len(y) for y in labels])])
         return cls(as_rows(X), np.concatenate(labels), weight, starts, np.array(names))
 
+    def only(self, tasks: np.ndarray) -> "TaskData":
+        """These tasks, by number, in this order."""
+        rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
+        starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
+        weight = None if self.sample_weight is None else self.sample_weight[rows]
+        groups = None if self.groups is None else self.groups[tasks]
+        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups)
+
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
-        """Contiguous pieces of about equally many rows. `shards` says into how many each task may be cut, so that
-        one task can lie on several workers; shards that fall to the same worker are joined again."""
-        per_task = np.broadcast_to(np.asarray(shards, dtype=int), self.m)
-        if workers < 1 or (per_task < 1).any():
-            raise ValueError("the number of workers and of shards must be at least 1")
-        cuts: list[int] = []
-        tasks: list[int] = []
-        for i, count in enumerate(per_task):
-            edges = np.linspace(self.starts[i], self.starts[i + 1], count + 1).astype(int)
-            cuts += edges[:-1].tolist()
-            tasks += [i] * count
-        edges_all = np.array([*cuts, self.starts[-1]])
-        workers = min(workers, len(tasks))
-        middle = (edges_all[:-1] + edges_all[1:]) / 2
-        if workers == len(tasks):
-            owner = np.arange(workers)
-        else:
-            owner = np.minimum((middle * workers / max(edges_all[-1], 1)).astype(int), workers - 1)
-        return [
-            self._piece(np.flatnonzero(owner == k), edges_all, np.array(tasks))
-            for k in range(workers)
-            if (owner == k).any()
-        ]
+        """Contiguous pieces of about equally much work: rows, and where X is sparse its entries. `shards` says into
+        how many each task may be cut, so that one task can lie on several workers; shards that fall to the same worker
+        are joined again."""
+        per_task = shards_of(self.m, workers, shards)
+        tasks = np.repeat(np.arange(self.m), per_task)
+        shard = np.arange(len(tasks)) - (np.cumsum(per_task) - per_task)[tasks]
+        rows = np.diff(self.starts)[tasks]
+        edges = np.append(self.starts[tasks] + rows * shard // per_task[tasks], self.starts[-1])  # as in `cut`
+        work = edges + (self.X.indptr[edges] if sparse.issparse(self.X) else 0)
+        owner = share_out(work, workers)
+        _, first = np.unique(owner, return_index=True)
+        return [self._piece(units, edges, tasks) for units in np.split(np.arange(len(tasks)), first[1:])]
+
+    def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
+        """The same pieces as engines take them."""
+        return [ArraySource(blocks) for blocks in self.partition(workers, shards)]
 
     def _piece(self, units: np.ndarray, edges: np.ndarray, tasks: np.ndarray) -> Blocks:
         first, last = edges[units[0]], edges[units[-1] + 1]
@@ -129,7 +130,40 @@ class TaskData:
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         names = [str(name) for name in self.names[mine]]
         groups = None if self.groups is None else self.groups[mine]
-        return Blocks(self.X[rows], self.y[rows], weight, starts, mine, shard, names, groups)
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, mine, shard, names, groups)
+
+
+def shards_of(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:
+    """Into how many each of m tasks is to be cut."""
+    per_task = np.broadcast_to(np.asarray(shards, dtype=int), m)
+    if workers < 1 or (per_task < 1).any():
+        raise ValueError("the number of workers and of shards must be at least 1")
+    return per_task
+
+
+def cut(n: int, count: int) -> np.ndarray:
+    """Where `count` shards of n rows begin and end."""
+    return n * np.arange(count + 1) // count
+
+
+def share_out(work: np.ndarray, workers: int) -> np.ndarray:
+    """The worker of each unit; unit i takes work[i + 1] - work[i], and neighbours stay together."""
+    units = len(work) - 1
+    if workers >= units:
+        return np.arange(units)
+    middle = (work[:-1] + work[1:]) / 2
+    return np.minimum((middle * workers / max(work[-1], 1)).astype(int), workers - 1)
+
+
+def _part(X: Any, rows: slice) -> Any:
+    """Rows side by side, without a copy; slicing a CSR matrix would copy its entries."""
+    if not sparse.issparse(X):
+        return X[rows]
+    indptr = X.indptr[rows.start : rows.stop + 1]
+    part = type(X)((rows.stop - rows.start, X.shape[1]), dtype=X.dtype)
+    part.data, part.indices = X.data[indptr[0] : indptr[-1]], X.indices[indptr[0] : indptr[-1]]
+    part.indptr = indptr - indptr[0]
+    return part
 
 
 def _numbers(y: Any, what: str) -> np.ndarray:

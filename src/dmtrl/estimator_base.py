@@ -16,20 +16,21 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dmtrl import intake
-from dmtrl.blocks import ArraySource, as_rows
+from dmtrl.blocks import as_rows
+from dmtrl.checkpoint import Checkpoint, Keeper, Place, keeper
 from dmtrl.coordinator import Callback, Coordinator, Outcome
 from dmtrl.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.engines.local import LocalEngine
+from dmtrl.engines import choose_engine
 from dmtrl.feature_maps import get_feature_map
 from dmtrl.insight import Insight
-from dmtrl.journal import Journal
 from dmtrl.losses import BUILTIN, REGRESSION, AnyLoss, get_loss
+from dmtrl.message import Engine
 from dmtrl.persistence import Savable
 from dmtrl.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, Learned, Relationship, get_relationship
 from dmtrl.settings import Settings
-from dmtrl.solver import thread_count, warn_unless_converged
+from dmtrl.solver import naming_checkpoint, thread_count, warn_unless_converged
 
 INTERCEPT_RIDGE = 1e-6  # on a free intercept: what a certificate needs, too little to be seen
 SHIFTED = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z: y may be centred
@@ -56,10 +57,10 @@ PARAMETERS = """Parameters
         The fit stops when the objective is proven to be within this share of the best possible.
     max_rounds : int, default 1000
         The most rounds of messages; if they do not suffice there is a NotConvergedWarning.
-    engine : "local"
-        Where the work is done.
+    engine : "local", "ray" or RayOptions, default "local"
+        Where the work is done: in this process, or by the actors of a Ray cluster.
     n_jobs : int, optional
-        Threads; -1 for all cores.
+        Threads of the local engine; -1 for all cores.
     random_state : int, RandomState or None
         The seed. None is 0: a fit is repeatable unless something else is asked for.
     warm_start : bool, default False
@@ -122,7 +123,7 @@ class MTRLBase(Insight, Savable, ABC):
     __metadata_request__score: ClassVar = {"tasks": True, "sample_weight": True}
     _kind: str
     _outcome: Outcome
-    _journal: Journal | None = None  # set for the time of a fit, by `journaled`
+    _keeper: Keeper | None = None  # of checkpoints; for the time of a fit
     loss: str | AnyLoss
     reg_lambda: float
     relationship: Any
@@ -148,7 +149,15 @@ class MTRLBase(Insight, Savable, ABC):
     def _answers(self, score: np.ndarray) -> np.ndarray:
         """Scores as predictions."""
 
-    def fit(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any = None,
+        tasks: Any = None,
+        sample_weight: Any = None,
+        checkpoint: Place | Checkpoint | Keeper | None = None,
+        resume: Place | bool | None = None,
+    ) -> Self:
         """Learn one model per task and how the tasks are related.
 
         Parameters
@@ -161,13 +170,24 @@ class MTRLBase(Insight, Savable, ABC):
             The task of each row: text, integers or categories. None is one task.
         sample_weight : array-like (n,), optional
             Within a task only the proportions count: every task has the same weight in the objective.
+        checkpoint : path, fsspec URL or Checkpoint, optional
+            Where to write down, every minute or as often as a Checkpoint says, how far the fit is.
+        resume : path, URL or True, optional
+            Go on from such a checkpoint (True: from that of `checkpoint`, if there is one), with the same data and
+            parameters. The model has the same bits as if the fit had never stopped.
         """
         self._check_parameters()
         table = self._read(X, y, tasks, sample_weight)
         self.layout_ = "wide" if table.wide else "alone" if table.names is intake.ALONE else "long"
         problem = self._pose(table)
-        lam, tau = self._strengths(problem)
-        self._keep(problem, self._solve(problem, lam, tau), lam, tau)
+        del table  # frees what was only needed to lay the rows
+        self._keeper = keeper(checkpoint, resume)
+        try:
+            with choose_engine(self.engine).session(), naming_checkpoint(self._keeper):
+                lam, tau = self._strengths(problem)
+                self._keep(problem, self._solve(problem, lam, tau), lam, tau)
+        finally:
+            del self._keeper
         return self
 
     def _check_parameters(self) -> None:
@@ -177,7 +197,7 @@ class MTRLBase(Insight, Savable, ABC):
             raise ValueError(f"the {loss.name} loss is for {loss.kind}; {type(self).__name__} takes {fitting}")
         choose("fit_intercept", self.fit_intercept, (True, False, "penalised"))
         choose("unknown_tasks", self.unknown_tasks, ("raise", "common"))
-        choose("engine", self.engine, ("local",))
+        choose_engine(self.engine)
         if isinstance(self.common, str):
             choose("common", self.common, ("auto",))
         given: Any = self.reg_lambda
@@ -229,17 +249,17 @@ class MTRLBase(Insight, Savable, ABC):
         settings = Settings(tol=self.tol, max_rounds=self.max_rounds, seed=self._seed())
         with self._engine(problem) as engine, live_line(int(self.verbose), settings.tol) as show:
             coordinator = Coordinator(engine, problem.data.m, self._relation(problem, lam, tau), lam, settings)
-            start, watch = self._start(problem), None
-            if self._journal is not None:
-                start, watch = self._journal.begin(lam, tau) or start, self._journal.watch
-            outcome = coordinator.run([*(self.callbacks or ()), *show], start, watch=watch)
+            heard = [] if self._keeper is None else [self._keeper.on_round]
+            callbacks = [*(self.callbacks or ()), *show, *heard]
+            outcome = coordinator.run(callbacks, self._start(problem), keeper=self._keeper)
         warn_unless_converged(outcome, settings)
         return outcome
 
-    def _engine(self, problem: Problem, threads: int | None = None) -> LocalEngine:
-        threads = thread_count(self.n_jobs) if threads is None else threads
-        sources = [ArraySource(blocks) for blocks in problem.data.partition(threads)]
-        return LocalEngine(sources, get_loss(self.loss), threads)
+    def _engine(self, problem: Problem, threads: int | None = None) -> Engine:
+        """The engine that was asked for; with `threads` the local one."""
+        engine = "local" if threads is not None else self.engine
+        choice = choose_engine(engine, thread_count(self.n_jobs) if threads is None else threads)
+        return choice.start(problem.data.sources, get_loss(self.loss), [str(name) for name in problem.data.names])
 
     def _relation(self, problem: Problem, lam: float, tau: float) -> Relationship:
         m, relationship = problem.data.m, restrict(self.relationship, problem.units)

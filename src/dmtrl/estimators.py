@@ -186,11 +186,12 @@ class MTRLClassifier(MTRLBase, ClassifierMixin, BaseEstimator):
             names = np.array([f"{before}{label}" for before in prefix for label in self.classes_])
             constant = np.where(counts > 0, certain[:, None], NEVER).ravel()
         order, starts = by_task(table.codes, m)
-        parts = [order[starts[i] : starts[i + 1]] for i in tasks]
-        y = np.concatenate([np.where(labels[part] == c, 1.0, -1.0) for part, c in zip(parts, classes, strict=True)])
-        ends = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+        sizes = np.diff(starts)[tasks]
+        ends = np.concatenate([[0], np.cumsum(sizes)])
+        mine = order[np.arange(ends[-1]) + np.repeat(starts[tasks] - ends[:-1], sizes)]  # unit after unit
+        y = np.where(labels[mine] == np.repeat(classes, sizes), 1.0, -1.0)
         groups = None if k == 2 else tasks
-        return Units(table.rows[np.concatenate(parts)], y, ends, names, used, constant, groups)
+        return Units(table.rows[mine], y, ends, names, used, constant, groups)
 
     def _check_single(self, names: np.ndarray, counts: np.ndarray, single: np.ndarray) -> None:
         i = int(np.argmax(single))

@@ -6,7 +6,6 @@ restricted problem, and because the old tasks' B and conjugate sums were kept, t
 with all tasks can still be computed: it says how much a full refit could gain.
 """
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from dmtrl.certificate import Certificate, scaled_dual
 from dmtrl.coordinator import Coordinator, DualPoint, Outcome
 from dmtrl.data import TaskData
 from dmtrl.losses import AnyLoss
-from dmtrl.message import Message
+from dmtrl.message import Engine, Message
 from dmtrl.relationship import Relationship
 from dmtrl.settings import Settings
 from dmtrl.worker import Worker
@@ -61,17 +60,21 @@ class _Pinned:
         return -(self._W * self._b).sum(axis=1)
 
 
-class _Pair:
+class _Pair(Engine):
     """An engine of two: the pinned tasks and the newcomer."""
 
     n_workers = 2
 
     def __init__(self, pinned: _Pinned, worker: Worker):
         self._members = (pinned, worker)
+        self._waiting: list[tuple[int, Message]] = []
 
-    def exchange(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]:
-        for k, message in messages.items():
-            yield k, self._members[k].answer(message)
+    def send(self, k: int, message: Message) -> None:
+        self._waiting.append((k, message))
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        k, message = self._waiting.pop(0)
+        return k, self._members[k].answer(message)
 
     def close(self) -> None:
         pass

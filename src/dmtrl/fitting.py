@@ -9,7 +9,8 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,8 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from dmtrl import checkpoint
+from dmtrl.checkpoint import Checkpoint, Keeper
+from dmtrl.engines import RayOptions
 from dmtrl.estimators import MTRLClassifier, MTRLRegressor
-from dmtrl.journal import Journal, journaled
 from dmtrl.losses import CLASSIFICATION, Loss, get_loss
 from dmtrl.preparation import Block, Dropped, Preparation, learn, without_missing
 from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
@@ -79,6 +81,9 @@ class FitRequest:
     tol: float = 1e-3
     seed: int = 0
     jobs: int | None = None
+    engine: str = "local"
+    address: str | None = None
+    workers: int | None = None
 
 
 @dataclass
@@ -214,6 +219,15 @@ def _threads(prepared: Prepared, request: FitRequest) -> int:
     return 1 if prepared.X.shape[0] * prepared.X.shape[1] < SMALL else -1
 
 
+def _engine(request: FitRequest) -> str | RayOptions:
+    if request.engine == "ray":
+        return RayOptions(request.address, request.workers)
+    for name in ("address", "workers"):
+        if getattr(request, name) is not None:
+            raise ValueError(f"--{name} is for --engine ray; leave it out, or add --engine ray")
+    return request.engine
+
+
 def estimator(prepared: Prepared, request: FitRequest) -> Any:
     """The unfitted model: with a lambda that was given, or one that chooses by cross-validation."""
     shared: dict[str, Any] = {
@@ -221,6 +235,7 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
         "tol": request.tol,
         "random_state": request.seed,
         "n_jobs": _threads(prepared, request),
+        "engine": _engine(request),
     }
     classes = prepared.loss.kind == CLASSIFICATION
     if classes:
@@ -242,32 +257,27 @@ def fit(
     resume: Path | None = None,
 ) -> Any:
     """The fitted model, with `preparation_`. With `out` it is saved there; if the fit is interrupted, `checkpoint_of`
-    says where that name keeps what was found, and `resume` goes on from such a file."""
+    says where that name keeps what was found, and `resume` goes on from such a folder, to the same bits."""
     watcher, model = watcher or Silence(), estimator(prepared, request)
     if prepared.loss.kind == CLASSIFICATION:
         _note_single_classes(prepared)
-    settings = {name: repr(value) for name, value in model.get_params().items() if name != "n_jobs"}
-    word = checkpoint.fingerprint(prepared.X, prepared.y, prepared.tasks, prepared.weight, settings)
-    journal = Journal() if resume is None else checkpoint.read(resume, word)
-    keeper = _Keeper(journal, word, None if out is None else checkpoint_of(out))
+    place = None if out is None else Checkpoint(checkpoint_of(out), every_seconds=KEEP_EVERY)
+    keeper = Keeper(place, resume)
     began = time.perf_counter()
-    _listen(
-        journal, watcher, request.tol, keeper, lambda: prepared.seconds.update(choosing=time.perf_counter() - began)
-    )
+    _listen(keeper, watcher, request.tol, lambda: prepared.seconds.update(choosing=time.perf_counter() - began))
     watcher.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
     try:
-        with warnings.catch_warnings(record=True) as said, journaled(model, journal):
+        with warnings.catch_warnings(record=True) as said, _interrupts_wait(keeper):
             warnings.simplefilter("always", NotConvergedWarning)
-            model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight)
+            model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=keeper)
     except KeyboardInterrupt:
-        raise Interrupted(keeper.stop()) from None
+        raise Interrupted(_kept(keeper, out, resume)) from None
     prepared.seconds["fitting"] = time.perf_counter() - began - prepared.seconds.get("choosing", 0.0)
     prepared.notes += [str(warning.message) for warning in said]
     model.preparation_ = prepared.preparation
     if out is not None:
         model.save(out)
-        for path in {checkpoint_of(out), resume or checkpoint_of(out)}:  # nothing to go on from any more
-            path.unlink(missing_ok=True)
+        checkpoint.remove([checkpoint_of(out), resume or checkpoint_of(out)])  # nothing to go on from any more
     return model
 
 
@@ -275,32 +285,34 @@ def checkpoint_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.checkpoint")
 
 
-class _Keeper:
-    """Writes the journal down: now and then, and when the fit is stopped."""
+@contextmanager
+def _interrupts_wait(keeper: Keeper) -> Iterator[None]:
+    """A first Ctrl-C waits for the end of the round, so that the checkpoint loses nothing; a second one does not."""
+    if not keeper.writes or threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    def __init__(self, journal: Journal, problem: str, path: Path | None):
-        self._journal, self._problem, self._path, self._last = journal, problem, path, time.monotonic()
+    def ask(*_: object) -> None:
+        keeper.stop_asked = True
+        signal.signal(signal.SIGINT, before)
 
-    def now_and_then(self) -> None:
-        if self._path is not None and time.monotonic() - self._last >= KEEP_EVERY:
-            checkpoint.write(self._journal, self._problem, self._path)
-            self._last = time.monotonic()
-
-    def stop(self) -> Path | None:
-        """Where it is kept; None if there is nothing to keep. A second Ctrl-C has to wait."""
-        if self._path is None or not (self._journal.scores or self._journal.weights is not None):
-            return None
-        main = threading.current_thread() is threading.main_thread()
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-        try:
-            checkpoint.write(self._journal, self._problem, self._path)
-        finally:
-            if main:
-                signal.signal(signal.SIGINT, before)
-        return self._path
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _listen(journal: Journal, watcher: Watcher, tol: float, keeper: _Keeper, chosen: Callable[[], object]) -> None:
+def _kept(keeper: Keeper, out: Path | None, resume: Path | None) -> Path | None:
+    """Where an interrupted fit can go on from; nothing is left behind if it had not got anywhere."""
+    if keeper.saved:
+        return None if out is None else checkpoint_of(out)
+    if out is not None and (resume is None or checkpoint_of(out) != resume):
+        checkpoint.remove([checkpoint_of(out)])
+    return resume
+
+
+def _listen(keeper: Keeper, watcher: Watcher, tol: float, chosen: Callable[[], object]) -> None:
     """Tell the watcher of every score and round; the way to go is the logarithm of the gap, which falls evenly."""
     first: list[float] = []
 
@@ -309,16 +321,14 @@ def _listen(journal: Journal, watcher: Watcher, tol: float, keeper: _Keeper, cho
         if done == total:
             chosen()
             watcher.stage("fitting all rows")
-        keeper.now_and_then()
 
     def on_round(record: Any) -> None:
         first[:] = first or [min(record.gap, 1.0)]
         way = np.log(first[0] / tol)
         done = np.log(first[0] / max(record.gap, tol)) / way if way > 0 else 1.0
         watcher.share(float(np.clip(done, 0, 1)), f"round {record.round + 1}, within {record.gap:.2%} of the best")
-        keeper.now_and_then()
 
-    journal.on_score, journal.on_round = on_score, on_round
+    keeper.on_score, keeper.on_round = on_score, on_round
 
 
 def _note_single_classes(prepared: Prepared) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from dmtrl.blocks import all_finite
+
 ALONE = np.array([0])  # the name of the only task when none was given
 _SHOWN = 5  # known tasks to name in an error message
 
@@ -72,7 +74,7 @@ class Table:
 
     def check_X(self, columns: Sequence[Any] | None = None) -> None:
         """Refuse NaN and infinity in X, saying which task, row and column."""
-        if np.isfinite(self.X.data if sparse.issparse(self.X) else self.X).all():
+        if all_finite(self.X.data if sparse.issparse(self.X) else self.X):
             return
         if sparse.issparse(self.X):
             entries = self.X.tocoo()

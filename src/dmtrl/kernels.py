@@ -22,6 +22,7 @@ SDCA, NEWTON, GRAM = 0, 1, 2
 # Sums may be reordered (SIMD); NaN and infinity keep their meaning, unlike under full fastmath.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 TINY = 1e-200
+CALM, LONGEST_REST = 0.1, np.uint8(5)  # a calm row's bracket over the target; a rest is at most 2^5 - 1 passes
 
 
 class Units(NamedTuple):
@@ -108,20 +109,25 @@ def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
     flipped = margin + sq * (0.5 - t0) < 0
     if flipped:  # solve for 1 - t, so that v <= 0: there the equation is convex in v and Newton cannot cycle
         t0, margin = 1.0 - t0, -margin
-    # With t = exp(v) instead, x = sq t solves x + log(x) = k; v is near that, and nearer to the old one if that is
-    # close.
-    k = sq * t0 - margin + np.log(sq)
-    near = (np.log(k - np.log(k)) if k > 1 else k) - np.log(sq)
-    v = min(max(np.log((t0 + 1e-12) / (1.0 - t0 + 1e-12)), near - 1.0), near + 1.0, 0.0)
+    v = np.log((t0 + 1e-12) / (1.0 - t0 + 1e-12))
+    step = (v + margin) / (1.0 + sq * t0 * (1.0 - t0))  # the first step needs no exponential: t is t0 there
+    if abs(step) < 1.0:
+        v -= step
+    else:  # far: with t = exp(v) instead, x = sq t solves x + log(x) = k, and v is near that
+        k = sq * t0 - margin + np.log(sq)
+        near = (np.log(k - np.log(k)) if k > 1 else k) - np.log(sq)
+        v = min(max(v, near - 1.0), near + 1.0)
+    v = min(v, 0.0)
     for _ in range(30):
         e = np.exp(v)
         t = e / (1.0 + e)
-        new = min(v - (v + margin + sq * (t - t0)) / (1.0 + sq * t * (1.0 - t)), 0.0)
-        done = abs(new - v) <= 1e-14 * (1.0 + abs(v))
+        slope = t * (1.0 - t)
+        new = min(v - (v + margin + sq * (t - t0)) / (1.0 + sq * slope), 0.0)
+        change = new - v
         v = new
-        if done:
+        if abs(change) <= 1e-6 * (1.0 + abs(v)):  # Newton's error is the square of its last step
+            t += slope * change * (1.0 + 0.5 * (1.0 - 2.0 * t) * change)
             break
-    t = np.exp(v) / (1.0 + np.exp(v))
     return 1.0 - t if flipped else t
 
 
@@ -374,6 +380,16 @@ def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
     return value, conjugate, bracket
 
 
+@njit(cache=True, nogil=True, fastmath=FAST)
+def conjugate_unit(units, i, alpha):  # type: ignore[no-untyped-def]
+    """Sum over unit i of p l*(-alpha)."""
+    total = 0.0
+    for j in range(units.starts[i], units.starts[i + 1]):
+        if units.p[j] > 0:
+            total += units.p[j] * loss_conjugate(units.loss[i], units.param[i], alpha[j], units.y[j])
+    return total
+
+
 @njit(cache=True, nogil=True)
 def evaluate(units, alpha, W, value, conjugate, bracket):  # type: ignore[no-untyped-def]
     for i in range(W.shape[0]):
@@ -415,48 +431,88 @@ def dual_vectors(units, alpha, B):  # type: ignore[no-untyped-def]
         dual_vector(units, i, alpha, B[i])
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def sdca_unit(units, i, alpha, u, s, target, steps, shuffled, state, order):  # type: ignore[no-untyped-def]
-    """Coordinate ascent (5) on unit i; u = c + s b is kept in step with alpha. Returns the number of steps taken.
+@njit(cache=True, nogil=True)
+def _shuffle(order, n, state):  # type: ignore[no-untyped-def]
+    for k in range(n - 1, 0, -1):
+        state = _next(state)
+        other = _below(state, k + 1)
+        order[k], order[other] = order[other], order[k]
+    return state
 
-    Shuffled passes stop early once the brackets met on the way, each at the u of its moment, sum to at most `target`;
-    uniform sampling (the paper's Algorithm 2) takes exactly `steps`.
-    """
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def uniform_unit(units, i, alpha, u, s, steps, state):  # type: ignore[no-untyped-def]
+    """The paper's Algorithm 2: coordinate steps (5) on rows of unit i drawn uniformly; u = c + s b follows alpha."""
     first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
-    loss, param = units.loss[i], units.param[i]
-    taken = 0
-    if n == 0:
-        return taken
-    for k in range(n):
-        order[k] = k
-    while taken < steps:
-        seen = 0.0
-        length = min(n, steps - taken)
-        if shuffled:
-            for k in range(n - 1, 0, -1):
-                state = _next(state)
-                other = _below(state, k + 1)
-                order[k], order[other] = order[other], order[k]
-        for k in range(length):
-            if shuffled:
-                j = first + order[k]
-            else:
-                state = _next(state)
-                j = first + _below(state, n)
-            p, a, y = units.p[j], alpha[j], units.y[j]
-            if p <= 0:
-                continue
+    for _ in range(steps if n > 0 else 0):
+        state = _next(state)
+        j = first + _below(state, n)
+        p, a, y = units.p[j], alpha[j], units.y[j]
+        if p > 0:
             z = np.float64(row_dot(units.X, j, u))
-            if target > 0:
-                seen += p * (loss_value(loss, param, z, y) + loss_conjugate(loss, param, a, y) + a * z)
-            new = loss_step(loss, param, a, z, y, s * p * units.q[j])
+            new = loss_step(units.loss[i], units.param[i], a, z, y, s * p * units.q[j])
             if new != a:
                 alpha[j] = new
                 row_axpy(units.X, j, s * p * (new - a), u)
-        taken += length
+    return steps if n > 0 else 0
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def sdca_unit(  # type: ignore[no-untyped-def]
+    units, i, alpha, u, w, look, s, target, steps, block, state, order, calm, rest
+):  # fmt: skip
+    """Passes of coordinate ascent (5) over unit i; u = c + s b follows alpha. Returns the number of steps and, if one
+    is to `look`, the loss at w and the brackets there, taken on the way of the first pass, which meets every row.
+
+    A pass takes blocks of neighbouring rows in shuffled order, as memory likes it. It is the last one when the
+    brackets met on the way, each at the u of its moment, sum to at most `target` (never, if that is negative). A row
+    whose bracket is small beside the target is left alone for one pass, for three when it is met calm again, and so on.
+    """
+    first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
+    loss, param = units.loss[i], units.param[i]
+    n_blocks = (n + block - 1) // block
+    calm_below = CALM * target if 0 <= target < np.inf else -1.0
+    loss_w = bracket_w = 0.0
+    for k in range(n_blocks):
+        order[k] = k
+    taken = passes = 0
+    while taken < steps and passes * n < 4 * steps:
+        seen = 0.0
+        state = _shuffle(order, n_blocks, state)
+        for k in range(n_blocks):
+            begin = first + order[k] * block
+            for j in range(begin, min(begin + block, first + n)):
+                if passes > 0 and rest[j] > 0:
+                    rest[j] -= np.uint8(1)
+                    continue
+                if taken == steps:
+                    break
+                p, a, y = units.p[j], alpha[j], units.y[j]
+                taken += 1
+                if p <= 0:
+                    continue
+                z = np.float64(row_dot(units.X, j, u))
+                if look and passes == 0:
+                    z_w = row_dot(units.X, j, w)
+                    value = loss_value(loss, param, z_w, y)
+                    loss_w += p * value
+                    bracket_w += p * (value + loss_conjugate(loss, param, a, y) + a * z_w)
+                if target >= 0:
+                    bracket = loss_value(loss, param, z, y) + loss_conjugate(loss, param, a, y) + a * z
+                    seen += p * bracket
+                    if bracket <= calm_below:
+                        calm[j] = min(calm[j] + np.uint8(1), LONGEST_REST)
+                        rest[j] = (np.uint8(1) << calm[j]) - np.uint8(1)
+                        continue
+                    calm[j] = rest[j] = np.uint8(0)
+                new = loss_step(loss, param, a, z, y, s * p * units.q[j])
+                if new != a:
+                    alpha[j] = new
+                    row_axpy(units.X, j, s * p * (new - a), u)
+        passes += 1
         if seen <= target:
             break
-    return taken
+    return taken, loss_w, bracket_w
 
 
 @njit(cache=True, nogil=True)
@@ -557,51 +613,66 @@ def gram_unit(units, i, alpha, u, c, s, gram):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def local_round(  # type: ignore[no-untyped-def]
-    units, ids, alpha, B, C, U, step, solver, gram, steps, shuffled, target, seed, round_number, factor, coupling,
-    work, out
+    units, ids, alpha, B, C, U, W, step, solver, gram, steps, block, target, seed, round_number, factor, coupling,
+    look, at_u, work, calm, rest, out
 ):  # fmt: skip
-    """One round of a worker: solve (6) for each unit, leaving alpha, B (from alpha), U = C + s B.
+    """One round of a worker: `look` at W, solve (6) for each unit, leaving alpha, B (from alpha), U = C + s B.
 
-    `factor` (units x r, r may be 0) holds the worker's rows of a covariance factor: with coupling = rho / lambda the
-    units are swept in turn and each feels what the ones before it changed, the block version (10). out[i] is (loss at
-    u, conjugate, local gap, steps).
+    `block` is the number of rows in a block, 0 where rows are drawn uniformly. `factor` (units x r, r may be 0) holds
+    the worker's rows of a covariance factor: with coupling = rho / lambda the units are swept in turn and each feels
+    what the ones before it changed, the block version (10). out[i] is (loss at w, brackets there, loss at u, conjugate,
+    steps); what nobody looks at is infinite.
     """
     d = B.shape[1]
     moved = np.zeros((factor.shape[1], d))
-    before = np.empty(d)
+    b_before = np.empty(d)
     longest = 0
     for i in range(B.shape[0]):
         longest = max(longest, units.starts[i + 1] - units.starts[i])
     order = np.empty(longest, np.int64)
     for i in range(B.shape[0]):
         b, c, u, s = B[i], C[i], U[i], step[i]
+        first, last = units.starts[i], units.starts[i + 1]
         if factor.shape[1] > 0:
             c += coupling * np.dot(factor[i], moved)
-            before[:] = b
+            b_before[:] = b
         u[:] = c + s * b
-        out[i, 3] = 0.0
-        if s > 0 and solver[i] == SDCA:
+        descend = s > 0 and solver[i] == SDCA
+        on_the_way = look and descend and block[i] > 0 and steps[i] >= last - first
+        out[i, :3] = np.inf
+        if look and not on_the_way:
+            out[i, 0], _, out[i, 1] = evaluate_unit(units, i, alpha, W[i])
+        out[i, 4] = 0.0
+        if s > 0 and solver[i] == NEWTON:
+            start = alpha[first:last].copy()
+            out[i, 4] = newton_unit(units, i, alpha, u, c, s, 60)
+            if out[i, 4] < 0:  # coordinate ascent never makes the dual worse
+                alpha[first:last] = start
+                u[:] = c + s * b
+                descend = True
+        elif s > 0 and solver[i] == GRAM:
+            gram_unit(units, i, alpha, u, c, s, gram)
+            out[i, 4] = 1.0
+        if descend:
             work[:] = u
             state = stream(seed, ids[i], round_number)
-            out[i, 3] = sdca_unit(units, i, alpha, work, s, target[i], steps[i], shuffled, state, order)
-        elif s > 0 and solver[i] == NEWTON:
-            first, last = units.starts[i], units.starts[i + 1]
-            start = alpha[first:last].copy()
-            out[i, 3] = newton_unit(units, i, alpha, u, c, s, 60)
-            if out[i, 3] < 0:  # coordinate ascent never makes the dual worse
-                alpha[first:last] = start
-                work[:] = c + s * b
-                state = stream(seed, ids[i], round_number)
-                out[i, 3] = sdca_unit(units, i, alpha, work, s, target[i], steps[i], shuffled, state, order)
-        elif s > 0:
-            gram_unit(units, i, alpha, u, c, s, gram)
-            out[i, 3] = 1.0
+            if block[i] > 0:
+                out[i, 4], loss_w, bracket_w = sdca_unit(
+                    units, i, alpha, work, W[i], on_the_way, s, target[i], steps[i], block[i], state, order, calm, rest
+                )
+                if on_the_way:
+                    out[i, 0], out[i, 1] = loss_w, bracket_w
+            else:
+                out[i, 4] = uniform_unit(units, i, alpha, work, s, steps[i], state)
         dual_vector(units, i, alpha, b)
         u[:] = c + s * b
-        out[i, 0], out[i, 1], out[i, 2] = evaluate_unit(units, i, alpha, u)
+        if at_u:
+            out[i, 2], out[i, 3], _ = evaluate_unit(units, i, alpha, u)
+        else:
+            out[i, 3] = conjugate_unit(units, i, alpha)
         if factor.shape[1] > 0:
             for r in range(factor.shape[1]):
-                moved[r] += factor[i, r] * (b - before)
+                moved[r] += factor[i, r] * (b - b_before)
 
 
 def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNamespace:
@@ -624,7 +695,9 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
 
     scope = dict(globals())
     scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step)
-    names = ("sdca_unit", "evaluate_unit", "evaluate", "conjugate_at_zero", "local_round")
+    names = (
+        "uniform_unit", "sdca_unit", "evaluate_unit", "conjugate_unit", "evaluate", "conjugate_at_zero", "local_round",
+    )  # fmt: skip
     for name in names:
         source = globals()[name].py_func
         fast: Any = FAST if name.endswith("_unit") else False

@@ -6,6 +6,7 @@ tasks is taken in the same order whatever the number of workers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -44,10 +45,8 @@ class Layout:
         return layout
 
     def _check(self) -> None:
-        for what, total in (
-            ("no rows", self.per_task(self.rows)),
-            ("a total sample weight of zero", self.per_task(self.weight)),
-        ):
+        for what, values in (("no rows", self.rows), ("a total sample weight of zero", self.weight)):
+            total = np.bincount(self.task, weights=values, minlength=self.m)
             empty = np.flatnonzero(total <= 0)
             if len(empty):
                 raise ValueError(f"task number {empty[0]} has {what}; leave it out or give it data")
@@ -66,16 +65,25 @@ class Layout:
         """Sums over the units of each task."""
         if not self.split:
             return per_unit
-        total = np.zeros((self.m, *per_unit.shape[1:]), dtype=per_unit.dtype)
-        np.add.at(total, self.task, per_unit)
-        return total
+        return np.asarray(np.add.reduceat(per_unit, np.searchsorted(self.task, np.arange(self.m)), axis=0))
+
+    def per_unit(self, per_task: np.ndarray) -> np.ndarray:
+        """Each unit's share of what its task has; not a copy where every task is whole."""
+        return per_task[self.task] if self.split else per_task
 
     def scatter(self, worker: int, per_unit: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(per_unit[self.positions[worker]])
+        """A worker's share; not a copy where its units lie side by side."""
+        return np.ascontiguousarray(per_unit[self._places[worker]])
 
     def gather(self, answers: Mapping[int, Message], name: str) -> np.ndarray:
         parts = [answers[k].arrays[name] for k in range(len(self.positions))]
+        if len(parts) == 1 and isinstance(self._places[0], slice):
+            return parts[0]
         joined = np.empty((len(self.task), *parts[0].shape[1:]), dtype=parts[0].dtype)
-        for position, part in zip(self.positions, parts, strict=True):
-            joined[position] = part
+        for place, part in zip(self._places, parts, strict=True):
+            joined[place] = part
         return joined
+
+    @cached_property
+    def _places(self) -> list[slice | np.ndarray]:
+        return [slice(int(p[0]), int(p[-1]) + 1) if len(p) and (np.diff(p) == 1).all() else p for p in self.positions]

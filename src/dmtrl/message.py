@@ -8,7 +8,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -69,11 +69,31 @@ class Message:
 
 
 class Engine(Protocol):
-    """Delivers messages to workers and hands back the answers as they come; knows nothing of the algorithm."""
+    """Delivers messages to workers and hands back the answers as they come; knows nothing of the algorithm.
+
+    A worker is asked one thing at a time: it may be sent the next message once its answer was received.
+    """
 
     @property
     def n_workers(self) -> int: ...
 
-    def exchange(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]: ...
+    def send(self, k: int, message: Message) -> None: ...
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        """The next answer that arrives, and whose it is; TimeoutError if none does within so many seconds."""
+        ...
 
     def close(self) -> None: ...
+
+    def exchange(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]:
+        """Send all, then hand back every answer in the order of arrival."""
+        for k, message in messages.items():
+            self.send(k, message)
+        for _ in messages:
+            yield self.receive()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -4,12 +4,13 @@ Room: just below the coordinator. A method says what to send (`Order`) and learn
 never sees an engine. `Candidate` is a W at which the loss is known, or will be after the next round.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 
+from dmtrl.covariance import TaskCovariance
 from dmtrl.message import Scalar
 
 
@@ -21,6 +22,7 @@ class Order:
     step: np.ndarray  # (units,)
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     factor: np.ndarray | None = None  # (units, r)
+    decoupled: bool = False  # whether each unit's local problem is all there is to it
 
 
 @dataclass(frozen=True)
@@ -62,3 +64,38 @@ class Method(Protocol):
     def order(self) -> Order: ...
 
     def absorb(self, answers: Answers) -> Report: ...
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All that the next rounds depend on, as arrays."""
+
+    def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
+        """Go on from such a state; `b` is what the workers' dual variables say now."""
+
+
+def in_one_piece(covariance: TaskCovariance) -> TaskCovariance:
+    """The same, lying in memory as it will after a restore: how rounding falls can depend on that."""
+    basis = covariance.basis
+    return covariance if basis.flags.forc else replace(covariance, basis=basis.copy())
+
+
+def take_state(of: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Attributes as arrays: numbers, arrays, covariances; one that is None is left out."""
+    state: dict[str, np.ndarray] = {}
+    for name in names:
+        value = getattr(of, name)
+        if isinstance(value, TaskCovariance):
+            state |= {f"{name}.{part}": np.asarray(getattr(value, part)) for part in ("basis", "values", "floor")}
+        elif value is not None:
+            state[name] = np.asarray(value)
+    return state
+
+
+def put_state(of: Any, names: Sequence[str], state: Mapping[str, np.ndarray]) -> None:
+    """The same attributes from those arrays."""
+    for name in names:
+        if f"{name}.basis" in state:
+            basis, values, floor = (state[f"{name}.{part}"] for part in ("basis", "values", "floor"))
+            setattr(of, name, TaskCovariance(basis, values, float(floor)))
+        else:
+            value = state.get(name)
+            setattr(of, name, value if value is None or value.ndim else value.item())

@@ -36,6 +36,7 @@ from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
 from dmtrl.intake import lookup
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
+from dmtrl.pace import Trace
 from dmtrl.preparation import Block, Category, Date, Dropped, Number, Preparation
 from dmtrl.problem import Coordinates, Problem
 from dmtrl.relationship import Fixed, Learned
@@ -46,7 +47,7 @@ MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierC
 # objects that only fit needs: the default takes their place, and routing goes back to that of the class
 _LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (
-    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, validation.Path,
+    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Trace, Coordinates, validation.Path,
     Preparation, Number, Category, Date, Block, Dropped,
 )  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
@@ -283,7 +284,7 @@ def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: 
     same = np.array_equal(np.sort(order), np.arange(len(model.tasks_)))
     if not same or not np.array_equal(getattr(twin, "classes_", 0), getattr(model, "classes_", 0)):
         raise ValueError("this data has other tasks or classes than the model; verify needs the data of the fit")
-    rows = place.rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X))[units.rows]
+    rows = place.rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X), units.rows)
     weight = None if weight is None else weight[units.rows]
     data = TaskData(as_rows(rows), units.y - place.y_centre, weight, units.starts, units.names[units.used])
     coef = model.coef_[order].reshape(len(units.names), -1)[units.used].astype(float)

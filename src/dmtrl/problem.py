@@ -11,8 +11,9 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.blocks import as_rows
-from dmtrl.covariance import TaskCovariance
+from dmtrl.covariance import DENSE_LIMIT, TaskCovariance
 from dmtrl.data import TaskData
+from dmtrl.rowwise import row_blocks
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,19 @@ class Coordinates:
     constant: float  # what stands in the last column; 0 where there is none
     y_scale: float = 1.0  # a typical distance of y from its centre
 
-    def rows(self, X: Any) -> Any:
+    def rows(self, X: Any, which: np.ndarray | None = None) -> Any:
+        """Rows as the problem sees them, all or those numbered `which`; written once, or as they are."""
         X = as_rows(X)
-        X = X - self.x_centre if self.x_centre.any() else X
-        if self.constant == 0:
-            return X
-        column = np.full((X.shape[0], 1), self.constant, dtype=X.dtype)
-        return sparse.hstack([X, column], format="csr", dtype=X.dtype) if sparse.issparse(X) else np.hstack([X, column])
+        if self.constant == 0 and not self.x_centre.any():
+            return X if which is None else as_rows(X[which])
+        n, d = X.shape[0] if which is None else len(which), X.shape[1]
+        if sparse.issparse(X):
+            return _with_column(X, which, self.constant)
+        seen = np.empty((n, d + (self.constant != 0)), dtype=X.dtype)
+        seen[:, d:] = self.constant
+        for rows in row_blocks(n, d):
+            np.subtract(X[rows if which is None else which[rows]], self.x_centre, out=seen[rows, :d])
+        return seen
 
     def weights(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
         """Coefficients and intercepts as rows of weights."""
@@ -60,7 +67,7 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Problem:
-    """What the solver is given, and the way back from its coordinates."""
+    """What the solver is given, and the way back from its coordinates; `units` without rows and labels."""
 
     data: TaskData
     units: Units
@@ -75,24 +82,53 @@ def pose(X: Any, units: Units, weight: np.ndarray | None, fit_intercept: bool | 
     per_label = None if weight is None else weight[units.rows]
     if fit_intercept is True:
         if not sparse.issparse(X):
-            x_centre = np.average(X, axis=0, weights=weight).astype(X.dtype)
+            x_centre = _column_means(X, weight).astype(X.dtype)
         if centre_y:
             y_centre = float(np.average(units.y, weights=per_label))
         constant = float(np.sqrt(np.average(_squared_norms(X, x_centre), weights=weight))) or 1.0
     spread = float(np.sqrt(np.average((units.y - y_centre) ** 2, weights=per_label))) or 1.0
     coordinates = Coordinates(x_centre, y_centre, constant, spread)
-    X = coordinates.rows(X)
     in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
-    rows = as_rows(X if in_order else X[units.rows])
+    rows = coordinates.rows(X, None if in_order else units.rows)
     data = TaskData(rows, units.y - y_centre, per_label, units.starts, units.names[units.used], units.groups)
-    return Problem(data, units, coordinates)
+    nothing = units.rows[:0]  # rows and labels are in `data` now: not a second time in memory while it is solved
+    return Problem(data, replace(units, rows=nothing, y=units.y[:0]), coordinates)
 
 
 def _squared_norms(X: Any, centre: np.ndarray) -> np.ndarray:
     if sparse.issparse(X):
         return np.asarray(X.multiply(X).sum(axis=1), dtype=float).ravel()
-    X = X - centre
-    return np.einsum("ij,ij->i", X, X).astype(float)
+    squares = np.empty(len(X))
+    for rows in row_blocks(*X.shape):
+        away = X[rows] - centre
+        squares[rows] = np.einsum("ij,ij->i", away, away)
+    return squares
+
+
+def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    """Summed in float64 whatever X is: millions of float32 numbers do not add up."""
+    weight = np.ones(len(X)) if weight is None else weight
+    total = np.zeros(X.shape[1])
+    for rows in row_blocks(*X.shape):
+        total += weight[rows] @ X[rows].astype(np.float64)
+    return np.asarray(total / weight.sum())
+
+
+def _with_column(X: Any, which: np.ndarray | None, constant: float) -> Any:
+    """A CSR matrix, or its rows `which`, with a constant last column; no other copy of its entries is made."""
+    n = X.shape[0] if which is None else len(which)
+    lengths = np.diff(X.indptr) if which is None else np.diff(X.indptr)[which]
+    indptr = np.concatenate([[0], np.cumsum(lengths + 1, dtype=np.int64)])
+    data = np.full(indptr[-1], constant, dtype=X.dtype)
+    wide = max(indptr[-1], X.shape[1] + 1) > np.iinfo(np.int32).max
+    indices = np.full(indptr[-1], X.shape[1], dtype=np.int64 if wide else np.int32)
+    for rows in row_blocks(n, max(1, X.nnz // max(X.shape[0], 1))):
+        part = X[rows if which is None else which[rows]]
+        entries = slice(indptr[rows.start], indptr[rows.stop])
+        own = np.ones(entries.stop - entries.start, dtype=bool)
+        own[indptr[rows.start + 1 : rows.stop + 1] - entries.start - 1] = False  # where the new column stands
+        data[entries][own], indices[entries][own] = part.data, part.indices
+    return as_rows(type(X)((data, indices, indptr.astype(indices.dtype)), shape=(n, X.shape[1] + 1)))
 
 
 def by_task(codes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,17 +152,19 @@ def restrict(relationship: Any, units: Units) -> Any:
 
 
 def pad(covariance: TaskCovariance, units: Units) -> TaskCovariance:
-    """Sigma over all units; one that was left out is related to nobody."""
+    """Sigma over all units; one that was left out is related to nobody. Above DENSE_LIMIT units it may be given the
+    variance that all have in common, for Sigma is no longer written as an array there."""
     total = len(units.names)
     if len(units.used) == total:
         return covariance
-    if covariance.floor > 0:
+    if covariance.floor > 0 and total <= DENSE_LIMIT:
         sigma = np.zeros((total, total))
         sigma[np.ix_(units.used, units.used)] = covariance.dense()
         return TaskCovariance.from_dense(sigma)
     basis = np.zeros((total, covariance.basis.shape[1]))
     basis[units.used] = covariance.basis
-    return replace(covariance, basis=basis)
+    trace = 1.0 + (total - len(units.used)) * covariance.floor
+    return TaskCovariance(basis, covariance.values / trace, covariance.floor / trace)
 
 
 def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.ndarray:
@@ -147,4 +185,7 @@ def row_products(X: Any, coef: np.ndarray, codes: np.ndarray) -> np.ndarray:
         row = np.repeat(np.arange(X.shape[0]), np.diff(X.indptr))
         products = np.bincount(row, weights=X.data * coef[codes[row], X.indices], minlength=X.shape[0])
         return products.astype(coef.dtype)
-    return np.asarray(np.einsum("ij,ij->i", X, coef[codes]))
+    products = np.empty(X.shape[0], dtype=np.result_type(X, coef))
+    for rows in row_blocks(*X.shape):
+        np.einsum("ij,ij->i", X[rows], coef[codes[rows]], out=products[rows])
+    return products

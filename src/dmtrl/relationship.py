@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from dmtrl.covariance import TaskCovariance
-from dmtrl.spectrum import ENOUGH, largest_singular_value, short_side, singular_values
+from dmtrl.rowwise import centred_gram, over_rows
+from dmtrl.spectrum import ENOUGH, from_gram, largest_singular_value, nuclear_norm, short_side
 
 
 @dataclass(frozen=True)
@@ -116,41 +117,23 @@ class Learned:
         return self._prox_with_common(V, t, common)
 
     def _prox_with_common(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        """The fixed point (24) in w_0 alone, by Anderson acceleration: each turn costs one SVD."""
         m, d = V.shape
-        if d > 2 * (m + 1):  # everything stays in the span of V's rows and w_0: work in its m + 1 coordinates
-            axes = np.linalg.qr(np.vstack([V, common]).T)[0]
-            small = self._prox_with_common(V @ axes, t, common @ axes)
-            return Prox(small.W @ axes.T, small.penalty, small.covariance, small.common @ axes.T)
-        weight = len(V) + t / self.tau
-
-        points: list[np.ndarray] = []
-        moves: list[np.ndarray] = []
-        w0, last = common, np.inf
-        for _ in range(20):  # the next round goes on from this w_0, so nearly exact is enough
-            R, covariance, size = nuclear_prox(V - w0, t)
-            image = (V - R).sum(axis=0) / weight
-            move = image - w0
-            length = float(np.linalg.norm(move))
-            if length <= 1e-6 * (np.linalg.norm(image) + 1e-300):
-                break
-            if length > 2 * last:  # the extrapolation misled: go on plainly from here
-                points, moves = [], []
-            last = length
-            points, moves = [*points[-5:], w0], [*moves[-5:], move]
-            w0 = image
-            if len(moves) > 1:
-                differences = np.diff(np.array(moves), axis=0).T
-                mix = np.linalg.lstsq(differences, move, rcond=1e-10)[0]
-                w0 = image - (np.diff(np.array(points), axis=0).T + differences) @ mix
-        penalty = 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau
-        return Prox(R + w0, penalty, covariance, w0)
+        if d <= m:
+            w0 = _common_component(V, t, m + t / self.tau, common)
+        else:  # w_0 stays in the span of V's rows and of where it begins: look for it in these m + 1 coordinates
+            span = np.vstack([V, common])
+            s, vectors = short_side(span)
+            seen = s > 1e-7 * s[0]
+            s, vectors = s[seen], vectors[:, seen]
+            inside = vectors * s
+            w0 = (vectors @ (_common_component(inside[:m], t, m + t / self.tau, inside[m]) / s)) @ span
+        W, covariance, size = nuclear_prox(V, t, w0)
+        return Prox(W, 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau, covariance, w0)
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         if self.tau == 0:
-            return 0.5 * float(singular_values(W).sum()) ** 2
-        rest = float(singular_values(W - common).sum())
-        return 0.5 * rest**2 + 0.5 * float(common @ common) / self.tau
+            return 0.5 * nuclear_norm(W) ** 2
+        return 0.5 * nuclear_norm(W - common) ** 2 + 0.5 * float(common @ common) / self.tau
 
     def conjugate(self, B: np.ndarray) -> float:
         shared = B.sum(axis=0)
@@ -197,25 +180,76 @@ class FreeIntercept:
         return self.base.w_conjugate(B[:, :-1], covariance) + 0.5 * float(B[:, -1] @ B[:, -1]) / self.weight
 
 
-def nuclear_prox(V: np.ndarray, t: float) -> tuple[np.ndarray, TaskCovariance, float]:
-    """argmin_W |W - V|^2 / 2 + t |W|_*^2 / 2, its Sigma, and its nuclear norm (18)."""
-    s, vectors = short_side(V)
+def nuclear_prox(V: np.ndarray, t: float, centre: np.ndarray | None = None) -> tuple[np.ndarray, TaskCovariance, float]:
+    """argmin_W |W - V|^2 / 2 + t |W - centre|_*^2 / 2 (18), Sigma and the nuclear norm of W - centre."""
+    if centre is not None and V.shape[0] <= V.shape[1]:
+        W, covariance, size = nuclear_prox(V - centre, t)
+        W += centre
+        return W, covariance, size
+    s, vectors = short_side(V) if centre is None else from_gram(centred_gram(V, centre))
     shrunk = _shrink(s, t)
     rank = len(shrunk)
     if rank == 0:
-        return np.zeros_like(V), TaskCovariance.identity(len(V)), 0.0
+        W = np.zeros(V.shape)
+        return W if centre is None else W + centre, TaskCovariance.identity(len(V)), 0.0
     # what is kept, or the threshold below which nothing is, may lie below what the Gram matrix can tell
     if min(s[rank - 1], t * shrunk.sum()) < ENOUGH * s[0]:
-        s, vectors = short_side(V, exact=True)
+        s, vectors = short_side(V if centre is None else V - centre, exact=True)
         shrunk = _shrink(s, t)
         rank = len(shrunk)
     s, vectors, size = s[:rank], vectors[:, :rank], float(shrunk.sum())
+    W = np.empty(V.shape)
     if V.shape[0] <= V.shape[1]:
-        left, W = vectors, (vectors * (shrunk / s)) @ (vectors.T @ V)
+        left, outward = vectors, vectors * (shrunk / s)
+
+        def shrink_columns(columns: slice) -> None:
+            np.matmul(outward, vectors.T @ V[:, columns], out=W[:, columns])
+
+        over_rows(shrink_columns, *V.T.shape)
     else:
-        left = V @ (vectors / s)
-        W = (left * shrunk) @ vectors.T
+        left, inward, outward = np.empty((len(V), rank)), vectors / s, (vectors * shrunk).T
+
+        def shrink_rows(rows: slice) -> None:  # in pieces: no centred copy of V
+            np.matmul(V[rows] if centre is None else V[rows] - centre, inward, out=left[rows])
+            np.matmul(left[rows], outward, out=W[rows])
+            if centre is not None:
+                W[rows] += centre
+
+        over_rows(shrink_rows, *V.shape)
     return W, TaskCovariance(left, shrunk / size, 0.0), size
+
+
+def _common_component(V: np.ndarray, t: float, weight: float, w0: np.ndarray) -> np.ndarray:
+    """The fixed point of (24) in w_0 alone, by Anderson acceleration.
+
+    The rows of V - mean sum to zero, so (V - w_0)^T (V - w_0) is their Gram matrix plus m (mean - w_0)(mean - w_0)^T:
+    V is read once, and each turn costs an eigen-decomposition of the size of its columns.
+    """
+    m, mean = len(V), V.mean(axis=0)
+    spread = centred_gram(V, mean)
+    points: list[np.ndarray] = []
+    moves: list[np.ndarray] = []
+    last = np.inf
+    for _ in range(20):  # the next round goes on from this w_0, so nearly exact is enough
+        away = mean - w0
+        s, vectors = from_gram(spread + m * np.outer(away, away))
+        shrunk = _shrink(s, t)
+        kept = vectors[:, : len(shrunk)]
+        image = m * (mean - kept @ ((away @ kept) * shrunk / s[: len(shrunk)])) / weight
+        move = image - w0
+        length = float(np.linalg.norm(move))
+        if length <= 1e-6 * (np.linalg.norm(image) + 1e-300):
+            break
+        if length > 2 * last:  # the extrapolation misled: go on plainly from here
+            points, moves = [], []
+        last = length
+        points, moves = [*points[-5:], w0], [*moves[-5:], move]
+        w0 = image
+        if len(moves) > 1:
+            differences = np.diff(np.array(moves), axis=0).T
+            mix = np.linalg.lstsq(differences, move, rcond=1e-10)[0]
+            w0 = image - (np.diff(np.array(points), axis=0).T + differences) @ mix
+    return w0
 
 
 def _shrink(s: np.ndarray, t: float) -> np.ndarray:

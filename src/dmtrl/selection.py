@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.checkpoint import Keeper
 from dmtrl.coordinator import Callback
 from dmtrl.estimator_base import SHIFTED
 from dmtrl.estimators import MTRLClassifier, MTRLRegressor
 from dmtrl.insight import default_lambdas, default_measure
-from dmtrl.journal import Journal
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.problem import Problem
 from dmtrl.progress import bar
@@ -48,7 +48,7 @@ class _Choosing:
         # choosing needs less accuracy than the final fit
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=self._seed())
         total = len(lambdas) * len(commons) * int(self.cv)
-        journal = self._journal or Journal()
+        keeper = self._keeper or Keeper()
         with self._engine(problem) as engine, bar(self.verbose, "choosing lambda and tau", total) as step:
             path = cross_validate(
                 engine,
@@ -58,8 +58,8 @@ class _Choosing:
                 commons,
                 int(self.cv),
                 settings,
-                lambda done, total: (step(), journal.on_score(done, total)),
-                journal,
+                lambda done, total: (step(), keeper.on_score(done, total)),
+                keeper,
             )
         self.cv_path_: Path = path
         # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"

@@ -31,7 +31,11 @@ class Settings:
     # until accurate enough
     steps: int | tuple[int, ...] | None = None
     max_passes: int = 100  # the most passes over a unit's rows in a round when steps is None
-    local_accuracy: float = 0.3  # a round's local gap aims at this share of the last certified gap
+    local_accuracy: float = 0.1  # a round's local gap aims at this share of the last certified gap
+    balance: bool = False  # limit a worker's steps by its measured speed, so that all end a round together
+    # 0: rounds in step, all wait for the slowest. Above: every answer counts when it comes, and a worker may be given
+    # new weights this many times while another is still at work on older ones
+    max_staleness: int = 0
     # splitting
     relaxation: float = 1.6
     initial_step: float | None = None
@@ -56,6 +60,9 @@ class Settings:
         for name in ("tol", "w_tol", "smoothing", "smoothing_floor"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
+        _require(self.max_staleness >= 0, "max_staleness", "at least 0", self.max_staleness)
+        if self.max_staleness and self.method == "dual":
+            raise ValueError("max_staleness needs method='splitting': dual ascent can stall unless steps are in step")
         for name in ("max_rounds", "max_passes", "w_rounds"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _require(

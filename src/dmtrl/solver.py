@@ -5,31 +5,42 @@ Room: above the engines, below the estimators, which are this function in scikit
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from dmtrl.blocks import ArraySource
+import numpy as np
+
+from dmtrl.checkpoint import Checkpoint, Keeper, Place, keeper
 from dmtrl.coordinator import Callback, Coordinator, Outcome, Watch
 from dmtrl.data import TaskData
-from dmtrl.engines.local import LocalEngine
+from dmtrl.engines import choose_engine
+from dmtrl.engines.recovery import WorkerLostError
 from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.message import Engine
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.settings import Settings
+from dmtrl.sources import SourcePlan
 
 
 class NotConvergedWarning(UserWarning):
     """The fit stopped on max_rounds; its message says how far the answer can be from the best."""
 
 
+class TasksLeftOutWarning(UserWarning):
+    """Tasks were left out because their worker was lost for good; its message names them."""
+
+
 def solve(
-    data: TaskData,
+    data: TaskData | SourcePlan,
     *,
     loss: str | AnyLoss | Sequence[str | AnyLoss],
     reg_lambda: float,
     relationship: Any = "learned",
     common: float = 0.0,
     settings: Settings | None = None,
+    engine: Any = "local",
     n_jobs: int | None = None,
     workers: int | None = None,
     shards: int | Sequence[int] = 1,
@@ -37,27 +48,91 @@ def solve(
     callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
     verbose: int = 0,
+    checkpoint: Place | Checkpoint | None = None,
+    resume: Place | bool | None = None,
+    on_lost: str = "stop",
 ) -> Outcome:
     """Learn one linear model per task and the covariance between tasks.
 
-    loss: one for all tasks, or one per task. workers: how many pieces the tasks are laid in (default: one per thread;
-    `data.m` is one task per worker). intercept_ridge: the last column of X is a constant whose weights stay outside
-    the relationship and carry only this much ridge. shards: into how many pieces each task is cut first. n_jobs:
-    threads, -1 for all cores. callbacks get the record of every round, watch also its weights.
+    data: rows that are here, or a plan of sources that each worker reads for itself. loss: one for all tasks, or one
+    per task. engine: "local", "ray", RayOptions, or an Engine whose workers hold the tasks already. workers: how many
+    pieces the tasks are laid in (default: one per thread or processor; `data.m` is one task per worker).
+    intercept_ridge: the last column of X is a constant whose weights stay outside the relationship and carry only this
+    much ridge. shards: into how many pieces each task is cut first. n_jobs: threads, -1 for all cores. callbacks get
+    the record of every round, watch also its weights. checkpoint: a folder or fsspec URL, or a Checkpoint that says how
+    often. resume: such a path, or True for that of `checkpoint` if there is one: the run goes on from there and ends
+    with the same bits as if it had never stopped. on_lost: what to do when a worker cannot be brought back: "stop"
+    raises WorkerLostError; "go_on" begins again without its tasks, and a TasksLeftOutWarning names them.
     """
+    if on_lost not in ("stop", "go_on"):
+        raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
+    keeping = keeper(checkpoint, resume)
     settings = settings or Settings()
     losses = _losses(loss, data.m)
-    threads = thread_count(n_jobs)
-    sources = [ArraySource(blocks) for blocks in data.partition(threads if workers is None else workers, shards)]
-    with LocalEngine(sources, losses, threads) as engine:
-        relation = get_relationship(relationship, data.m, common)
-        if intercept_ridge is not None and reg_lambda > 0:
-            relation = FreeIntercept(relation, intercept_ridge / reg_lambda)
-        coordinator = Coordinator(engine, data.m, relation, reg_lambda, settings)
-        with live_line(verbose, settings.tol) as show:
-            outcome = coordinator.run([*callbacks, *show], watch=watch)
+    try:
+        with _started(engine, data, losses, thread_count(n_jobs), workers, shards) as running:
+            relation = get_relationship(relationship, data.m, common)
+            if intercept_ridge is not None and reg_lambda > 0:
+                relation = FreeIntercept(relation, intercept_ridge / reg_lambda)
+            coordinator = Coordinator(running, data.m, relation, reg_lambda, settings)
+            with live_line(verbose, settings.tol) as show, naming_checkpoint(keeping):
+                outcome = coordinator.run([*callbacks, *show], watch=watch, keeper=keeping)
+    except WorkerLostError as lost:
+        if on_lost == "stop" or not 0 < len(set(lost.tasks)) < data.m or hasattr(engine, "exchange"):
+            raise
+        rest = _without(lost, data, losses, relationship, shards)
+        return solve(
+            reg_lambda=reg_lambda, common=common, settings=settings, engine=engine, n_jobs=n_jobs, workers=workers,
+            intercept_ridge=intercept_ridge, callbacks=callbacks, watch=watch, verbose=verbose, checkpoint=checkpoint,
+            on_lost=on_lost, **rest,
+        )  # fmt: skip
     warn_unless_converged(outcome, settings)
     return outcome
+
+
+def _without(
+    lost: WorkerLostError, data: TaskData | SourcePlan, losses: Any, relationship: Any, shards: Any
+) -> dict[str, Any]:
+    """What is given task by task, without the tasks of a worker that is gone."""
+    kept = np.setdiff1d(np.arange(data.m), lost.tasks)
+    names = ", ".join(repr(str(data.names[i])) for i in sorted(set(lost.tasks)))
+    warnings.warn(f"{lost}; the fit begins again without task {names}", TasksLeftOutWarning, stacklevel=3)
+    if getattr(relationship, "shape", None) == (data.m, data.m):
+        relationship = relationship[kept][:, kept]
+    return {
+        "data": data.only(kept),
+        "loss": [losses[i] for i in kept] if isinstance(losses, list) else losses,
+        "relationship": relationship,
+        "shards": shards if isinstance(shards, int) else [shards[i] for i in kept],
+    }
+
+
+@contextmanager
+def naming_checkpoint(keeper: Keeper | None) -> Iterator[None]:
+    """A run that ends because a worker cannot be brought back says where it can go on from."""
+    try:
+        yield
+    except WorkerLostError as error:
+        if keeper is not None and keeper.last is not None:
+            error.args = (f"{error}; what was found until then is kept: go on with resume={keeper.last!r}",)
+        raise
+
+
+def _started(
+    engine: Any,
+    data: TaskData | SourcePlan,
+    losses: AnyLoss | Sequence[AnyLoss],
+    threads: int,
+    workers: int | None,
+    shards: int | Sequence[int],
+) -> AbstractContextManager[Engine]:
+    if hasattr(engine, "exchange"):  # whoever made it closes it
+        return nullcontext(engine)
+    return choose_engine(engine, threads).start(
+        lambda processors: data.sources(processors if workers is None else workers, shards),
+        losses,
+        [str(name) for name in data.names],
+    )
 
 
 def warn_unless_converged(outcome: Outcome, settings: Settings) -> None:

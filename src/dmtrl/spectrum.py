@@ -7,6 +7,8 @@ are several times faster than the SVD of a long matrix.
 
 import numpy as np
 
+from dmtrl.rowwise import gram
+
 ENOUGH = 1e-4  # of the largest singular value: down to here the Gram matrix is off by 1e-12 of the largest
 
 
@@ -21,6 +23,16 @@ def singular_values(V: np.ndarray) -> np.ndarray:
     return np.linalg.svd(_triangle(V) if _is_long(V) else V, compute_uv=False)
 
 
+def nuclear_norm(V: np.ndarray) -> float:
+    """The sum of the singular values; a QR only where the Gram matrix cannot tell the small ones."""
+    if V.size == 0:
+        return 0.0
+    squares = np.linalg.eigvalsh(_gram(V))
+    if squares[0] > ENOUGH**2 * squares[-1]:
+        return float(np.sqrt(squares).sum())
+    return float(singular_values(V).sum())
+
+
 def short_side(V: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Singular values, falling, and the singular vectors of the shorter side as columns: the left ones where V is
     wide, the right ones where it is tall. Without `exact`, only what is above ENOUGH times the largest is to be used.
@@ -30,7 +42,12 @@ def short_side(V: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarr
         if not _is_long(V):
             return s, left if V.shape[0] <= V.shape[1] else right.T
         return s, right.T
-    values, vectors = np.linalg.eigh(_gram(V))
+    return from_gram(_gram(V))
+
+
+def from_gram(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Singular values, falling, and singular vectors of a matrix with this Gram matrix."""
+    values, vectors = np.linalg.eigh(G)
     return np.sqrt(np.maximum(values[::-1], 0.0)), vectors[:, ::-1]
 
 
@@ -44,5 +61,4 @@ def _triangle(V: np.ndarray) -> np.ndarray:
 
 
 def _gram(V: np.ndarray) -> np.ndarray:
-    product: np.ndarray = V @ V.T if V.shape[0] <= V.shape[1] else V.T @ V
-    return product
+    return gram(V.T if V.shape[0] <= V.shape[1] else V)

@@ -5,13 +5,19 @@ losses, the server that of the relationship's penalty, so W and Sigma are learne
 finish, no epsilon, no rho. The messages are the paper's: weights down, B up.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from dmtrl.layout import Layout
-from dmtrl.method import Answers, Candidate, Order, Report
+from dmtrl.method import Answers, Candidate, Order, Report, in_one_piece, put_state, take_state
 from dmtrl.relationship import Relationship
+from dmtrl.rowwise import distance, over_rows
 from dmtrl.settings import Settings
 
+_STATE = ("_Z", "_common", "_covariance", "_penalty", "_U", "_s", "_round", "_changes", "_at_u")  # and b
+_STRIDE = 8.0  # how much longer the step becomes where the losses prove straight
+_MANY = 3000  # tasks; with more of the same kind the best step hardly changes
 _MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
 
 
@@ -41,49 +47,91 @@ class Splitting:
         self._b, self._B = b, layout.per_task(b)
         self._U: np.ndarray | None = None
         self._longest_step = longest_step
-        self._s = settings.initial_step or min(1.0 / (lam * float(np.sqrt(layout.m))), longest_step)
+        self._s = settings.initial_step or min(1.0 / (lam * float(np.sqrt(min(layout.m, _MANY)))), longest_step)
         self._round = self._changes = 0
+        self._at_u = False  # whether the loss at U is worth a pass: where the weights sent have an infinite one
 
     def order(self) -> Order:
         relax = 0.0 if self._U is None else self._settings.relaxation - 1.0
-        return Order(self._Z, self._s * self._shards[:, 0], {"relax": relax})
+        return Order(self._Z, self._s * self._shards[:, 0], {"relax": relax, "at_u": bool(self._at_u)})
 
     def absorb(self, answers: Answers) -> Report:
-        Z, s, lam = self._Z, self._s, self._lam
-        W = Z[self._layout.task]
-        anchor = W if self._U is None else W + (self._settings.relaxation - 1.0) * (W - self._U)
-        # (17): the centre the workers used, then the point where they arrived
-        U = anchor - s * self._shards * self._b + s * self._shards * answers.b
+        U = self._arrived(answers.b)
         report = self._report(answers, U)
-        V = self._layout.per_task(U / self._shards) + s * answers.B
-        prox = self._relationship.prox(V, s * lam, self._common)
-        self._adapt(U, prox.W, Z, answers.B)
-        self._Z, self._penalty, self._covariance, self._common = prox.W, prox.penalty, prox.covariance, prox.common
-        self._U, self._b, self._B = U, answers.b, answers.B
+        V = self._before_prox(U, answers.B)
+        self._U, self._b, self._B = U, answers.b, answers.B  # before the proximal map: the old ones may go
+        prox = self._relationship.prox(V, self._s * self._lam, self._common)
+        del V
+        self._adapt(U, prox.W, answers.B)
+        self._Z, self._penalty, self._common = prox.W, prox.penalty, prox.common
+        self._covariance = in_one_piece(prox.covariance)
         self._round += 1
         return report
+
+    def _arrived(self, b: np.ndarray) -> np.ndarray:
+        """U, where the workers arrived from the centres (17) that they used."""
+        U = np.empty_like(b)
+
+        def arrive(rows: slice) -> None:
+            u, step = U[rows], self._s * self._shards[rows]
+            u[:] = self._Z[self._layout.task[rows]]
+            if self._U is not None:
+                u += (self._settings.relaxation - 1.0) * (u - self._U[rows])
+            u -= step * self._b[rows]
+            u += step * b[rows]
+
+        over_rows(arrive, *U.shape)
+        return U
+
+    def _before_prox(self, U: np.ndarray, B: np.ndarray) -> np.ndarray:
+        """U + s B (16), where a task is split with the mean of its shards' U."""
+        if self._layout.split:
+            return np.asarray(self._layout.per_task(U / self._shards) + self._s * B)
+        V = np.empty_like(U)
+
+        def add(rows: slice) -> None:
+            np.multiply(self._s, B[rows], out=V[rows])
+            V[rows] += U[rows]
+
+        over_rows(add, *V.shape)
+        return V
 
     def _report(self, answers: Answers, U: np.ndarray) -> Report:
         lam, relationship = self._lam, self._relationship
         objective = answers.loss_w + lam * self._penalty
+        self._at_u = not np.isfinite(objective)
         candidates = [Candidate(self._Z, self._common, objective)]
         if not self._layout.split and answers.loss_u < objective:  # otherwise its penalty cannot make it better
             candidates.append(Candidate(U, self._common, answers.loss_u + lam * relationship.penalty(U, self._common)))
         rest = (
             lam * self._penalty
             + relationship.w_conjugate(self._B, self._covariance) / lam
-            - float((self._Z * self._B).sum())
+            - float(np.vdot(self._Z, self._B))
         )
         return Report(candidates, answers.bracket_w + rest, objective, float("nan"), self._s)
 
-    def _adapt(self, U: np.ndarray, Z: np.ndarray, Z_before: np.ndarray, B: np.ndarray) -> None:
-        """Balance primal and dual residual (20), every second round and only when it matters."""
-        if self._round < 2 or self._round % 2 or self._changes >= _MAX_STEP_CHANGES:
+    def _adapt(self, U: np.ndarray, Z: np.ndarray, B: np.ndarray) -> None:
+        """Balance primal and dual residual (20), every second round and only when it matters; a long stride where
+        the weights move and the dual variables do not, because there the losses are straight."""
+        if self._round < 1 or self._changes >= _MAX_STEP_CHANGES:
             return
-        primal = _norm(U - Z[self._layout.task]) / max(_norm(U), _norm(Z), 1e-300)
-        dual = _norm(Z - Z_before) / (self._s * max(_norm(B), 1e-300))
-        if primal > 0 and dual > 0:
-            change = float(np.clip(np.sqrt(dual / primal), 0.2, min(5.0, self._longest_step / self._s)))
-            if not 1 / 1.5 < change < 1.5:
-                self._s *= change
-                self._changes += 1
+        moved, size, slope = distance(Z, self._Z), _norm(Z), max(_norm(B), 1e-300)
+        if moved > 0.1 * size and distance(B, self._B) <= 0.01 * slope:
+            change = _STRIDE
+        elif self._round > 1 and self._round % 2 == 0:
+            primal = distance(U, self._layout.per_unit(Z)) / max(_norm(U), size, 1e-300)
+            dual = moved / (self._s * slope)
+            change = float(np.clip(np.sqrt(dual / primal), 0.2, 5.0)) if primal > 0 and dual > 0 else 1.0
+        else:
+            return
+        change = min(change, self._longest_step / self._s)
+        if not 1 / 1.5 < change < 1.5:
+            self._s *= change
+            self._changes += 1
+
+    def state(self) -> dict[str, np.ndarray]:
+        return take_state(self, _STATE)
+
+    def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
+        put_state(self, _STATE, state)
+        self._b, self._B = b, self._layout.per_task(b)

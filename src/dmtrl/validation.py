@@ -6,12 +6,12 @@ held-out rows come back.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from dmtrl.coordinator import Coordinator, Outcome, broadcast
-from dmtrl.journal import Journal
+from dmtrl.checkpoint import Keeper
+from dmtrl.coordinator import Coordinator, broadcast
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message
 from dmtrl.relationship import Relationship
@@ -58,12 +58,12 @@ def cross_validate(
     folds: int,
     settings: Settings,
     step_done: Callable[[int, int], object] = lambda done, total: None,
-    journal: Journal | None = None,
+    keeper: Keeper | None = None,
 ) -> Path:
     """`relationship(lambda, tau)` makes the relationship of a fit; `step_done(done, total)` hears of every finished
-    fit. What stands in the `journal` is not computed again.
+    fit. What the `keeper` has the scores of is not computed again, and what it was stopped in goes on.
     """
-    journal = journal or Journal()
+    keeper = keeper or Keeper()
     path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
     if folds < 2:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
@@ -73,31 +73,30 @@ def cross_validate(
     sums = {name: np.zeros((*shape, m)) for name in ("weight", *MEASURES)}
     rounds = np.zeros(shape, dtype=int)
     done, total = 0, int(np.prod(shape))
-    try:
-        for fold in range(folds):
-            held = {"fold": fold, "folds": folds, "seed": settings.seed}
-            layout = Layout.from_descriptions(broadcast(engine, Message("hold_out", held)), m)
-            for i, tau in enumerate(taus):
-                before: Outcome | None = None
-                for j, lam in enumerate(path):
-                    cell = (float(tau), float(lam), fold)
-                    if cell not in journal.scores:
-                        if before is None and j > 0:  # interrupted in the middle of this path
-                            before = journal.end_of_path((float(tau), float(path[j - 1]), fold))
-                        coordinator = Coordinator(engine, m, relationship(lam, tau), lam, settings, layout)
-                        before = coordinator.run(start=before)
-                        answers = _score(engine, layout, before.W)
-                        found = {name: layout.per_task(layout.gather(answers, name)) for name in sums}
-                        journal.keep(cell, found | {"rounds": np.array(len(before.history))}, before)
-                    for name, values in sums.items():
-                        values[i, j, fold] = journal.scores[cell][name]
-                    rounds[i, j, fold] = journal.scores[cell]["rounds"]
-                    done += 1
-                    step_done(done, total)
-        if not sums["weight"].any():
-            raise ValueError("every task has only one sample, so there is nothing to hold out; give lambda by hand")
-    finally:
-        broadcast(engine, Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
+    grid = {"lambdas": path.tolist(), "commons": taus.tolist(), "folds": folds, "tasks": m, **asdict(settings)}
+    keeper.begin_choosing(engine, grid)
+    for fold in range(folds):
+        held = {"fold": fold, "folds": folds, "seed": settings.seed}
+        layout = Layout.from_descriptions(broadcast(engine, Message("hold_out", held)), m)
+        for i, tau in enumerate(taus):
+            for j, lam in enumerate(path):
+                cell = (float(tau), float(lam), fold)
+                if cell not in keeper.scores:
+                    coordinator = Coordinator(engine, m, relationship(lam, tau), lam, settings, layout)
+                    # the first of a path begins anew, the others where the one before ended
+                    start = None if j == 0 else keeper.end
+                    outcome = coordinator.run(start=start, keeper=keeper, name=f"tau={tau:g} fold={fold}")
+                    answers = _score(engine, layout, outcome.W)
+                    found = {name: layout.per_task(layout.gather(answers, name)) for name in sums}
+                    keeper.cell_done(engine, cell, found | {"rounds": np.array(len(outcome.history))}, outcome)
+                for name, values in sums.items():
+                    values[i, j, fold] = keeper.scores[cell][name]
+                rounds[i, j, fold] = keeper.scores[cell]["rounds"]
+                done += 1
+                step_done(done, total)
+    if not sums["weight"].any():
+        raise ValueError("every task has only one sample, so there is nothing to hold out; give lambda by hand")
+    broadcast(engine, Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
     return Path(path, taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
 
 

@@ -1,25 +1,30 @@
 """A worker: holds blocks and their dual variables, answers messages.
 
 Room: below the coordinator, above relationship. Rows, labels and alpha never leave it; what it sends is B (d
-numbers a unit) and sums. Message names: describe, hold_out, prepare, round, score. The equations cited are those of
-docs/math.md.
+numbers a unit) and sums. Message names: describe, hold_out, prepare, round, score, save, restore. The equations cited
+are those of docs/math.md.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from dmtrl import kernels
-from dmtrl.blocks import Blocks, Source
+from dmtrl import kernels, storage
+from dmtrl.blocks import Blocks, Source, all_finite
 from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss
-from dmtrl.message import Message
+from dmtrl.message import Message, Scalar
+from dmtrl.rowwise import row_blocks
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
 _NO_GRAM = kernels.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((0, 0)))
 _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
+_BLOCK_BYTES = 16384  # of rows that are read together
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
+_SAVED = "dmtrl worker 1"
+_FROM_ROUND_TO_ROUND = ("_U", "_W_before", "_B_before", "_calm")  # beside alpha and B, which is made of it; all saved
 
 
 class Worker:
@@ -36,6 +41,8 @@ class Worker:
         self._held = np.zeros(len(blocks.y), dtype=bool)
         self._alpha = np.zeros(len(blocks.y))
         self._gram: kernels.GramFactors | None = None  # of the rows that train
+        self._settings: dict[str, Any] = {}  # nothing until prepared
+        self._digest = ""  # of the rows; made when first saved
 
     def answer(self, message: Message) -> Message:
         handler = {
@@ -44,6 +51,8 @@ class Worker:
             "prepare": self._prepare,
             "round": self._round,
             "score": self._score,
+            "save": self._save,
+            "restore": self._restore,
         }.get(message.name)
         if handler is None:
             raise ValueError(f"a worker was sent a message it does not know: {message.name!r}")
@@ -102,28 +111,31 @@ class Worker:
         from weights `w` that were found elsewhere."""
         blocks = self._blocks
         p = self._weight() * ~self._held * np.repeat(1.0 / message.arrays["total_weight"], np.diff(blocks.starts))
-        X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
+        X = _kernel_rows(blocks.X)
         q = np.empty(len(blocks.y))
         kernels.squared_norms(X, q)
         loss = np.array([loss.id for loss in self._losses], dtype=np.int64)
         param = np.array([loss.param for loss in self._losses])
-        self._units = kernels.Units(X, blocks.y.astype(float), p, q, blocks.starts.astype(np.int64), loss, param)
+        y = blocks.y.astype(float, copy=False)
+        self._units = kernels.Units(X, y, p, q, blocks.starts.astype(np.int64), loss, param)
         self._settings = dict(message.scalars)
-        self._steps = message.arrays["steps"]
+        self._steps, self._total_weight = message.arrays["steps"], message.arrays["total_weight"]
         n_units = blocks.n_units
         bounds = np.array([loss.smoothness for loss in self._losses])
         self._smooth = np.isfinite(bounds) & (loss != kernels.CUSTOM)  # Newton needs a slope and a bounded curvature
         self._smoothness = np.where(np.isfinite(bounds), bounds, 1.0)
         self._mean_q = _sum_by_unit(p * q, blocks.starts) / np.maximum(_sum_by_unit(p, blocks.starts), kernels.TINY)
+        self._calm = np.zeros(len(blocks.y), dtype=np.uint8)  # how often in a row a row was met calm
+        self._block = self._rows_in_block()
         if not message.scalars["keep"]:
             self._alpha = np.zeros(len(blocks.y))
         if "w" in message.arrays and not self._alpha.any():
             kernels.slopes(self._units, np.ascontiguousarray(message.arrays["w"]), self._smooth, self._alpha)
         self._B = np.zeros((n_units, self._d))
         kernels.dual_vectors(self._units, self._alpha, self._B)
-        self._B_before = self._B
         self._U: np.ndarray | None = None
         self._W_before: np.ndarray | None = None
+        self._B_before: np.ndarray | None = None
         at_zero = np.zeros(n_units)
         self._kernels.conjugate_at_zero(self._units, at_zero)
         arrays = {
@@ -133,6 +145,16 @@ class Worker:
             "longest_step": self._longest_step(),
         }
         return Message("prepared", {}, arrays)
+
+    def _rows_in_block(self) -> np.ndarray:
+        """Rows that are visited together: about as many as memory fetches well, but 32 blocks or more in a unit. Zero
+        where rows are drawn one by one."""
+        rows, X = np.diff(self._blocks.starts), self._blocks.X
+        if self._settings["sampling"] == "uniform":
+            return np.zeros(len(rows), dtype=np.int64)
+        numbers = len(X.data) / max(X.shape[0], 1) if sparse.issparse(X) else X.shape[1]
+        fit = int(np.clip(_BLOCK_BYTES / max(numbers * X.dtype.itemsize, 1.0), 8, 64))
+        return np.clip(rows // 32, 1, fit)
 
     def _longest_step(self) -> np.ndarray:
         """The step size beyond which a unit's local problem is too stiff: for coordinate ascent, which then hardly
@@ -151,32 +173,48 @@ class Worker:
     def _round(self, message: Message) -> Message:
         """Evaluate at the weights that came, then improve alpha on the local problem (6) centred by them."""
         scalars, W, step = message.scalars, message.arrays["w"], message.arrays["step"]
-        U = W if self._U is None else self._U
-        W_before = W if self._W_before is None else self._W_before
-        loss_w, _, bracket_w = self._losses_at(W)
-        momentum = float(scalars.get("momentum", 0.0))
-        anchor = W + float(scalars.get("relax", 0.0)) * (W - U) + momentum * (W - W_before)
-        C = anchor - step[:, None] * (self._B + momentum * (self._B - self._B_before))
-        self._W_before, self._B_before = W.copy(), self._B.copy()
+        C = self._centre(scalars, W, step)
         eta = float(scalars.get("eta", 1.0))
         alpha_before = self._alpha.copy() if eta < 1 else None
-        solver, out = self._solve(message, C, step)
+        solver, out = self._solve(message, W, C, step)
         if alpha_before is not None:
             self._alpha = alpha_before + eta * (self._alpha - alpha_before)
             kernels.dual_vectors(self._units, self._alpha, self._B)
-            out[:, 1] = self._losses_at(W)[1]
+            out[:, 3] = self._losses_at(W)[1]
         arrays = {
             "b": self._B.copy(),
-            "loss_w": loss_w,
-            "bracket_w": bracket_w,
-            "loss_u": out[:, 0].copy(),
-            "conjugate": out[:, 1].copy(),
-            "steps": out[:, 3].astype(np.int64),
+            "loss_w": out[:, 0].copy(),
+            "bracket_w": out[:, 1].copy(),
+            "loss_u": out[:, 2].copy(),
+            "conjugate": out[:, 3].copy(),
+            "steps": out[:, 4].astype(np.int64),
             "solver": solver.astype(np.int8),
         }
+        if "probe" in message.arrays:
+            arrays["loss_probe"] = self._losses_at(message.arrays["probe"])[0]
         return Message("improved", {}, arrays)
 
-    def _solve(self, message: Message, C: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _centre(self, scalars: Mapping[str, Scalar], W: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """The centres (17) of the local problems, made where U stood, which is not needed any more."""
+        relax, C = float(scalars.get("relax", 0.0)), self._U
+        if C is None or relax == 0.0:
+            C = W.copy()
+        else:
+            np.subtract(W, C, out=C)
+            C *= relax
+            C += W
+        B = self._B
+        if "momentum" in scalars:  # remember where this round began: the next one extrapolates from here
+            momentum, before = float(scalars["momentum"]), self._W_before
+            if momentum and before is not None and self._B_before is not None:
+                C += momentum * (W - before)
+                B = B + momentum * (B - self._B_before)
+            self._W_before, self._B_before = W.copy(), self._B.copy()
+        for rows in row_blocks(*C.shape):
+            C[rows] -= step[rows, None] * B[rows]
+        return C
+
+    def _solve(self, message: Message, W: np.ndarray, C: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scalars, settings, n_units = message.scalars, self._settings, len(step)
         rows = np.diff(self._units.starts)
         solver = self._choose(step)
@@ -184,15 +222,18 @@ class Worker:
             self._gram = _gram_factors(self._blocks, self._units)
         gram = self._gram or _NO_GRAM
         steps, target = self._amount_of_work(rows, float(scalars["target"]))
+        if "most" in message.arrays:  # a limit, or with a given H the number itself
+            steps = message.arrays["most"] if target < 0 else np.minimum(steps, message.arrays["most"])
         factor = message.arrays.get("factor", np.zeros((n_units, 0)))
         self._U = np.empty((n_units, self._d))
-        out = np.zeros((n_units, 4))
+        out = np.zeros((n_units, 5))
         work = np.empty(self._d, dtype=self._blocks.X.dtype)
         self._kernels.local_round(
-            self._units, self._ids, self._alpha, self._B, C, self._U, np.ascontiguousarray(step), solver, gram,
-            steps, settings["sampling"] == "shuffled", np.full(n_units, target), int(settings["seed"]),
-            int(scalars["round"]),
-            np.ascontiguousarray(factor), float(scalars.get("coupling", 0.0)), work, out,
+            self._units, self._ids, self._alpha, self._B, C, self._U, np.ascontiguousarray(W),
+            np.ascontiguousarray(step), solver, gram, steps, self._block, np.full(n_units, target),
+            int(settings["seed"]), int(scalars["round"]), np.ascontiguousarray(factor),
+            float(scalars.get("coupling", 0.0)), bool(scalars.get("look", True)), bool(scalars.get("at_u", False)),
+            work, self._calm, np.zeros_like(self._calm), out,
         )  # fmt: skip
         return solver, out
 
@@ -221,10 +262,75 @@ class Worker:
         sdca = 4 * rows * per_row * passes
         newton = 4 * (rows * per_row**2 + d**3 / 3)
         gram = rows * per_row**2 + 10 * d**3
-        gram_fits = n_units * d * d <= max(2 * len(self._units.y) * per_row, 1e6)
+        # a quarter of the rows' bytes: beside a user's array and the solver's own all stays below 2.5 times the data
+        room = (self._blocks.X.data if sparse.issparse(self._blocks.X) else self._blocks.X).nbytes / 4
+        gram_fits = 8 * n_units * d * d <= max(room, 8e6)
         if gram_fits and (squared & (gram < _ROUNDS_AHEAD * sdca)).any():
             solver[squared] = kernels.GRAM
         return np.where((solver == kernels.SDCA) & self._smooth & (newton < sdca), kernels.NEWTON, solver)
+
+    def _save(self, message: Message) -> Message:
+        """Write, into the folder `to`, all that a worker with the same rows needs to answer from here with the same
+        bits. What stands in the way is answered and not raised: a run goes on without its checkpoint. An engine that
+        brings lost workers back may rely on the folder `last`, in which every worker's file is whole; not yet on `to`.
+        """
+        where = storage.join(str(message.scalars["to"]), self._file_name())
+        header = {"kind": _SAVED, "rows": self._rows_digest(), "settings": self._settings}
+        arrays = {"alpha": self._alpha, "held": self._held}
+        if self._settings:
+            arrays |= {"steps": self._steps, "total_weight": self._total_weight}
+            state = {name: getattr(self, name) for name in _FROM_ROUND_TO_ROUND}
+            arrays |= {name: value for name, value in state.items() if value is not None}
+        try:
+            storage.make_folder(str(message.scalars["to"]))
+            storage.save(where, header, arrays)
+        except OSError as error:
+            return Message("saved", {"error": str(error)})
+        return Message("saved", {"file": self._file_name()})
+
+    def _restore(self, message: Message) -> Message:
+        """Go on from what was saved in the folder `from`. B is made of alpha, never believed."""
+        where = storage.join(str(message.scalars["from"]), self._file_name())
+        try:
+            header, arrays = storage.load(where, _SAVED)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{where} is not there: a checkpoint is read by as many workers as wrote it, all of which must see "
+                "its folder; with several machines that is a shared folder or a URL"
+            ) from error
+        if header["rows"] != self._rows_digest():
+            raise ValueError(f"{where} was saved with other rows, labels, weights or losses than those given now")
+        self._held, self._alpha, self._gram = arrays["held"], arrays["alpha"], None
+        self._settings = header["settings"]
+        if not self._settings:
+            return Message("restored")
+        again = {name: arrays[name] for name in ("steps", "total_weight")}
+        self._prepare(Message("prepare", self._settings | {"keep": True}, again))
+        for name in _FROM_ROUND_TO_ROUND:
+            setattr(self, name, arrays.get(name))
+        return Message("restored", {}, {"b": self._B.copy()})
+
+    def _file_name(self) -> str:
+        """By what it holds first, which no other worker holds."""
+        return f"worker-{self._blocks.tasks[0]}-{self._blocks.shards[0]}.npz"
+
+    def _rows_digest(self) -> str:
+        if not self._digest:
+            X, blocks = self._blocks.X, self._blocks
+            parts = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
+            digest = hashlib.sha256(repr([(loss.name, loss.param) for loss in self._losses]).encode())
+            for part in (*parts, blocks.y, self._weight(), blocks.starts, blocks.tasks, blocks.shards):
+                digest.update(f"{part.dtype.str}{part.shape}".encode())
+                digest.update(np.ascontiguousarray(part).data)
+            self._digest = digest.hexdigest()
+        return self._digest
+
+
+def _kernel_rows(X: Any) -> Any:
+    """CSR as its three arrays; unsigned indices, because signed ones may be negative and compiled code would check."""
+    if not sparse.issparse(X):
+        return X
+    return X.data, X.indices.view(f"u{X.indices.itemsize}"), X.indptr.view(f"u{X.indptr.itemsize}")
 
 
 def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
@@ -246,25 +352,25 @@ def _kernels_for(losses: Sequence[AnyLoss]) -> Any:
 
 def _gram_factors(blocks: Blocks, units: kernels.Units) -> kernels.GramFactors:
     d, n_units = blocks.X.shape[1], blocks.n_units
-    gram = np.zeros((n_units, d, d))
-    moment = np.zeros((n_units, d))
+    values, vectors, target = np.zeros((n_units, d)), np.zeros((n_units, d, d)), np.zeros((n_units, d))
     for i in range(n_units):
         rows = slice(blocks.starts[i], blocks.starts[i + 1])
         X = blocks.X[rows].astype(float)
         p, y = units.p[rows], units.y[rows]
         weighted = X.multiply(p[:, None]).tocsr() if sparse.issparse(X) else X * p[:, None]
         product = X.T @ weighted
-        gram[i] = product.toarray() if sparse.issparse(product) else product
-        moment[i] = weighted.T @ y
-    values, vectors = np.linalg.eigh(gram)
-    return kernels.GramFactors(np.maximum(values, 0.0), vectors, np.einsum("ik,ikl->il", moment, vectors))
+        values[i], vectors[i] = np.linalg.eigh(product.toarray() if sparse.issparse(product) else product)
+        target[i] = (weighted.T @ y) @ vectors[i]
+    return kernels.GramFactors(np.maximum(values, 0.0), vectors, target)
 
 
 def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss]) -> None:
     """Refuse rows the solver cannot use, saying which task, row and column."""
-    numbers = blocks.X.data if sparse.issparse(blocks.X) else blocks.X
-    clean = np.isfinite(numbers).all() and np.isfinite(blocks.y).all()
+    clean = all_finite(blocks.X.data if sparse.issparse(blocks.X) else blocks.X) and all_finite(blocks.y)
     weight = blocks.sample_weight
+    clean = clean and (weight is None or (all_finite(weight) and bool((weight >= 0).all())))
+    if clean and _labels_fit(blocks, losses):  # all at once; below, one by one, to say where it is wrong
+        return
     for i in range(blocks.n_units):
         rows = slice(blocks.starts[i], blocks.starts[i + 1])
         where = f"task {blocks.names[i]!r}"
@@ -278,6 +384,17 @@ def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss]) -> None:
                     f"{where}, row {row}: a sample weight must be finite and not negative, got {weight[rows][row]}"
                 )
         losses[i].check_labels(np.asarray(blocks.y[rows], dtype=float), where)
+
+
+def _labels_fit(blocks: Blocks, losses: Sequence[AnyLoss]) -> bool:
+    """Whether one built-in loss serves all units and every label suits it."""
+    if len(set(losses)) != 1 or isinstance(losses[0], CustomLoss):
+        return False
+    try:
+        losses[0].check_labels(blocks.y, "")
+    except ValueError:
+        return False
+    return True
 
 
 def _check_finite(X: Any, y: np.ndarray, where: str) -> None:

@@ -1,14 +1,31 @@
 """The benchmarks as one collection.
 
-Room: bench, its top.
+Room: bench, its top. A new benchmark is a file of its own beside this one, and a line here.
 """
 
+from dmtrl.bench.cluster import CLUSTER
+from dmtrl.bench.kernels import KERNELS
+from dmtrl.bench.network import NETWORK
 from dmtrl.bench.rounds import ROUNDS
+from dmtrl.bench.scale import SCALE
 from dmtrl.bench.solve import SOLVE
+from dmtrl.bench.startup import STARTUP
+from dmtrl.bench.stragglers import STRAGGLERS
 from dmtrl.experiments.collection import Collection
 
 BENCHMARKS = Collection(
     "dmtrl, measured against others",
-    "How long the whole job takes, and how often workers and server must talk, against the peers named in each table.",
-    {"solve": [SOLVE], "rounds": [ROUNDS]},
+    "How long one task, the whole job and the start take, how time and memory grow, how often workers and server must "
+    "talk, and what that comes to over a network, on a cluster or with a slow worker, against the peers named in each "
+    "table.",
+    {
+        "kernels": [KERNELS],
+        "solve": [SOLVE],
+        "rounds": [ROUNDS],
+        "scale": [SCALE],
+        "startup": [STARTUP],
+        "network": [NETWORK],
+        "stragglers": [STRAGGLERS],
+        "cluster": [CLUSTER],
+    },
 )

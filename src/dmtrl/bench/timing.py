@@ -21,17 +21,30 @@ class Timed:
     answers: dict[str, Any]  # of the last repeat
 
 
-def interleaved(contenders: Mapping[str, Callable[[], Any]], repeats: int) -> Timed:
-    """All contenders in turn, `repeats` times, after a warm-up of each that is not timed."""
-    for run in contenders.values():
-        run()
+def interleaved(
+    contenders: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    *,
+    warm_up: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+    limit: float = float("inf"),
+) -> Timed:
+    """All contenders in turn, `repeats` times, after a warm-up of each that is not timed. After `limit` seconds no
+    further repeat is begun, but there are two at least. With one thread `clock` may count the seconds of the process
+    alone, which other work on the machine disturbs less."""
+    if warm_up:
+        for run in contenders.values():
+            run()
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     answers = {}
-    for _ in range(repeats):
+    started = time.perf_counter()
+    for repeat in range(repeats):
+        if repeat >= 2 and time.perf_counter() - started > limit:
+            break
         for name, run in contenders.items():
-            began = time.perf_counter()
+            began = clock()
             answers[name] = run()
-            seconds[name].append(time.perf_counter() - began)
+            seconds[name].append(clock() - began)
     return Timed(seconds, answers)
 
 
@@ -39,6 +52,18 @@ def ratio(theirs: list[float], ours: list[float]) -> tuple[float, float, float]:
     """How many times longer theirs took: of the medians, and the least and greatest of one repeat."""
     each = np.array(theirs) / np.array(ours)
     return float(np.median(theirs) / np.median(ours)), float(each.min()), float(each.max())
+
+
+def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
+    """Bytes per second at which one thread reads an array that no cache holds: the best of several sums."""
+    numbers = np.ones(megabytes * 2**17)
+    best = 0.0
+    for _ in range(repeats):
+        for read in (numbers.sum, lambda: numbers @ numbers):
+            began = time.process_time()
+            read()
+            best = max(best, numbers.nbytes / (time.process_time() - began))
+    return best
 
 
 class Clock:

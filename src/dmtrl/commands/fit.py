@@ -5,7 +5,9 @@ Room: commands. What is decided about data is decided in fitting.py.
 
 import json
 import shlex
+import sys
 import time
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +62,9 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--tol", type=click.FloatRange(0, 1, min_open=True), default=1e-3, help="Proven accuracy [0.001].")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Which random folds to draw.")
 @click.option("--jobs", type=int, help="Threads [one for small data, else all cores].")
+@click.option("--engine", type=click.Choice(("local", "ray")), default="local", help="Threads here, or a cluster.")
+@click.option("--address", metavar="HOST:PORT", help="Of a Ray cluster that runs already.")
+@click.option("--workers", metavar="N", type=click.IntRange(1), help="Ray actors [one a processor].")
 @click.option("--out", "-o", type=click.Path(), default="model.dmtrl", help="The model's file [model.dmtrl].")
 @click.option("--force", is_flag=True, help="Replace the model that is there.")
 @click.option("--resume", type=click.Path(), help="Go on from an interrupted fit.")
@@ -125,7 +130,9 @@ def _fit(
         print_columns(prepared.preparation.table(), prepared.notes)
     comparison = None
     with display(quiet) as watcher:
-        model = fit(prepared, request, watcher, out, None if resume is None else Path(resume))
+        # Ray tells of a lost process on stdout, which is for what was asked for
+        with redirect_stdout(sys.stderr) if request.engine == "ray" else nullcontext():
+            model = fit(prepared, request, watcher, out, None if resume is None else Path(resume))
         if compare:
             watcher.stage("comparing with each task alone and all tasks as one (Ctrl-C leaves this out)")
             try:

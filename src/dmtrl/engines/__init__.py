@@ -1,5 +1,8 @@
 """Engines: deliver messages between coordinator and workers, keep workers alive, know nothing of the algorithm."""
 
+from dmtrl.engines.choice import EngineChoice, choose_engine
 from dmtrl.engines.local import LocalEngine
+from dmtrl.engines.ray import RayEngine, RayOptions
+from dmtrl.engines.recovery import WorkerLostError
 
-__all__ = ["LocalEngine"]
+__all__ = ["EngineChoice", "LocalEngine", "RayEngine", "RayOptions", "WorkerLostError", "choose_engine"]

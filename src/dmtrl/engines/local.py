@@ -1,43 +1,66 @@
 """The local engine: workers in this process, a thread pool over them (the kernels release the GIL).
 
-Room: engines. With one thread, or one worker, no pool is made.
+Room: engines. With one thread, or one worker, no pool is made: the work is done when its answer is asked for.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+import queue
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from dmtrl.blocks import Source
 from dmtrl.losses import AnyLoss
-from dmtrl.message import Message
+from dmtrl.message import Engine, Message
 from dmtrl.worker import Worker
 
 
-class LocalEngine:
+class LocalEngine(Engine):
     def __init__(self, sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss], threads: int = 1):
         if threads < 1:
             raise ValueError(f"the local engine needs at least one thread, got {threads}")
+        self.threads = threads  # the coordinator in the same process may use as many
         self._workers = [Worker(source, losses) for source in sources]
         self._pool = ThreadPoolExecutor(threads) if min(threads, len(self._workers)) > 1 else None
+        self._asked: set[int] = set()
+        self._waiting: deque[tuple[int, Message]] = deque()  # without a pool
+        self._done: queue.SimpleQueue[tuple[int, Future[Message]]] = queue.SimpleQueue()
 
     @property
     def n_workers(self) -> int:
         return len(self._workers)
 
-    def exchange(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]:
+    def send(self, k: int, message: Message) -> None:
+        check_may_send(k, self._asked)
+        self._asked.add(k)
         if self._pool is None:
-            for k, message in messages.items():
-                yield k, self._workers[k].answer(message)
-            return
-        pending = {self._pool.submit(self._workers[k].answer, message): k for k, message in messages.items()}
-        for future in as_completed(pending):
-            yield pending[future], future.result()
+            self._waiting.append((k, message))
+        else:
+            future = self._pool.submit(self._workers[k].answer, message)
+            future.add_done_callback(lambda done: self._done.put((k, done)))
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        check_may_receive(self._asked)
+        if self._pool is None:
+            k, message = self._waiting.popleft()
+            self._asked.discard(k)
+            return k, self._workers[k].answer(message)
+        try:
+            k, future = self._done.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"no worker answered within {timeout} seconds") from None
+        self._asked.discard(k)
+        return k, future.result()
 
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shutdown(cancel_futures=True)
 
-    def __enter__(self) -> "LocalEngine":
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def check_may_send(k: int, asked: set[int]) -> None:
+    if k in asked:
+        raise RuntimeError(f"worker {k} was sent a message before its last answer was received")
+
+
+def check_may_receive(asked: set[int]) -> None:
+    if not asked:
+        raise RuntimeError("no worker was asked anything: there is no answer to receive")

@@ -54,7 +54,8 @@ def still_to_do(plan: Sequence[tuple[Experiment, Run]], store: Store) -> list[tu
 def carry_out(
     todo: Sequence[tuple[Experiment, Run]], store: Store, tell: Callable[[Experiment, Run], object] = lambda *_: None
 ) -> list[Missing]:
-    """Measure and store one after the other. A data set that cannot be had stops its own experiment, not the others."""
+    """Measure and store one after the other. A data set that cannot be had, or a package that is not installed, stops
+    its own experiment, not the others."""
     missing: dict[str, Missing] = {}
     with_what = versions()
     where = machine()
@@ -65,7 +66,7 @@ def carry_out(
         began = time.perf_counter()
         try:
             figures = experiment.measure(**run.params)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ImportError) as error:
             missing[experiment.name] = Missing(experiment.name, str(error))
             continue
         seconds = time.perf_counter() - began

@@ -1,0 +1,263 @@
+"""Rounds without a barrier: joint splitting in which every answer counts when it comes (docs/math.md section 12).
+
+Room: below the coordinator, beside splitting, whose iteration this is, one worker at a time. The server keeps the last
+point (u, b) of every unit; an answer replaces those of its worker, the proximal map is taken anew, and the worker goes
+on from there at once. `max_staleness` bounds how far the others may run ahead of one that is at work. A round is as
+many answers as there are workers, whoever gave them.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmtrl.layout import Layout
+from dmtrl.message import Engine, Message, Scalar
+from dmtrl.method import Answers, Candidate, Report
+from dmtrl.relationship import Relationship
+from dmtrl.settings import Settings
+
+_MOST_STEP_CHANGES = 30  # finitely many, as in splitting
+_SMALLER_STEP = 0.5  # of splitting's first step size: the frozen rows of a straggler count as curvature 1/s
+_PASSES = 2  # over a unit's rows in one answer: small portions, so that none is made from weights of long ago
+_PATIENCE = 4  # rounds of the slowest worker that may bring next to nothing
+
+
+@dataclass
+class _Probe:
+    """Weights at which every worker is asked for its loss, where that of whole tasks is not known otherwise."""
+
+    W: np.ndarray
+    common: np.ndarray
+    penalty: float
+    asked: set[int]
+    loss: dict[int, float]
+
+
+class AsynchronousSplitting:
+    """`arrivals` of an earlier run are waited for in their order, and the run is the same to the bit."""
+
+    name = "splitting"
+
+    def __init__(
+        self,
+        engine: Engine,
+        relationship: Relationship,
+        lam: float,
+        layout: Layout,
+        settings: Settings,
+        W: np.ndarray,
+        common: np.ndarray,
+        b: np.ndarray,
+        conjugate: np.ndarray,
+        longest_step: float = np.inf,
+        arrivals: Sequence[Sequence[int]] = (),
+    ):
+        self._engine, self._relationship, self._lam, self._layout = engine, relationship, lam, layout
+        self._settings = settings
+        self._shards = layout.shards[:, None].astype(float)
+        self._Z, self._common = W, common
+        self._penalty = relationship.penalty(W, common) if W.any() else 0.0
+        self._U, self._b, self._conjugate = layout.per_unit(W).copy(), b.copy(), conjugate.copy()
+        self._W, self._loss = self._U.copy(), np.full(len(b), np.inf)  # the weights each unit last looked at
+        self._solver, self._steps = np.zeros(len(b), dtype=np.int8), np.zeros(len(b), dtype=np.int64)
+        self._longest_step = longest_step
+        first = _SMALLER_STEP / (lam * float(np.sqrt(layout.m)))
+        self._s = settings.initial_step or min(first, longest_step)
+        self._changes = self._rounds = 0
+        self._staleness, self._accuracy = settings.max_staleness, settings.local_accuracy
+        self._passes = min(_PASSES, settings.max_passes)
+        workers = range(engine.n_workers)
+        self._idle, self._at_work = set(workers), dict[int, Message]()
+        self._answered = np.zeros(len(workers), dtype=np.int64)  # how often each worker did
+        self._before = [self._answered.copy()] * 2  # the same, one and two rounds ago
+        self._slowest = [(0, np.inf)]  # how often everybody had answered, and the gap then
+        self._version = 0  # of the weights
+        self._versions = [deque[int](maxlen=self._staleness + 1) for _ in workers]  # that each worker was last sent
+        self._early: dict[int, Message] = {}  # answers that came before their turn in `arrivals`
+        self._again = iter(arrivals)
+        self.arrivals: list[tuple[int, ...]] = []
+        self._probe: _Probe | None = None
+        self.sent = self.received = 0  # bytes of the last round
+
+    def round(self, gap: float) -> tuple[Answers, Report]:
+        """Take as many answers as there are workers; `gap` is the certified one so far."""
+        self.sent = self.received = 0
+        self._sharpen(gap)
+        target = self._accuracy * gap / len(self._layout.task) if np.isfinite(gap) else 0.0
+        found: list[Candidate] = []
+        taken = 0
+        Z_before = self._Z
+        self._send_all(target)
+        while taken < self._engine.n_workers:
+            batch = self._next_batch()
+            for k, answer in batch.items():
+                self._put(k, answer)
+            taken += len(batch)
+            found += self._probed()
+            self._renew()
+            self._send_all(target)  # also after the last: they work while the server makes the certificate
+        self._adapt(Z_before)
+        self._rounds += 1
+        return self._answers(), Report([*found, self._candidate()], np.inf, float("nan"), float("nan"), self._s)
+
+    def finish(self) -> None:
+        """Take the answers that are still to come, so that the workers are free and B is what their alpha say."""
+        for k in sorted(self._at_work):
+            while k not in self._early:
+                self._receive()
+        for k in sorted(self._at_work):
+            self._put(k, self._early.pop(k))
+
+    def work(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each unit: the code of the solver, and the coordinate steps, in its last answer."""
+        return self._solver, self._steps
+
+    # who goes on when
+
+    def _send_all(self, target: float) -> None:
+        for k in sorted(self._idle):
+            if self._may_go_on(k):
+                self._send(k, target)
+
+    def _may_go_on(self, k: int) -> bool:
+        """Whether nobody at work would fall behind worker k by more than the staleness allowed."""
+        for other in self._at_work:
+            since = self._versions[other][-1]
+            newer = sum(version > since for version in self._versions[k])
+            if self._version > since and newer >= self._staleness:
+                return False
+        return True
+
+    def _send(self, k: int, target: float) -> None:
+        layout, units = self._layout, self._layout.positions[k]
+        relax = self._settings.relaxation - 1.0 if self._answered[k] else 0.0
+        scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target}
+        scalars["look"] = not layout.split  # the loss of a piece is of no use, unless all look at the same weights
+        arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
+        if self._settings.steps is None:
+            arrays["most"] = self._passes * layout.rows[units]
+        if self._probe is not None and k not in self._probe.asked:
+            self._probe.asked.add(k)
+            arrays["probe"] = self._probe.W[layout.task[units]]
+        message = Message("round", scalars, arrays)
+        self._engine.send(k, message)
+        self._idle.discard(k)
+        self._at_work[k] = message
+        self._versions[k].append(self._version)
+        self.sent += message.nbytes
+
+    def _receive(self, timeout: float | None = None) -> None:
+        k, answer = self._engine.receive(timeout)
+        self.received += answer.nbytes
+        self._early[k] = answer
+
+    def _next_batch(self) -> dict[int, Message]:
+        """Wait for an answer and take it with all that are there already; or those that were taken together before."""
+        batch = next(self._again, None)
+        if batch is None:
+            if not self._early:
+                self._receive()
+            for _ in range(len(self._at_work) - len(self._early)):
+                try:
+                    self._receive(timeout=0)
+                except TimeoutError:
+                    break
+            batch = sorted(self._early)
+        elif not set(batch) <= set(self._at_work):
+            raise ValueError("these arrivals are of another run: they name a worker that was not asked anything")
+        while not set(batch) <= set(self._early):
+            self._receive()
+        self.arrivals.append(tuple(batch))
+        return {k: self._early.pop(k) for k in batch}
+
+    # what an answer changes
+
+    def _put(self, k: int, answer: Message) -> None:
+        """The worker's rows of U and B, where it arrived from the centre (17) that it used."""
+        units, order, arrays = self._layout.positions[k], self._at_work.pop(k), answer.arrays
+        b = arrays["b"]
+        if not np.isfinite(b).all():
+            raise FloatingPointError(f"worker {k} answered NaN or infinity to weights {order.scalars['round']}")
+        W, step = order.arrays["w"], order.arrays["step"][:, None]
+        relax = float(order.scalars["relax"])
+        anchor = W + relax * (W - self._U[units]) if relax else W
+        self._U[units] = anchor - step * self._b[units] + step * b
+        self._b[units] = b
+        self._conjugate[units] = arrays["conjugate"]
+        self._W[units], self._loss[units] = W, arrays["loss_w"]
+        self._solver[units], self._steps[units] = arrays["solver"], arrays["steps"]
+        if self._probe is not None and "loss_probe" in arrays:
+            self._probe.loss[k] = float(arrays["loss_probe"].sum())
+        self._answered[k] += 1
+        self._idle.add(k)
+
+    def _renew(self) -> None:
+        """New weights from the last points of all (16)."""
+        V = self._layout.per_task(self._U / self._shards) + self._s * self._layout.per_task(self._b)
+        prox = self._relationship.prox(V, self._s * self._lam, self._common)
+        self._Z, self._penalty, self._common = prox.W, prox.penalty, prox.common
+        self._version += 1
+        if self._layout.split and self._probe is None:
+            self._probe = _Probe(self._Z, self._common, self._penalty, set(), {})
+
+    def _probed(self) -> Iterator[Candidate]:
+        probe = self._probe
+        if probe is not None and len(probe.loss) == self._engine.n_workers:
+            loss = sum(probe.loss[k] for k in sorted(probe.loss))
+            self._probe = None
+            yield Candidate(probe.W, probe.common, loss + self._lam * probe.penalty)
+
+    def _candidate(self) -> Candidate:
+        """Of each task the weights its worker last looked at: they need not be of one version, any W will do."""
+        loss = np.inf if self._layout.split else float(self._loss.sum())
+        if not np.isfinite(loss):
+            return Candidate(self._Z, self._common, np.inf)
+        return Candidate(
+            self._W.copy(), self._common, loss + self._lam * self._relationship.penalty(self._W, self._common)
+        )
+
+    def _answers(self) -> Answers:
+        b = self._b.copy()
+        return Answers(
+            b, self._layout.per_task(b), float(self._loss.sum()), np.inf, np.inf, float(self._conjugate.sum())
+        )
+
+    # how large the steps, how fine the answers
+
+    def _adapt(self, Z_before: np.ndarray) -> None:
+        """Balance the residuals (20) every second round, on the tasks of those who answered in both: the rows of one
+        who did not stand still, which says nothing about the step."""
+        before, self._before = self._before, [self._answered.copy(), self._before[0]]
+        lively = (self._answered > before[0]) & (before[0] > before[1])
+        if self._rounds < 2 or self._rounds % 2 or self._changes >= _MOST_STEP_CHANGES or not lively.any():
+            return
+        units = np.flatnonzero(lively[self._layout.owner])
+        tasks = self._layout.task[units]
+        U, Z, b = self._U[units], self._Z[tasks], self._b[units]
+        primal = _norm(U - Z) / max(_norm(U), _norm(Z), 1e-300)
+        dual = _norm(Z - Z_before[tasks]) / (self._s * max(_norm(b), 1e-300))
+        if primal > 0 and dual > 0:
+            change = float(np.clip(np.sqrt(dual / primal), 0.2, min(5.0, self._longest_step / self._s)))
+            if not 1 / 1.5 < change < 1.5:
+                self._s *= change
+                self._changes += 1
+
+    def _sharpen(self, gap: float) -> None:
+        """When four answers of the slowest brought next to nothing, be finer and less stale: in the end as exact and as
+        much in step as the theorem on splitting asks for."""
+        everybody = int(self._answered.min())
+        if everybody == self._slowest[-1][0]:
+            return
+        self._slowest.append((everybody, gap))
+        recent = [before for count, before in self._slowest if count <= everybody - _PATIENCE]
+        if recent and gap > 0.8 * recent[-1]:
+            self._accuracy = max(0.5 * self._accuracy, 1e-4)
+            self._passes = min(2 * self._passes, self._settings.max_passes)
+            self._staleness //= 2
+            self._slowest = [(everybody, gap)]
+
+
+def _norm(A: np.ndarray) -> float:
+    return float(np.linalg.norm(A))

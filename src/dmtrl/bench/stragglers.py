@@ -1,0 +1,177 @@
+"""Stragglers: one worker ten times slower, rounds in step against answers as they come; and work shared out by speed.
+
+Room: bench. Every worker has a thread of its own and stretches its answers to a multiple of the processor time they
+took, so that a few cores stand for as many machines as there are workers, and one of them for a slow machine.
+"""
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dmtrl.bench.timing import ratio
+from dmtrl.blocks import ArraySource
+from dmtrl.coordinator import Coordinator, Outcome, RoundRecord
+from dmtrl.engines.local import LocalEngine
+from dmtrl.experiments.problems import TITLES, Posed, posed
+from dmtrl.experiments.records import Record
+from dmtrl.experiments.runner import Experiment, Run
+from dmtrl.losses import get_loss
+from dmtrl.message import Message
+from dmtrl.relationship import get_relationship
+from dmtrl.report.content import Section, Table, Text
+from dmtrl.settings import Settings
+from dmtrl.solver import NotConvergedWarning, solve
+from dmtrl.worker import Worker
+
+GAP = 1e-2
+SLOWER = 10.0
+STRETCH = 4.0  # times the number of workers: so small a part of the processors' time is used that nobody waits for one
+STALENESS = 8
+CASES = (("synthetic 1", 1e-4, 16), ("school", 1e-1, 32), ("school", 1.0, 32))  # data, lambda, workers
+IN_STEP, AS_THEY_COME = "in step", "as they come"
+SPEEDS = (1.0, 1.0, 2.0, 4.0)  # slowness of the workers among which work is shared out
+ONE_FOR_ALL, BY_SPEED = "the same passes for all", "by measured speed"
+
+
+def runs(quick: bool) -> list[Run]:
+    seconds = 3 if quick else 60
+    cases = (*CASES, ("synthetic 1", 1e-4, len(SPEEDS)))
+    names = ("problem", "reg_lambda", "workers")
+    return [Run({**dict(zip(names, case, strict=True)), "quick": quick}, seconds) for case in cases]
+
+
+class PacedWorker:
+    """A worker whose answers take `pace` times their processor time."""
+
+    def __init__(self, worker: Worker, pace: float):
+        self._worker, self._pace = worker, pace
+        self.busy = 0.0
+
+    def answer(self, message: Message) -> Message:
+        began, processor = time.perf_counter(), time.thread_time()
+        answer = self._worker.answer(message)
+        time.sleep(max(self._pace * (time.thread_time() - processor) - (time.perf_counter() - began), 0.0))
+        if message.name == "round":
+            self.busy += time.perf_counter() - began
+        return answer
+
+
+class PacedEngine(LocalEngine):
+    """Workers as machines of different speed: `slowness` of each, 1 for a usual one."""
+
+    def __init__(self, task: Posed, slowness: Sequence[float]):
+        k = len(slowness)
+        super().__init__([ArraySource(blocks) for blocks in task.train.partition(k, 1)], get_loss(task.loss), threads=k)
+        self.paced = [PacedWorker(one, STRETCH * k * slow) for one, slow in zip(self._workers, slowness, strict=True)]
+        self._workers = self.paced  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Timing:
+    seconds: float  # until the gap was reached
+    idle: float  # share of the workers' time, until the run was over
+    rounds: int
+    outcome: Outcome
+
+
+def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings) -> Timing:
+    reached: list[float] = []
+
+    def watch(record: RoundRecord) -> None:
+        if record.gap <= settings.tol:
+            reached.append(time.perf_counter() - began)
+
+    with PacedEngine(task, slowness) as engine:
+        relation = get_relationship("learned", task.train.m)
+        coordinator = Coordinator(engine, task.train.m, relation, lam, settings)
+        began = time.perf_counter()
+        outcome = coordinator.run([watch])
+        wall = time.perf_counter() - began
+        idle = 1.0 - sum(worker.busy for worker in engine.paced) / (wall * len(slowness))
+    return Timing(reached[0] if reached else np.inf, idle, len(outcome.history), outcome)
+
+
+def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Mapping[str, Any]:
+    task, lam, repeats = posed(problem, quick=quick), reg_lambda, 1 if quick else 3
+    workers = min(workers, task.train.m)
+    if workers == len(SPEEDS):
+        steps = Settings(tol=GAP, local_solver="sdca", sampling="uniform", max_passes=3)
+        ways = {ONE_FOR_ALL: steps, BY_SPEED: Settings(**vars(steps) | {"balance": True})}
+        slowness: Sequence[float] = SPEEDS
+    else:
+        ways = {IN_STEP: Settings(tol=GAP), AS_THEY_COME: Settings(tol=GAP, max_staleness=STALENESS)}
+        slowness = [SLOWER if k == workers // 2 else 1.0 for k in range(workers)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        best = solve(task.train, loss=task.loss, reg_lambda=lam, settings=Settings(tol=GAP / 1000)).certificate
+    found: dict[str, list[Timing]] = {way: [] for way in ways}
+    for number in range(repeats + 1):
+        for way, settings in ways.items():
+            timing = timed(task, lam, slowness, settings)
+            if number:  # the first warms up
+                found[way].append(timing)
+    return {way: _figures(timings, best.primal, best.dual) for way, timings in found.items()}
+
+
+def _figures(timings: Sequence[Timing], above: float, below: float) -> Mapping[str, Any]:
+    """`valid`: whether every certificate held, against an optimum known to lie between `below` and `above`."""
+    records = [record for timing in timings for record in timing.outcome.history]
+    return {
+        "seconds": [timing.seconds for timing in timings],
+        "idle": float(np.median([timing.idle for timing in timings])),
+        "rounds": float(np.median([timing.rounds for timing in timings])),
+        "gap": max(timing.outcome.certificate.relative_gap for timing in timings),
+        "valid": all(record.primal >= below and record.dual <= above for record in records),
+    }
+
+
+def section(records: Sequence[Record]) -> Section:
+    rows: dict[str, list[list[Any]]] = {way: [] for way in (AS_THEY_COME, BY_SPEED)}
+    for record in records:
+        before, after = (IN_STEP, AS_THEY_COME) if AS_THEY_COME in record.figures else (ONE_FOR_ALL, BY_SPEED)
+        f = record.figures
+        times, low, high = ratio(f[before]["seconds"], f[after]["seconds"])
+        name = TITLES[record.params["problem"]]
+        for way in (before, after):
+            seconds = float(np.median(f[way]["seconds"]))
+            faster = f"{times:.2g} ({low:.2g} to {high:.2g})" if way == after else "1"
+            held = "yes" if f[way]["valid"] else "NO"
+            rows[after].append(
+                [name, f"{record.params['reg_lambda']:g}", record.params["workers"], way, f"{seconds:.3g}", faster,
+                 f"{f[way]['idle']:.0%}",
+                 f"{f[way]['rounds']:g}", held]
+            )  # fmt: skip
+    head = ["data", "lambda", "workers", "rounds are", "seconds", "times faster", "idle", "rounds", "certificates held"]
+    return Section(
+        "Stragglers",
+        [
+            Text(
+                "Each worker has a thread of its own and is slowed to a multiple of its processor time, as if it were "
+                "a machine. A round of answers as they come is as many answers as there are workers."
+            ),
+            Table(
+                f"One worker {SLOWER:g} times slower: seconds to a joint gap of {GAP:g}",
+                head,
+                rows[AS_THEY_COME],
+                f"max_staleness={STALENESS}. Idle is the workers' share of the whole run, which also waits for the "
+                "last answer. Medians of interleaved repeats, least and greatest ratio in brackets. Both ways wait for "
+                "the work of the slow worker: the fewer of its answers are needed, the more is won. Certificates held "
+                "if no objective was below, and no bound above, an optimum known a thousand times better.",
+            ),
+            Table(
+                f"Workers of slowness {', '.join(f'{slow:g}' for slow in SPEEDS)}: seconds to a joint gap of {GAP:g}",
+                ["data", "lambda", "workers", "steps", *head[4:]],
+                rows[BY_SPEED],
+                "Rounds in step, three uniform passes of coordinate ascent a round; by measured speed, the time of a "
+                "round is the median worker's and each takes the steps that fit.",
+            ),
+        ],
+    )
+
+
+SETTINGS = {"gap": GAP, "slower": SLOWER, "max_staleness": STALENESS, "speeds": SPEEDS}
+STRAGGLERS = Experiment("bench stragglers", runs, measure, section, SETTINGS)

@@ -1,0 +1,38 @@
+"""What an answer must look like before the server may believe it.
+
+Room: engines. Names, shapes and finiteness only. A worker that breaks this is broken itself, or what carried its
+answer is.
+"""
+
+import numpy as np
+
+from dmtrl.message import Message
+
+_PER_UNIT = {
+    "describe": ("described", ("tasks", "shards", "rows", "weight")),
+    "hold_out": ("described", ("tasks", "shards", "rows", "weight")),
+    "prepare": ("prepared", ("b", "conjugate", "conjugate_at_zero", "longest_step")),
+    "round": ("improved", ("b", "loss_w", "bracket_w", "loss_u", "conjugate", "steps", "solver")),
+    "score": ("scored", ("weight", "loss", "squared_error", "wrong")),
+    "save": ("saved", ()),
+    "restore": ("restored", ()),
+}
+
+
+def fault_in(message: Message, answer: object, units: int, features: int) -> str:
+    """What is wrong with an answer, in words that follow the worker's name; nothing if all is well."""
+    if not isinstance(answer, Message):
+        return f"answered {message.name!r} with a {type(answer).__name__} instead of a message"
+    name, per_unit = _PER_UNIT.get(message.name, (answer.name, ()))
+    if answer.name != name:
+        return f"answered {message.name!r} with {answer.name!r} instead of {name!r}"
+    for key in per_unit:
+        if key not in answer.arrays:
+            return f"left {key!r} out of its answer to {message.name!r}"
+        shape = (units, features) if key == "b" else (units,)
+        if answer.arrays[key].shape != shape:
+            return f"answered {message.name!r} with {key!r} of shape {answer.arrays[key].shape} instead of {shape}"
+    for key, array in answer.arrays.items():
+        if array.dtype.kind == "f" and (np.isnan(array).any() or (key == "b" and np.isinf(array).any())):
+            return f"answered {message.name!r} with NaN or infinity in {key!r}"
+    return ""

@@ -1,0 +1,339 @@
+"""The Ray engine: one actor for each worker, on this machine or over a cluster.
+
+Room: engines; the only file that imports Ray, and only when it is used. An actor is never restarted by Ray: a lost one
+is replaced by a new one that hears the log again (recovery.py), which takes a second instead of fifteen. Whatever is
+in one Ray cluster trusts each other: Ray's wire is pickle.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from threadpoolctl import threadpool_limits
+
+from dmtrl.blocks import ArraySource, Blocks, Source
+from dmtrl.coordinator import Coordinator
+from dmtrl.engines.choice import Pieces
+from dmtrl.engines.local import LocalEngine
+from dmtrl.engines.recovery import Lost, RecoveringEngine
+from dmtrl.losses import AnyLoss, CustomLoss
+from dmtrl.message import Engine, Message
+from dmtrl.relationship import get_relationship
+from dmtrl.settings import Settings
+from dmtrl.worker import Worker
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """How to use a Ray cluster; `engine="ray"` is RayOptions().
+
+    address: of a running cluster ("auto" finds the one on this machine); None starts one here, without dashboard or
+    telemetry, and ends it afterwards. Where Ray is initialised already in this process, that cluster is used as it is.
+    workers: how many actors there are; None: one for each processor, or fewer if there are fewer tasks.
+    cpus: what each actor reserves, may be a fraction; None shares the cluster's processors out, at most one each.
+    resources: custom resources each actor asks for, by name. strategy: Ray's scheduling strategy ("SPREAD", "DEFAULT"
+    or one of Ray's objects). patience: seconds until a lost worker that gives no sign of life ends the run.
+    """
+
+    address: str | None = None
+    workers: int | None = None
+    cpus: float | None = None
+    resources: Mapping[str, float] = field(default_factory=dict)
+    strategy: Any = "SPREAD"
+    patience: float = 120.0
+    namespace: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be None or at least 1, got {self.workers!r}")
+        if self.cpus is not None and not self.cpus >= 0:
+            raise ValueError(f"cpus must be None or at least 0, got {self.cpus!r}")
+        if not self.patience > 0:
+            raise ValueError(f"patience must be a positive number of seconds, got {self.patience!r}")
+
+    def session(self) -> AbstractContextManager[object]:
+        return cluster(self)
+
+    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+        with cluster(self) as processors:
+            return RayEngine(pieces(self.workers or processors), losses, self, names)
+
+
+class RayEngine(RecoveringEngine):
+    """sources: one for each worker; it is read where the worker runs. losses: one, or one per task."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        losses: AnyLoss | Sequence[AnyLoss],
+        options: RayOptions | None = None,
+        names: Sequence[str] | None = None,
+    ):
+        options = options or RayOptions()
+        if not sources:
+            raise ValueError("the ray engine needs at least one source")
+        _check_travels(sources, losses)
+        _warm_up(sources, losses)
+        super().__init__(_Actors(sources, losses, options), options.patience, names)
+
+
+@contextmanager
+def cluster(options: RayOptions | None = None) -> Iterator[int]:
+    """A connection to Ray that engines inside share; yields how many processors there are."""
+    options = options or RayOptions()
+    _Connection.open(options)
+    try:
+        yield max(int(import_ray().cluster_resources().get("CPU", 1)), 1)
+    finally:
+        _Connection.close()
+
+
+def import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError('engine="ray" needs Ray: pip install "dmtrl[ray]"') from error
+    return ray
+
+
+class _Connection:
+    """Ray is initialised once in a process; who opened it, and for how many, is kept here."""
+
+    users = 0
+    ours = False
+
+    @classmethod
+    def open(cls, options: RayOptions) -> None:
+        ray = import_ray()
+        if not ray.is_initialized():
+            common = {"namespace": options.namespace, "log_to_driver": False, "logging_level": logging.ERROR}
+            with _environment(RAY_USAGE_STATS_ENABLED="0"):
+                if options.address is None:
+                    ray.init(address="local", include_dashboard=False, **common)
+                else:
+                    _knock(options.address)
+                    ray.init(address=options.address, **common)
+            cls.ours = True
+        cls.users += 1
+
+    @classmethod
+    def close(cls) -> None:
+        cls.users -= 1
+        if cls.users == 0 and cls.ours:
+            cls.ours = False
+            import_ray().shutdown()
+
+
+def _knock(address: str) -> None:
+    """Refuse an address at which nobody listens, for which Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
+    except OSError as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address!r} ({error}); `ray start --head` starts one and says its address"
+        ) from error
+
+
+@contextmanager
+def _environment(**variables: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+class Host:
+    """What runs in an actor: a worker, made at the first message so that what its source says against it comes back
+    as an answer."""
+
+    def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
+        self._given: tuple[Source, AnyLoss | Sequence[AnyLoss]] | None = (source, losses)
+        self._number, self._answer = 0, Message("nothing")
+        # as the coordinator does: the same bits need the same number of threads in linear algebra
+        self._limits = threadpool_limits(1)
+
+    def answer(self, number: int, messages: Sequence[Message]) -> Message:
+        """The answer to the last of the messages; a repeated number is answered from memory."""
+        if number == self._number or not messages:
+            return self._answer
+        try:
+            self._work(messages)
+        except Exception as error:
+            raise _plain(error) from None
+        self._number = number
+        return self._answer
+
+    def _work(self, messages: Sequence[Message]) -> None:
+        if self._given is not None:
+            source, losses = self._given
+            self._worker = Worker(_Writable(source), losses)
+            self._given = None  # what Ray holds of the rows can go
+        for message in messages:
+            arrays = {name: np.array(array) for name, array in message.arrays.items()}
+            self._answer = self._worker.answer(Message(message.name, message.scalars, arrays))
+
+
+@dataclass(frozen=True)
+class _Writable:
+    """What Ray hands over is read-only, for which the kernels would be compiled once more."""
+
+    source: Source
+
+    def load(self) -> Blocks:
+        blocks = self.source.load()
+        X, weight = blocks.X, blocks.sample_weight
+        parts = (X.data, X.indices, X.indptr) if sparse.issparse(X) else (X,)
+        if all(part.flags.writeable for part in (*parts, blocks.y)):
+            return blocks
+        weight = None if weight is None else weight.copy()
+        return replace(blocks, X=X.copy(), y=blocks.y.copy(), sample_weight=weight, starts=blocks.starts.copy())
+
+
+class _Actors:
+    """The carrier: workers as Ray's actors."""
+
+    def __init__(self, sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss], options: RayOptions):
+        _Connection.open(options)
+        self._ray, self._options = import_ray(), options
+        self._host = self._ray.remote(Host)
+        self._sources, self._losses = sources, losses
+        self._actors: list[Any] = [None] * len(sources)
+        self._pending: dict[Any, int] = {}
+        self._closed = False
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._sources)
+
+    def renew(self, k: int) -> None:
+        before = self._actors[k] is not None
+        self._forget(k)
+        how = {
+            "num_cpus": self._cpus(before),
+            "resources": dict(self._options.resources),
+            "scheduling_strategy": self._options.strategy,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+        }
+        self._actors[k] = self._host.options(**how).remote(self._sources[k], self._losses)
+
+    def _cpus(self, again: bool) -> float:
+        """What an actor reserves. One that replaces another must find a place also where a node is gone."""
+        if self._options.cpus is not None:
+            return self._options.cpus
+        wanted = share(
+            [node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]], self.n_workers
+        )
+        crowded = again and self._ray.available_resources().get("CPU", 0.0) < wanted
+        return 0.0 if crowded else wanted
+
+    def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
+        self._pending = {reference: worker for reference, worker in self._pending.items() if worker != k}
+        self._pending[self._actors[k].answer.remote(number, messages)] = k
+
+    def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        exceptions = self._ray.exceptions
+        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=timeout)
+        if not ready:
+            raise TimeoutError
+        k = self._pending.pop(ready[0])
+        try:
+            return k, self._ray.get(ready[0])
+        except exceptions.RayTaskError as error:  # the worker's own words
+            raise _cause(error) from None
+        except exceptions.ActorUnavailableError as error:
+            raise Lost(k, str(error), perhaps_alive=True) from None
+        except exceptions.RayError as error:
+            raise Lost(k, str(error)) from None
+
+    def _forget(self, k: int) -> None:
+        self._pending = {reference: worker for reference, worker in self._pending.items() if worker != k}
+        if self._actors[k] is not None:
+            self._ray.kill(self._actors[k])
+            self._actors[k] = None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._ray.is_initialized():
+                for k in range(len(self._actors)):
+                    self._forget(k)
+        finally:
+            _Connection.close()
+
+
+def share(processors: Sequence[float], actors: int) -> float:
+    """The most that each of so many actors can reserve, at most one, so that all find room on some node."""
+    sizes = {min(1.0, c / k) for c in processors if c > 0 for k in range(1, actors + 1)}
+    sizes = {np.floor(1000 * size) / 1000 for size in sizes}  # Ray counts in ten-thousandths
+    fitting = [size for size in sizes if size > 0 and sum(int(c / size + 1e-6) for c in processors) >= actors]
+    return float(max(fitting, default=0.0))
+
+
+def _plain(error: Exception) -> Exception:
+    """The same words in an exception that every Python knows: others may not survive the way back."""
+    known = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    return error if type(error) is known else known(str(error))
+
+
+def _cause(error: Any) -> Exception:
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, ModuleNotFoundError):
+        return ModuleNotFoundError(f"a machine of the Ray cluster lacks a package: {cause}; install it there too")
+    return cause if isinstance(cause, Exception) else error
+
+
+def _check_travels(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
+    """Refuse what cannot reach another process, before anything is started."""
+    cloudpickle = import_ray().cloudpickle
+    for loss in losses if isinstance(losses, Sequence) else [losses]:
+        if isinstance(loss, CustomLoss):
+            _try_to_send(cloudpickle, loss, f"the loss {loss.name!r}")
+    for k, source in enumerate(sources):
+        if not isinstance(source, ArraySource):
+            _try_to_send(cloudpickle, source, f"the source of worker {k}")
+
+
+def _try_to_send(cloudpickle: Any, thing: object, what: str) -> None:
+    try:
+        cloudpickle.dumps(thing)
+    except Exception as error:
+        raise TypeError(
+            f"{what} cannot be sent to another process: {error}; let its functions use numbers, arrays and modules only"
+        ) from error
+
+
+def _warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
+    """Compile the kernels here, if they are not yet: actors that did it at the same moment would get in each other's
+    way."""
+    kinds = {(np.dtype(float), False)}
+    for source in sources:
+        if isinstance(source, ArraySource):
+            kinds.add((source.blocks.X.dtype, sparse.issparse(source.blocks.X)))
+    some = losses if isinstance(losses, Sequence) else [losses]
+    built_in = next((loss for loss in some if not isinstance(loss, CustomLoss)), None)
+    if built_in is None:
+        return
+    for dtype, csr in kinds:
+        X = np.ones((2, 1), dtype=dtype)
+        numbers = np.arange(1)
+        blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), numbers, numbers, [""])
+        with LocalEngine([ArraySource(blocks)], built_in) as engine:
+            Coordinator(engine, 1, get_relationship("independent", 1, 0.0), 1.0, Settings(max_rounds=1)).run()

@@ -1,0 +1,231 @@
+"""Lost workers come back: what they were told is told again.
+
+Room: engines, without a transport of its own. A worker is deterministic, so one that is made anew from its source and
+hears the same messages again holds the same alpha, to the bit; the server's B stays what the workers' alpha say. What
+really carries messages is a `Carrier` (Ray's actors; in tests, workers that are lost on purpose).
+"""
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dmtrl.engines.contract import fault_in
+from dmtrl.engines.local import check_may_receive, check_may_send
+from dmtrl.engines.log import Log
+from dmtrl.message import Engine, Message
+
+_INTRODUCE = Message("describe")
+_MOST_LOSSES = 10  # of one worker without an answer in between
+_MOST_REPEATS = 3  # of a message to a worker that may be alive
+_BREATH = 1.0  # seconds before such a repeat
+logger = logging.getLogger("dmtrl")
+
+
+class Lost(Exception):
+    """A worker did not answer because its process is gone, or because it cannot be reached and is perhaps alive."""
+
+    def __init__(self, worker: int, reason: str, perhaps_alive: bool = False):
+        super().__init__(reason)
+        self.worker, self.perhaps_alive = worker, perhaps_alive
+
+
+class WorkerLostError(RuntimeError):
+    """A worker could not be brought back, or answers nonsense again and again. `tasks` are the numbers of its tasks."""
+
+    def __init__(self, sentence: str, worker: int, tasks: Sequence[int]):
+        super().__init__(sentence)
+        self.worker, self.tasks = worker, list(tasks)
+
+
+class Carrier(Protocol):
+    """Makes workers and carries messages. Nothing here waits, except `fetch`."""
+
+    @property
+    def n_workers(self) -> int: ...
+
+    def renew(self, k: int) -> None:
+        """Give up worker k, if there is one, and make it anew from its source."""
+
+    def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
+        """Messages to be answered in order; the last answer comes back, and without messages a sign of life. A number
+        the worker has just answered is answered again from memory and not worked on twice."""
+
+    def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        """The next answer. Raises Lost, TimeoutError, or what the worker itself raised."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Worker:
+    """What the engine knows of one worker."""
+
+    log: Log = field(default_factory=Log)
+    number: int = 0  # of the last post
+    posted: Sequence[Message] = ()
+    asked: Message | None = None  # what the caller wants an answer to
+    coming: bool = True  # was made, and has not given a sign of life
+    introducing: bool = False  # is alive, and reads its rows
+    since: float = 0.0  # when it was first missed
+    retelling: Iterator[list[Message]] | None = None
+    tasks: Sequence[int] = ()
+    features: int = 0
+    losses: int = 0
+    repeats: int = 0
+    fault: str = ""  # of its last answer to what it is asked now
+
+
+class RecoveringEngine(Engine):
+    """patience: how many seconds a lost worker may need until it gives a sign of life; then it may take its time to
+    read its rows. names: of the tasks, for error messages."""
+
+    def __init__(self, carrier: Carrier, patience: float = 120.0, names: Sequence[str] | None = None):
+        self._carrier, self._patience, self._names = carrier, patience, names
+        self._asked: set[int] = set()
+        self._workers = [_Worker() for _ in range(carrier.n_workers)]
+        self.losses = 0  # how often a worker was lost
+        try:
+            for k in range(carrier.n_workers):
+                self._renew(k)
+            while any(worker.coming or worker.introducing for worker in self._workers):
+                self._step(None)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._workers)
+
+    def send(self, k: int, message: Message) -> None:
+        check_may_send(k, self._asked)
+        self._asked.add(k)
+        self._workers[k].asked = message
+        self._post(k, [message])
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        check_may_receive(self._asked)
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            answered = self._step(end)
+            if answered is not None:
+                self._asked.discard(answered[0])
+                return answered
+
+    def close(self) -> None:
+        self._carrier.close()
+        for worker in self._workers:
+            worker.log.close()
+
+    def _step(self, end: float | None) -> tuple[int, Message] | None:
+        """One thing that happens: an answer to the caller, or progress of a worker that is being brought back."""
+        limits = [worker.since + self._patience for worker in self._workers if worker.coming]
+        limits += [] if end is None else [end]
+        wait = max(min(limits) - time.monotonic(), 0.0) if limits else None
+        try:
+            k, answer = self._carrier.fetch(wait)
+        except TimeoutError:
+            self._give_up_on_the_late()
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError("no worker answered in time") from None
+            return None
+        except Lost as lost:
+            self._miss(lost)
+            return None
+        worker = self._workers[k]
+        worker.repeats = 0
+        if worker.coming:  # from here on it may take its time: its rows may be many
+            worker.coming, worker.introducing = False, True
+            self._post(k, [_INTRODUCE])
+        elif worker.introducing:
+            self._welcome(k, answer)
+        elif worker.retelling is not None:
+            self._retell(k)
+        elif worker.asked is not None:
+            return self._take(k, worker.asked, answer)
+        return None
+
+    def _take(self, k: int, asked: Message, answer: Message) -> tuple[int, Message] | None:
+        worker = self._workers[k]
+        fault = fault_in(asked, answer, len(worker.tasks), worker.features)
+        if fault:
+            if worker.fault:
+                raise WorkerLostError(
+                    f"{self._who(k)} {fault}, and did so again after it was made anew from its data; if the loss is "
+                    "your own, try dmtrl.check_loss",
+                    k,
+                    worker.tasks,
+                )
+            worker.fault = fault
+            self._miss(Lost(k, f"it {fault}"))
+            return None
+        worker.log.add(asked, answer)
+        worker.asked, worker.losses, worker.fault = None, 0, ""
+        return k, answer
+
+    def _miss(self, lost: Lost) -> None:
+        k, worker = lost.worker, self._workers[lost.worker]
+        if lost.perhaps_alive and worker.repeats < _MOST_REPEATS:
+            worker.repeats += 1
+            time.sleep(_BREATH)
+            self._carrier.post(k, worker.number, worker.posted)
+            return
+        worker.losses += 1
+        self.losses += 1
+        if worker.losses > _MOST_LOSSES:
+            raise WorkerLostError(f"{self._who(k)} was lost {worker.losses} times in a row: {lost}", k, worker.tasks)
+        logger.warning("%s was lost (%s) and is being brought back", self._who(k), str(lost).split("\n")[0])
+        self._renew(k)
+
+    def _renew(self, k: int) -> None:
+        worker = self._workers[k]
+        if not worker.coming or worker.since == 0.0:
+            worker.since = time.monotonic()
+        worker.coming, worker.introducing, worker.retelling, worker.repeats = True, False, None, 0
+        self._carrier.renew(k)
+        self._post(k, [])
+
+    def _welcome(self, k: int, introduction: Message) -> None:
+        worker = self._workers[k]
+        worker.introducing = False
+        worker.tasks = introduction.arrays["tasks"].tolist()
+        worker.features = int(introduction.scalars["features"])
+        if worker.asked is not None:
+            worker.retelling = worker.log.batches()
+            self._retell(k)
+
+    def _retell(self, k: int) -> None:
+        """The next part of what a new worker has to hear, and at last what it is asked."""
+        worker = self._workers[k]
+        batch = next(worker.retelling, None) if worker.retelling is not None else None
+        if batch is None:
+            worker.retelling = None
+            assert worker.asked is not None
+            batch = [worker.asked]
+        self._post(k, batch)
+
+    def _post(self, k: int, messages: Sequence[Message]) -> None:
+        worker = self._workers[k]
+        worker.number, worker.posted = worker.number + 1, messages
+        self._carrier.post(k, worker.number, messages)
+
+    def _give_up_on_the_late(self) -> None:
+        for k, worker in enumerate(self._workers):
+            if worker.coming and time.monotonic() >= worker.since + self._patience:
+                what = "brought back" if worker.losses else "started"
+                raise WorkerLostError(
+                    f"{self._who(k)} could not be {what} within {self._patience:g} seconds; give the cluster room "
+                    "for it (processors, memory, what resources= asks for) or have more patience",
+                    k,
+                    worker.tasks,
+                )
+
+    def _who(self, k: int) -> str:
+        tasks = self._workers[k].tasks
+        named = [repr(self._names[t]) if self._names is not None else str(t) for t in tasks[:5]]
+        if len(tasks) > 5:
+            named.append(f"... {len(tasks)} in all")
+        return f"worker {k}" + (f" (tasks {', '.join(named)})" if named else "")

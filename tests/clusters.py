@@ -1,0 +1,93 @@
+"""Ray clusters for tests: one on this machine, or several nodes of it, and nothing left of them afterwards."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import psutil
+import pytest
+
+_STORE = 100 << 20  # bytes of shared memory a node takes
+
+
+@contextlib.contextmanager
+def alone(cpus: int = 2) -> Iterator[Any]:
+    """A cluster of one node that engines find initialised."""
+    ray = pytest.importorskip("ray")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=_STORE,
+             log_to_driver=False, logging_level="ERROR")  # fmt: skip
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+        assert leftovers() == []
+
+
+@contextlib.contextmanager
+def of_nodes(count: int, cpus: int = 1) -> Iterator[Any]:
+    """A cluster of several nodes, as processes of this machine, to which nobody is connected yet."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    node = {"num_cpus": cpus, "object_store_memory": _STORE}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        for _ in range(count - 1):
+            cluster.add_node(**node)
+        yield cluster
+    finally:
+        cluster.shutdown()
+        assert leftovers() == []
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of dmtrl's actors that were started from here."""
+    return [process for process in _descendants() if _title(process).startswith("ray::Host")]
+
+
+def no_actors(patience: float = 20.0) -> bool:
+    """Whether none is left; a killed one takes a moment to go."""
+    end = time.monotonic() + patience
+    while actors() and time.monotonic() < end:
+        time.sleep(0.1)
+    return actors() == []
+
+
+def actors_below(node: Any) -> list[psutil.Process]:
+    """Those that run on one node of a cluster."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    below = {process.pid for process in psutil.Process(raylet).children(recursive=True)}
+    return [process for process in actors() if process.pid in below]
+
+
+def kill(process: psutil.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+
+
+def leftovers(patience: float = 20.0, besides: Sequence[str] = ()) -> list[str]:
+    """What is still running of a cluster that was started from here, besides what is known to."""
+    end = time.monotonic() + patience
+    while True:
+        titles = [_title(process) for process in _descendants()]
+        left = [title for title in titles if "ray::" in title or "raylet" in title or "gcs_server" in title]
+        left = [title for title in left if title not in besides]
+        if not left or time.monotonic() > end:
+            return left
+        time.sleep(0.2)
+
+
+def _descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return "" if process.status() == psutil.STATUS_ZOMBIE else " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

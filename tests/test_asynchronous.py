@@ -1,0 +1,375 @@
+"""Answers as they come: certificates that hold whatever the order, the same optimum, bounded staleness, replay.
+
+Most runs have a clock of their own (tests/virtual_time.py): a straggler is ten times slower there, on any machine.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dmtrl.coordinator
+from dmtrl import Settings, TaskData, solve
+from dmtrl.blocks import ArraySource, Source
+from dmtrl.coordinator import Coordinator, Outcome, RoundRecord
+from dmtrl.datasets import make_synthetic
+from dmtrl.engines.local import LocalEngine
+from dmtrl.layout import Layout
+from dmtrl.losses import get_loss
+from dmtrl.message import Engine, Message
+from dmtrl.pace import Balance, Trace
+from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
+from problems import mean_losses, random_problem
+from virtual_time import VirtualClock, VirtualEngine
+
+LAM = 0.05
+ONE_SLOW = (1.0, 1.0, 10.0, 1.0)
+
+
+def sources_of(data: TaskData, workers: int, shards: int = 1) -> list[Source]:
+    return [ArraySource(blocks) for blocks in data.partition(workers, shards)]
+
+
+def virtual(data: TaskData, loss: str, slowness: Sequence[float] = ONE_SLOW, shards: int = 1) -> VirtualEngine:
+    return VirtualEngine(sources_of(data, len(slowness), shards), get_loss(loss), slowness)
+
+
+def run(
+    engine: Engine,
+    data: TaskData,
+    relationship: str | Relationship = "learned",
+    watch: Callable[[RoundRecord], object] = lambda record: None,
+    replay: Trace | None = None,
+    common: float = 0.0,
+    lam: float = LAM,
+    **knobs: Any,
+) -> Outcome:
+    settings = Settings(**{"max_staleness": 8, "tol": 1e-3, "max_rounds": 300, **knobs})
+    relation = get_relationship(relationship, data.m, common)
+    return Coordinator(engine, data.m, relation, lam, settings).run([watch], replay=replay)
+
+
+def answers_by_worker(engine: VirtualEngine) -> np.ndarray:
+    return np.bincount([k for k, answer in engine.answers if answer.name == "improved"], minlength=engine.n_workers)
+
+
+PROBLEMS = {
+    "hinge": ("hinge", {}),
+    "squared": ("squared", {}),
+    "logistic, sparse": ("logistic", {"csr": True}),
+    "absolute, weighted": ("absolute", {"weighted": True}),
+    "hinge, tasks in pieces": ("hinge", {}),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_certificates_never_lie(name: str) -> None:
+    """Against an optimum that rounds in step know ten thousand times better."""
+    loss, how = PROBLEMS[name]
+    data = random_problem(loss, m=7, d=6, rows=40, **how)
+    best = solve(data, loss=loss, reg_lambda=LAM, settings=Settings(tol=1e-7, max_rounds=5000)).certificate
+    records: list[RoundRecord] = []
+    engine = virtual(data, loss, shards=3 if "pieces" in name else 1)
+    units = sum(len(worker.answer(Message("describe")).arrays["tasks"]) for worker in engine.workers)
+    assert (units > data.m) == ("pieces" in name)  # pieces of a task that lie on one worker are one
+    outcome = run(engine, data, watch=records.append)
+    assert outcome.converged
+    assert len(records) > 5
+    room = 1e-9 * abs(best.primal)
+    for record in records:
+        assert record.dual <= best.primal + room
+        assert record.primal >= best.dual - room
+    assert all(after.dual >= before.dual for before, after in pairwise(records))
+    assert outcome.certificate.primal - best.primal <= 1.1e-3 * abs(best.primal)
+
+
+def test_the_objective_is_the_one_of_the_weights_that_are_handed_back() -> None:
+    """Rows of W that were evaluated at different times, summed anew from the data."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    W = run(virtual(data, "hinge"), data).W
+    by_hand = mean_losses(data, W, "hinge") + 0.5 * LAM * np.linalg.svd(W, compute_uv=False).sum() ** 2
+    outcome = run(virtual(data, "hinge"), data)
+    assert outcome.certificate.primal == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_b_is_what_the_workers_alpha_say() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge")
+    outcome = run(engine, data, tol=1e-2)
+    layout = Layout.from_descriptions({k: w.answer(Message("describe")) for k, w in enumerate(engine.workers)}, data.m)
+    # the last answer of each worker, and what it would answer now, told to keep its alpha
+    last = {k: answer for k, answer in engine.answers if answer.name == "improved"}
+    total = layout.per_task(layout.weight)[layout.task]
+    scalars = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 100, "keep": True}
+    for k, worker in enumerate(engine.workers):
+        arrays = {"total_weight": layout.scatter(k, total), "steps": np.zeros(len(layout.positions[k]), np.int64)}
+        again = worker.answer(Message("prepare", scalars, arrays))
+        np.testing.assert_array_equal(again.arrays["b"], last[k].arrays["b"])
+        np.testing.assert_allclose(again.arrays["conjugate"], last[k].arrays["conjugate"], rtol=1e-12)
+    assert outcome.converged
+
+
+@pytest.mark.parametrize(
+    ("relationship", "common", "shards"),
+    [("learned", 0.0, 1), ("learned", 1.0, 1), ("independent", 0.0, 1), ("shared", 0.5, 1), ("learned", 0.0, 3)],
+)
+def test_the_same_optimum_as_rounds_in_step(relationship: str, common: float, shards: int) -> None:
+    """Every relationship; also tasks that are cut, whose loss is asked for at one point of all."""
+    data = random_problem("squared", m=7, d=6, rows=40)
+    best = solve(
+        data, loss="squared", reg_lambda=LAM, relationship=relationship, common=common, settings=Settings(tol=1e-9)
+    )
+    found = run(virtual(data, "squared", shards=shards), data, relationship, common=common, tol=1e-5)
+    assert found.converged
+    np.testing.assert_allclose(found.W, best.W, atol=1e-2 * np.abs(best.W).max())
+
+
+def test_a_free_intercept() -> None:
+    data = random_problem("squared", m=8, d=6, rows=40)
+    relation = FreeIntercept(get_relationship("learned", data.m), 1e-3)
+    assert run(virtual(data, "squared"), data, relation, tol=1e-5).converged
+
+
+def test_it_goes_on_from_an_earlier_outcome() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge")
+    settings = [Settings(max_staleness=8, tol=tol) for tol in (1e-2, 1e-3)]
+    first, second = (Coordinator(engine, data.m, get_relationship("learned", 8), LAM, one) for one in settings)
+    start = first.run()
+    outcome = second.run(start=start)
+    assert outcome.converged
+    assert outcome.history[0].dual >= 0.99 * start.certificate.dual
+
+
+@pytest.mark.parametrize("staleness", [1, 3, 8])
+def test_nobody_runs_ahead_further_than_the_bound(staleness: int) -> None:
+    """Counted on the messages: while one is at work on weights of version v, how often others get newer ones."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = SpyingEngine(virtual(data, "hinge", (1.0, 1.0, 40.0, 1.0)))
+    run(engine, data, max_staleness=staleness, tol=1e-4, max_rounds=60)
+    assert engine.ahead == staleness  # kept, and made use of
+
+
+def test_when_nothing_is_gained_any_more_it_falls_into_step() -> None:
+    """At the limit of what floats can tell no answer brings anything: then staleness is given up."""
+    data = random_problem("squared", m=8, d=6, rows=40)
+    engine = SpyingEngine(virtual(data, "squared", (1.0, 1.0, 3.0, 1.0)))
+    run(engine, data, tol=0.0, max_rounds=250)
+    assert max(engine.each[:40]) > 1
+    assert max(engine.each[-12:]) == 0
+
+
+class SpyingEngine(Engine):
+    def __init__(self, engine: VirtualEngine):
+        self._engine, self.ahead = engine, 0
+        self.each: list[int] = []  # message after message, how far ahead it puts its worker
+        self._at_work: dict[int, tuple[int, dict[int, int]]] = {}
+
+    @property
+    def n_workers(self) -> int:
+        return self._engine.n_workers
+
+    def send(self, k: int, message: Message) -> None:
+        if message.name == "round":
+            version = int(message.scalars["round"])
+            for since, newer in self._at_work.values():
+                newer[k] = newer.get(k, 0) + (version > since)
+            self.each.append(max((newer[k] for _, newer in self._at_work.values()), default=0))
+            self.ahead = max(self.each)
+            self._at_work[k] = (version, {})
+        self._engine.send(k, message)
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        k, answer = self._engine.receive(timeout)
+        self._at_work.pop(k, None)
+        return k, answer
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_straggler_holds_nobody() -> None:
+    """The others answer about ten times while it answers once; rounds in step are all alike."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    free, in_step = (virtual(data, "hinge") for _ in range(2))
+    run(free, data, max_staleness=100, tol=1e-3)
+    run(in_step, data, max_staleness=0, tol=1e-3)
+    counts = answers_by_worker(free)
+    assert counts[2] >= 2
+    assert (np.delete(counts, 2) >= 4 * counts[2]).all()
+    assert len(set(answers_by_worker(in_step))) == 1
+
+
+def test_a_straggler_costs_less_than_in_step() -> None:
+    """To a joint gap of 0.01, on the clock of the engine; `dmtrl bench stragglers` has the same with real seconds."""
+    data = make_synthetic(1, 0, rows_per_task=400, d=40).train
+    slowness = [10.0 if k == 8 else 1.0 for k in range(16)]
+    reached = {}
+    for staleness in (0, 8):
+        engine = virtual(data, "hinge", slowness)
+
+        def stop_watch(record: RoundRecord, engine: VirtualEngine = engine, staleness: int = staleness) -> None:
+            reached[staleness] = engine.clock
+
+        run(engine, data, watch=stop_watch, max_staleness=staleness, tol=1e-2, lam=1e-4)
+    assert reached[8] < reached[0] / 2
+
+
+def test_without_stragglers_it_is_rounds_in_step() -> None:
+    """Where all answers arrive together, nothing is stale: B and the weights follow splitting's own path."""
+    data = random_problem("squared", m=8, d=6, rows=40)
+    knobs = {"local_solver": "gram", "initial_step": 0.5, "max_rounds": 3, "tol": 0.0}
+    ours = run(virtual(data, "squared", (0.0,) * 4), data, **knobs)
+    theirs = run(virtual(data, "squared", (0.0,) * 4), data, max_staleness=0, **knobs)
+    np.testing.assert_allclose(ours.dual.B, theirs.dual.B, rtol=1e-9)
+
+
+class Napping(LocalEngine):
+    """One worker of a real thread pool sleeps before it answers."""
+
+    def __init__(self, data: TaskData, workers: int, slow: int, seconds: float):
+        super().__init__(sources_of(data, workers), get_loss("hinge"), threads=workers)
+        self._slow, self._nap = slow, seconds
+        awake = self._workers[slow].answer
+
+        def answer(message: Message) -> Message:
+            time.sleep(seconds)
+            return awake(message)
+
+        self._workers[slow].answer = answer  # type: ignore[method-assign]
+
+
+def test_a_run_with_real_threads_is_repeated_to_the_bit() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    with Napping(data, 4, slow=1, seconds=0.03) as engine:
+        first = run(engine, data, tol=1e-3)
+    assert len(first.trace.arrivals) > 4
+    with LocalEngine(sources_of(data, 4), get_loss("hinge"), threads=1) as engine:  # answers come in another order
+        again = run(engine, data, tol=1e-3, replay=first.trace)
+    np.testing.assert_array_equal(first.W, again.W)
+    np.testing.assert_array_equal(first.dual.B, again.dual.B)
+    assert [record.gap for record in first.history] == [record.gap for record in again.history]
+    assert list(first.trace.arrivals) == list(again.trace.arrivals)
+
+
+def test_the_order_of_arrival_does_matter() -> None:
+    """Otherwise the test above would say nothing."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    one = run(virtual(data, "hinge", (1.0, 1.0, 10.0, 1.0)), data)
+    other = run(virtual(data, "hinge", (10.0, 1.0, 1.0, 1.0)), data)
+    assert (one.W != other.W).any()
+
+
+def test_arrivals_of_another_run_are_refused() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    with pytest.raises(ValueError, match="of another run"):
+        run(virtual(data, "hinge"), data, replay=Trace(arrivals=[(0,), (0,), (0, 9)]))
+
+
+def test_workers_are_free_after_the_run() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    with Napping(data, 4, slow=1, seconds=0.01) as engine:
+        run(engine, data, tol=1e-2)
+        answers = dict(engine.exchange({k: Message("describe") for k in range(4)}))
+    assert {answer.name for answer in answers.values()} == {"described"}
+
+
+def test_nan_is_named() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge")
+    honest = engine.workers[2].answer
+
+    def broken(message: Message) -> Message:
+        answer = honest(message)
+        if message.name == "round":
+            answer.arrays["b"][0, 0] = np.nan
+        return answer
+
+    engine.workers[2].answer = broken  # type: ignore[method-assign]
+    with pytest.raises(FloatingPointError, match="worker 2"):
+        run(engine, data)
+
+
+def test_what_cannot_be_had_is_refused(tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="splitting"):
+        Settings(max_staleness=4, method="dual")
+    with pytest.raises(ValueError, match="max_staleness must be"):
+        Settings(max_staleness=-1)
+    data = random_problem("squared")
+    with pytest.raises(ValueError, match="max_staleness at 0"):
+        solve(data, loss="squared", reg_lambda=LAM, settings=Settings(max_staleness=4), checkpoint=tmp_path)
+
+
+# work by measured speed
+
+
+def balanced_run(monkeypatch: pytest.MonkeyPatch, data: TaskData, slowness: Sequence[float], **knobs: Any) -> Any:
+    engine = virtual(data, "hinge", slowness)
+    monkeypatch.setattr(dmtrl.coordinator, "time", VirtualClock(engine))
+    outcome = run(engine, data, max_staleness=0, local_solver="sdca", sampling="uniform", tol=1e-2, **knobs)
+    return engine, outcome, 1.0 - engine.busy.sum() / (engine.clock * len(slowness))
+
+
+def test_workers_of_different_speed_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle time before and after, for a given H (five passes), one worker four times slower and tasks of unequal
+    size."""
+    data = random_problem("hinge", m=12, d=8, rows=60, seed=2)
+    slowness = (1.0, 4.0, 1.0, 2.0)
+    before, plain, idle_before = balanced_run(monkeypatch, data, slowness, max_passes=5)
+    after, balanced, idle_after = balanced_run(monkeypatch, data, slowness, max_passes=5, balance=True)
+    assert plain.converged
+    assert balanced.converged
+    assert idle_before > 0.4
+    assert idle_after < 0.6 * idle_before  # the first round, in which nothing is known yet, included
+    assert after.clock < before.clock
+
+
+def test_balanced_work_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On workers of quite another speed, the work of the record is done."""
+    data = random_problem("hinge", m=12, d=8, rows=60, seed=2)
+    _, first, _ = balanced_run(monkeypatch, data, (1.0, 4.0, 1.0, 2.0), max_passes=5, balance=True)
+    assert any(first.trace.work)
+    knobs = {"max_passes": 5, "balance": True, "replay": first.trace}
+    _, again, _ = balanced_run(monkeypatch, data, (9.0, 1.0, 1.0, 1.0), **knobs)
+    np.testing.assert_array_equal(first.W, again.W)
+    _, other, _ = balanced_run(monkeypatch, data, (9.0, 1.0, 1.0, 1.0), max_passes=5, balance=True)
+    assert (first.W != other.W).any()
+
+
+def layout_of(rows: Sequence[int]) -> Layout:
+    n = len(rows)
+    one = np.arange(n)
+    return Layout([one[k : k + 1] for k in range(n)], one, one, np.array(rows), np.ones(n), n, 3)
+
+
+@pytest.mark.parametrize("overhead", [0.5, 1.5, 4.0])
+def test_limits_settle_where_all_take_the_same_time(overhead: float) -> None:
+    """Workers whose real costs are not those the rule supposes; each does exactly what it is allowed."""
+    rows, slowness = np.array([100, 400, 100, 200]), np.array([1.0, 1.0, 20.0, 2.0])
+    balance = Balance(layout_of(rows))
+    steps = 4 * rows
+    longest = (slowness * (steps + overhead * rows)).max()
+    for _ in range(40):
+        limits = balance.limits()
+        steps = np.array([limits[k].sum() for k in range(4)]) if limits else steps
+        seconds = slowness * (steps + overhead * rows)
+        balance.learn(dict(enumerate(seconds)), steps)
+    assert seconds.max() <= 1.05 * seconds.min()
+    assert seconds.max() <= longest  # a fast worker that did much because it had time does not raise what is wanted
+    assert (steps >= rows).all()
+
+
+def test_who_stops_early_says_how_much_is_enough() -> None:
+    """One worker does all that it may; what the others did by themselves, one pass, is what is wanted."""
+    rows = np.array([100, 100, 100])
+    balance = Balance(layout_of(rows))
+    balance.limits()
+    balance.learn({0: 1.05, 1: 1.05, 2: 1.05}, 9 * rows)
+    for _ in range(5):
+        limits = balance.limits()
+        steps = np.array([limits[0].sum(), 100, 100])
+        balance.learn(dict(enumerate((steps + 150) / 1000)), steps)
+    assert limits[0].sum() <= 150

@@ -1,0 +1,388 @@
+"""A run that was stopped goes on, and ends with the same bits as one that never was."""
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmtrl import (
+    Checkpoint,
+    CheckpointWarning,
+    MTRLClassifier,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    MTRLRegressorCV,
+    NotConvergedWarning,
+    Outcome,
+    Settings,
+    TaskData,
+    checkpoint,
+    solve,
+    storage,
+)
+from dmtrl.checkpoint import Keeper, newest
+from dmtrl.coordinator import Coordinator
+from dmtrl.engines import WorkerLostError, recovery
+from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.relationship import get_relationship
+from problems import random_problem
+from test_engines_recovery import Fragile
+
+METHODS = {
+    "splitting": Settings(tol=1e-6, max_rounds=25),
+    "dual": Settings(method="dual", tol=1e-6, max_rounds=25, w_rounds=4),
+    "block": Settings(method="dual", rho="block", tol=1e-6, max_rounds=25, w_rounds=4),
+    "paper": Settings.paper(T=4, P=6),
+    "sdca": Settings(tol=1e-6, max_rounds=25, local_solver="sdca"),
+}
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(number: int) -> Callable[[Any], None]:
+    def stop(record: Any) -> None:
+        if record.round == number:
+            raise Stopped
+
+    return stop
+
+
+def same_bits(one: Outcome, other: Outcome) -> None:
+    for name in ("W", "common"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+    assert one.covariance.basis.tobytes() == other.covariance.basis.tobytes()
+    assert one.dual.B.tobytes() == other.dual.B.tobytes()
+    assert one.certificate == other.certificate
+    assert repr([replace(r, seconds=0) for r in one.history]) == repr([replace(r, seconds=0) for r in other.history])
+
+
+@pytest.fixture(autouse=True)
+def _many_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which end on max_rounds, and need not outlive a power cut."""
+    warnings.simplefilter("ignore", NotConvergedWarning)
+    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+
+
+@given(
+    method=st.sampled_from(sorted(METHODS)),
+    loss=st.sampled_from(["squared", "hinge", "logistic", "poisson", "absolute"]),
+    csr=st.booleans(),
+    shards=st.sampled_from([1, 3]),
+    common=st.sampled_from([0.0, 0.5]),
+    relationship=st.sampled_from(["learned", "learned", "shared", "independent"]),
+    stop=st.integers(0, 23),
+    every=st.integers(1, 5),
+    wide=st.booleans(),
+)
+@settings(max_examples=20)
+def test_stopped_anywhere_the_bits_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, method: str, loss: str, csr: bool, shards: int, common: float,
+    relationship: str, stop: int, every: int, wide: bool,
+) -> None:  # fmt: skip
+    data = random_problem(loss, m=5, d=12 if wide else 3, rows=10, csr=csr, dtype=np.float32 if wide else np.float64)
+    how: dict[str, Any] = {
+        "loss": loss, "reg_lambda": 0.05, "relationship": relationship, "common": common, "workers": 3,
+        "shards": shards, "settings": METHODS[method],
+    }  # fmt: skip
+    whole = solve(data, **how)
+    place = tmp_path_factory.mktemp("checkpoint")
+    stopped = False
+    try:
+        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=every), callbacks=[stop_after(stop)])
+    except Stopped:
+        stopped = True
+    assert stopped == (stop < len(whole.history))
+    heard: list[int] = []
+    resumed = solve(data, **how, checkpoint=place, resume=True, callbacks=[lambda record: heard.append(record.round)])
+    same_bits(resumed, whole)
+    kept = stop // every * every if stopped else len(whole.history)
+    assert heard == list(range(kept, len(whole.history))), "what was kept is not done again"
+
+
+@pytest.mark.parametrize("intercept", [None, 1e-3])
+def test_stopped_after_every_round(tmp_path: Path, intercept: float | None) -> None:
+    data, place = random_problem("logistic", m=4, d=4, csr=True), Checkpoint(tmp_path / "c", every_rounds=1)
+    how: dict[str, Any] = {"loss": "logistic", "reg_lambda": 0.01, "common": 1.0, "intercept_ridge": intercept}
+    whole = solve(data, **how)
+    for number in range(1, len(whole.history)):
+        with pytest.raises(Stopped):  # in the round after the one that is kept
+            solve(data, **how, checkpoint=place, resume=True, callbacks=[stop_after(number)])
+    same_bits(solve(data, **how, checkpoint=place, resume=True), whole)
+
+
+def test_a_run_that_was_over_goes_on_to_a_smaller_gap(tmp_path: Path) -> None:
+    data = random_problem("hinge")
+    solve(data, loss="hinge", reg_lambda=0.1, settings=Settings(tol=1e-2), checkpoint=tmp_path)
+    rounds: list[int] = []
+    fine = Settings(tol=1e-5)
+    resumed = solve(
+        data, loss="hinge", reg_lambda=0.1, settings=fine, resume=tmp_path, callbacks=[lambda r: rounds.append(r.round)]
+    )
+    same_bits(resumed, solve(data, loss="hinge", reg_lambda=0.1, settings=fine))
+    assert rounds[0] > 0
+    again = solve(data, loss="hinge", reg_lambda=0.1, settings=fine, resume=tmp_path, callbacks=[stop_after(0)])
+    same_bits(again, resumed)
+
+
+def halfway(data: TaskData, place: Any, stop: int = 7, **more: Any) -> dict[str, Any]:
+    """Leaves a checkpoint of a run that was stopped; the words with which it can go on."""
+    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "workers": 2} | more
+    with pytest.raises(Stopped):
+        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)])
+    return how
+
+
+def test_behind_a_url() -> None:
+    data = random_problem()
+    how = halfway(data, "memory://some/bucket/run")
+    assert len(storage.names("memory://some/bucket/run")) == 2
+    same_bits(solve(data, **how, resume="memory://some/bucket/run"), solve(data, **how))
+    checkpoint.remove(["memory://some/bucket/run"])
+    assert storage.names("memory://some/bucket/run") == []
+    with pytest.raises(OSError, match="nosuch"):
+        solve(data, **how, checkpoint="nosuch://place")
+
+
+def test_two_versions_stay_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    data = random_problem()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "version-old").mkdir()
+    how = halfway(data, tmp_path)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["notes.txt", "version-000002", "version-000003", "version-old"]
+    manifest = json.loads((tmp_path / "version-000003" / "manifest.json").read_text())
+    files = sorted(path.name for path in (tmp_path / "version-000003").iterdir())
+    assert files == sorted([*manifest["files"], "manifest.json"])
+    assert len(files) == 2 + 2
+    for name in manifest["files"]:
+        with np.load(tmp_path / "version-000003" / name, allow_pickle=False) as archive:
+            assert all(archive[key].dtype.kind in "biufU" for key in archive.files)
+    whole = solve(data, **how)
+    same_bits(solve(data, **how, resume=tmp_path / "version-000002"), whole)  # an older one may be named
+    checkpoint.remove([tmp_path])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "version-old"]
+
+
+def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
+    data = random_problem()
+    how = halfway(data, tmp_path)
+    whole = solve(data, **how)
+    (tmp_path / "version-000003" / "manifest.json").write_text('{"kind": "dmtrl chec')
+    (tmp_path / "version-000004").mkdir()
+    assert newest(str(tmp_path)) == str(tmp_path / "version-000002")
+    same_bits(solve(data, **how, resume=tmp_path), whole)
+    assert "version-000003" not in [path.name for path in tmp_path.iterdir()], "left over, and in nobody's way"
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"reg_lambda": 0.06}, "lambda is 0.06 here and 0.05 there"),
+        ({"common": 0.1}, "the relationship is"),
+        ({"relationship": np.eye(4)}, "the relationship is"),
+        ({"loss": "huber"}, "was saved with other rows, labels, weights or losses"),
+        ({"settings": Settings(seed=1)}, "seed is 1 here and 0 there"),
+        ({"workers": 3}, "the number of workers is 3 here and 2 there"),
+        ({"shards": [1, 7, 7, 1]}, "the partition"),
+    ],
+)
+def test_another_problem_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:
+    data = random_problem()
+    how = halfway(data, tmp_path)
+    with pytest.raises(ValueError, match=word):
+        solve(data, **(how | change), resume=tmp_path)
+
+
+def test_other_rows_are_refused(tmp_path: Path) -> None:
+    data = random_problem()
+    how = halfway(data, tmp_path)
+    for name in ("X", "y"):
+        values = getattr(data, name).copy()
+        values.flat[-1] += 1e-9
+        with pytest.raises(ValueError, match=r"worker-.*was saved with other rows"):
+            solve(replace(data, **{name: values}), **how, resume=tmp_path)
+
+
+def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
+    data = random_problem()
+    how = halfway(data, tmp_path / "c")
+    version = tmp_path / "c" / "version-000003"
+    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint at .*nowhere"):
+        solve(data, **how, resume=tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="say with checkpoint= where"):
+        solve(data, **how, resume=True)
+    with pytest.raises(ValueError, match="every_rounds must be positive"):
+        Checkpoint(tmp_path, every_rounds=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"checkpoints cannot be kept at .*file is a file"):
+        solve(data, **how, checkpoint=tmp_path / "file" / "below")
+    with pytest.raises(OSError, match="checkpoints cannot be kept at"):
+        solve(data, **how, checkpoint=tmp_path / "file")
+    manifest = version / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"format": 1', '"format": 99'))
+    with pytest.raises(ValueError, match="format 99, this dmtrl reads up to 1"):
+        solve(data, **how, resume=tmp_path / "c")
+    manifest.write_text(text)
+    worker = next(version.glob("worker-*"))
+    content = worker.read_bytes()
+    flipped = bytearray(content)
+    flipped[content.index(b"alpha.npy") + 200] ^= 1
+    for damaged in (content[: len(content) // 2], bytes(flipped), b"", (version / "coordinator.npz").read_bytes()):
+        worker.write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"worker-.* (is not a file of a dmtrl checkpoint, or is damaged|holds a)"):
+            solve(data, **how, resume=tmp_path / "c")
+    worker.unlink()
+    with pytest.raises(FileNotFoundError, match="a shared folder or a URL"):
+        solve(data, **how, resume=tmp_path / "c")
+
+
+def test_a_state_that_does_not_belong_to_the_workers_is_refused(tmp_path: Path) -> None:
+    """Files of two versions mixed: B must be what the workers' dual variables say."""
+    data = random_problem("hinge")
+    how = halfway(data, tmp_path, loss="hinge", settings=Settings(tol=1e-6))
+    for worker in (tmp_path / "version-000002").glob("worker-*"):
+        (tmp_path / "version-000003" / worker.name).write_bytes(worker.read_bytes())
+    with pytest.raises(ValueError, match="do not belong to the coordinator's state"):
+        solve(data, **how, resume=tmp_path)
+
+
+@given(
+    faults=st.dictionaries(st.integers(4, 90), st.sampled_from(["before", "after"]), max_size=25),
+    every=st.integers(1, 5),
+)
+@settings(max_examples=8)
+def test_lost_workers_come_back_from_the_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, faults: dict[int, str], every: int
+) -> None:
+    data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
+    whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
+    place = tmp_path_factory.mktemp("checkpoint")
+    with RecoveringEngine(Fragile(data, "hinge", 3, faults)) as engine:
+        run = Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run
+        same_bits(run(keeper=Keeper(Checkpoint(place, every_rounds=every))), whole)
+
+
+@pytest.mark.parametrize("moment", [36, 39, 42])
+def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, moment: int) -> None:
+    """The third checkpoint fails at one worker, and its folder goes; who is lost then comes back from the second."""
+    data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
+    whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
+    keeper = Keeper(Checkpoint(tmp_path, every_rounds=2))
+
+    def stand_in_the_way(record: Any) -> None:
+        if record.round == 5:
+            (tmp_path / "version-000003" / "worker-0-0.npz").mkdir(parents=True)
+
+    with RecoveringEngine(Fragile(data, "hinge", 3, {moment: "before", moment + 1: "after"})) as engine:
+        run = Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run
+        with pytest.warns(CheckpointWarning, match="version-000002, stays"):
+            same_bits(run([stand_in_the_way], keeper=keeper), whole)
+        assert engine.losses == 2
+    assert keeper.last == newest(str(tmp_path))
+
+
+def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
+    data = random_problem(m=4)
+    faults = dict.fromkeys(range(40, 200), "before")
+    with RecoveringEngine(Fragile(data, "squared", 2, faults)) as engine, pytest.raises(WorkerLostError) as lost:
+        solve(
+            data, loss="squared", reg_lambda=0.05, settings=Settings(tol=1e-9), engine=engine,
+            checkpoint=Checkpoint(tmp_path, every_rounds=3),
+        )  # fmt: skip
+    folder = newest(str(tmp_path))
+    assert f"go on with resume={folder!r}" in str(lost.value)
+    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "settings": Settings(tol=1e-9), "workers": 2}
+    same_bits(solve(data, **how, resume=folder), solve(data, **how))
+
+
+def table(classes: int = 0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X, tasks = rng.normal(size=(90, 4)), np.repeat(["a", "b", "c"], 30)
+    z = X[:, 0] * np.where(tasks == "c", -1, 1) + X[:, 1] + 0.5 * rng.normal(size=90)
+    return X, z if classes == 0 else np.digitize(z, np.quantile(z, np.arange(1, classes) / classes)), tasks
+
+
+def same_model(one: Any, other: Any) -> None:
+    for name in ("coef_", "intercept_", "common_coef_"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+    assert (one.certificate_, one.reg_lambda_) == (other.certificate_, other.reg_lambda_)
+    assert [r["gap"] for r in one.history_] == [r["gap"] for r in other.history_]
+    if hasattr(one, "cv_path_"):
+        for name, values in vars(one.cv_path_).items():
+            assert values.tobytes() == getattr(other.cv_path_, name).tobytes(), name
+    assert not {"_keeper"} & set(vars(one))
+
+
+@pytest.mark.parametrize("model", [MTRLRegressor(tol=1e-6), MTRLClassifier(tol=1e-6), MTRLClassifier(loss="hinge")])
+@pytest.mark.parametrize("stop", [0, 1, 4])
+def test_an_estimator_goes_on(tmp_path: Path, model: Any, stop: int) -> None:
+    X, y, tasks = table(2 if isinstance(model, MTRLClassifier) else 0)
+    whole = model.fit(X, y, tasks=tasks)
+    stopping = type(model)(**(model.get_params() | {"callbacks": [stop_after(stop)]}))
+    with pytest.raises(Stopped):
+        stopping.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+    assert not hasattr(stopping, "coef_")
+    resumed = type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=tmp_path, resume=True)
+    same_model(resumed, whole)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 12])
+@pytest.mark.parametrize(
+    "model",
+    [
+        MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0, 1.0), cv=3, tol=1e-5),
+        MTRLClassifierCV("hinge", lambdas=(1.0, 0.1), commons=(0.0, 1.0), cv=3, n_jobs=2),
+        MTRLClassifierCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=3),
+    ],
+    ids=["squared", "hinge", "three classes"],
+)
+def test_cross_validation_goes_on(tmp_path: Path, model: Any, stop: int) -> None:
+    """Stopped while choosing: what was written last lies in the middle of some fit, or between two."""
+    classes = {"MTRLRegressorCV": 0, "MTRLClassifierCV": 3 if len(model.commons) == 1 else 2}[type(model).__name__]
+    X, y, tasks = table(classes)
+    whole = model.fit(X, y, tasks=tasks)
+    keeper = Keeper(Checkpoint(tmp_path, every_rounds=2 + stop % 4))
+    stop = min(stop, whole.cv_path_.rounds.size)
+
+    def on_score(done: int, total: int) -> None:
+        if done == stop:
+            raise Stopped
+
+    keeper.on_score = on_score
+    with pytest.raises(Stopped):
+        type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=keeper)
+    scores: list[int] = []
+    again = Keeper(Checkpoint(tmp_path, every_rounds=3), tmp_path)
+    assert len(again.scores) >= stop - 1
+    again.on_round = lambda record: scores.append(record.round)
+    same_model(type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=again), whole)
+    # now it was over: what is there is the end of the fit on all rows
+    finished = Keeper(None, tmp_path)
+    finished.on_round = lambda record: pytest.fail("nothing is left to do")
+    same_model(type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=finished), whole)
+
+
+def test_another_cross_validation_is_refused(tmp_path: Path) -> None:
+    X, y, tasks = table()
+    model = MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=3)
+    model.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+    with pytest.raises(ValueError, match="folds is 4 here and 3 there"):
+        MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=4).fit(X, y, tasks=tasks, resume=tmp_path)
+    with pytest.raises(ValueError, match="lambdas is"):
+        MTRLRegressorCV(lambdas=(1.0, 0.2), commons=(0.0,), cv=3).fit(X, y, tasks=tasks, resume=tmp_path)
+    single = MTRLRegressor(model.loss, model.reg_lambda_, common=0.0)
+    single.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path / "single", every_rounds=1))
+    with pytest.raises(ValueError, match=r"lambdas is .* here and None there"):
+        model.fit(X, y, tasks=tasks, resume=tmp_path / "single")

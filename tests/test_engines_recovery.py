@@ -1,0 +1,298 @@
+"""Workers that are lost, cannot be reached or answer nonsense, on purpose: the run must end with the same bits.
+
+No cluster is needed: real workers in this process, carried by something that drops them.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmtrl import Settings, TaskData, TasksLeftOutWarning, solve
+from dmtrl.blocks import ArraySource
+from dmtrl.coordinator import Coordinator, Outcome, broadcast
+from dmtrl.engines import LocalEngine, WorkerLostError, recovery
+from dmtrl.engines.choice import Pieces
+from dmtrl.engines.log import Log
+from dmtrl.engines.recovery import Lost, RecoveringEngine
+from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.message import Engine, Message
+from dmtrl.relationship import get_relationship
+from dmtrl.worker import Worker
+from problems import random_problem
+
+FAULTS = ("before", "after", "unreachable before", "unreachable after", "nan", "shape", "name")
+STANDARD = Settings(tol=1e-5)
+
+
+class Fragile:
+    """Carries messages to workers in this process. `faults` says what happens at which post (counted over all
+    workers), `dead` which workers, once lost, never come back."""
+
+    def __init__(self, data: TaskData, loss: str, workers: int, faults: dict[int, str], dead: Sequence[int] = ()):
+        self._sources = [ArraySource(blocks) for blocks in data.partition(workers)]
+        self._loss, self._faults, self._dead = get_loss(loss), faults, dead
+        self._workers: list[Worker | None] = [None] * len(self._sources)
+        self._last: list[tuple[int, Message]] = [(0, Message("nothing"))] * len(self._sources)
+        self._posted: list[tuple[int, int, Sequence[Message]]] = []
+        self.posts = self.worked = self.retold = 0
+        self._silent: set[int] = set()
+        self.closed = False
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._sources)
+
+    def renew(self, k: int) -> None:
+        if self._workers[k] is not None and k in self._dead:
+            self._silent.add(k)
+        self._workers[k] = Worker(self._sources[k], self._loss)
+        self._last[k] = (0, Message("nothing"))
+
+    def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
+        self._posted.append((k, number, [Message.decode(message.encode()) for message in messages]))
+
+    def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        heard = [post for post in self._posted if post[0] not in self._silent]
+        if not heard:
+            raise TimeoutError
+        self._posted.remove(heard[0])
+        k, number, messages = heard[0]
+        if not messages:
+            return k, Message("alive")
+        self.posts += 1
+        fault = self._faults.get(self.posts, "")
+        if fault.endswith("before"):
+            raise Lost(k, fault, perhaps_alive=fault.startswith("unreachable"))
+        answer = self._answer(k, number, messages)
+        if fault.endswith("after"):
+            raise Lost(k, fault, perhaps_alive=fault.startswith("unreachable"))
+        return k, _damaged(answer, fault)
+
+    def _answer(self, k: int, number: int, messages: Sequence[Message]) -> Message:
+        if self._last[k][0] != number:
+            worker = self._workers[k]
+            assert worker is not None
+            answers = [worker.answer(message) for message in messages]
+            self.worked += len(answers)
+            self.retold += len(answers) - 1
+            self._last[k] = (number, answers[-1])
+        return self._last[k][1]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _damaged(answer: Message, fault: str) -> Message:
+    arrays = dict(answer.arrays)
+    if fault == "nan":
+        for key, array in arrays.items():
+            arrays[key] = np.full(array.shape, np.nan)
+    elif fault == "shape":
+        arrays[next(iter(arrays))] = np.zeros((7, 7))
+    return Message("nonsense" if fault == "name" else answer.name, answer.scalars, arrays)
+
+
+def _run(engine: RecoveringEngine | LocalEngine, data: TaskData, options: Settings = STANDARD) -> Outcome:
+    return Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run()
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+
+
+@given(
+    faults=st.dictionaries(st.integers(4, 60), st.sampled_from(FAULTS[:4]), max_size=25),
+    loss=st.sampled_from(["squared", "hinge", "logistic"]),
+    preset=st.sampled_from(["default", "paper"]),
+)
+@settings(max_examples=40)
+def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: str, preset: str) -> None:
+    data = random_problem(loss, m=5, rows=8)
+    options = STANDARD if preset == "default" else Settings.paper(T=5, P=3)
+    with LocalEngine([ArraySource(blocks) for blocks in data.partition(3)], get_loss(loss)) as engine:
+        undisturbed = _run(engine, data, options)
+    with RecoveringEngine(carrier := Fragile(data, loss, 3, faults)) as engine:
+        outcome = _run(engine, data, options)
+    assert outcome.W.tobytes() == undisturbed.W.tobytes()
+    assert outcome.dual.B.tobytes() == undisturbed.dual.B.tobytes()
+    assert outcome.certificate == undisturbed.certificate
+    assert [record.gap for record in outcome.history] == [record.gap for record in undisturbed.history]
+    assert carrier.closed
+
+
+@pytest.mark.parametrize("fault", FAULTS[4:])
+def test_nonsense_is_asked_again_once(fault: str) -> None:
+    data = random_problem("squared", m=4)
+    plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=2)
+    with RecoveringEngine(Fragile(data, "squared", 2, {8: fault, 20: fault})) as engine:
+        assert _run(engine, data).W.tobytes() == plain.W.tobytes()
+        assert engine.losses == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("nan", "NaN or infinity in 'b'"), ("shape", r"shape \(7, 7\)"), ("name", "'nonsense' instead of 'improved'")],
+)
+def test_nonsense_twice_ends_the_run(fault: str, words: str) -> None:
+    data = random_problem("squared", m=4)
+    every = {number: fault for number in range(9, 99)}
+    names = ["north", "south", "east", "west"]
+    carrier = Fragile(data, "squared", 2, every | {10: "", 11: ""})
+    with RecoveringEngine(carrier, names=names) as engine, pytest.raises(WorkerLostError, match=words) as caught:
+        _run(engine, data)
+    assert "worker 0 (tasks 'north', 'south')" in str(caught.value)
+    assert (caught.value.worker, caught.value.tasks) == (0, [0, 1])
+
+
+def test_a_worker_that_never_comes_back_ends_the_run() -> None:
+    data = random_problem("squared", m=4)
+    carrier = Fragile(data, "squared", 2, {8: "before"}, dead=[1])
+    words = r"worker 1 \(tasks 2, 3\) could not be brought back within 0.01 sec"
+    with RecoveringEngine(carrier, patience=0.01) as engine, pytest.raises(WorkerLostError, match=words):
+        _run(engine, data)
+
+
+def test_nothing_comes_in_time() -> None:
+    data = random_problem("squared", m=2)
+    with RecoveringEngine(Fragile(data, "squared", 2, {4: "before"}, dead=[1])) as engine:
+        engine.send(0, Message("describe"))
+        engine.send(1, Message("describe"))
+        assert engine.receive()[0] == 0
+        with pytest.raises(TimeoutError, match="no worker answered in time"):
+            engine.receive(timeout=0.01)
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
+    data = random_problem("squared", m=2)
+    carrier = Fragile(data, "squared", 1, {number: "before" for number in range(5, 99)})
+    with RecoveringEngine(carrier) as engine, pytest.raises(WorkerLostError, match="lost 11 times in a row"):
+        _run(engine, data)
+
+
+def test_what_a_worker_says_itself_is_not_a_loss() -> None:
+    data = random_problem("squared", m=2)
+    with RecoveringEngine(Fragile(data, "squared", 1, {})) as engine:
+        with pytest.raises(ValueError, match="does not know: 'dance'"):
+            broadcast(engine, Message("dance"))
+        assert engine.losses == 0
+
+
+def test_a_repeated_number_is_not_worked_on_twice() -> None:
+    data = random_problem("squared", m=2)
+    calm, shaken = Fragile(data, "squared", 1, {}), Fragile(data, "squared", 1, {5: "unreachable after"})
+    for carrier in (calm, shaken):
+        with RecoveringEngine(carrier) as engine:
+            _run(engine, data)
+    assert shaken.worked == calm.worked
+    assert shaken.posts == calm.posts + 1
+
+
+def test_one_question_at_a_time() -> None:
+    data = random_problem("squared", m=2)
+    for engine in (
+        RecoveringEngine(Fragile(data, "squared", 2, {})),
+        LocalEngine(data.sources(2), get_loss("squared"), threads=1),
+        LocalEngine(data.sources(2), get_loss("squared"), threads=2),
+    ):
+        with engine:
+            with pytest.raises(RuntimeError, match="no worker was asked"):
+                engine.receive()
+            engine.send(1, Message("describe"))
+            with pytest.raises(RuntimeError, match="worker 1 was sent a message before"):
+                engine.send(1, Message("describe"))
+            k, answer = engine.receive(timeout=30.0)
+            assert (k, answer.name) == (1, "described")
+
+
+def _told(log: Log) -> list[str]:
+    return [message.name for batch in log.batches() for message in batch]
+
+
+def test_a_log_forgets_what_does_not_matter_any_more() -> None:
+    log, done = Log(), Message("done")
+    fresh, kept = Message("prepare", {"keep": False}), Message("prepare", {"keep": True})
+    for message in (Message("describe"), Message("hold_out"), fresh, Message("round"), Message("score"), kept):
+        log.add(message, done)
+    assert _told(log) == ["hold_out", "prepare", "round", "prepare"]
+    log.add(fresh, done)
+    assert _told(log) == ["hold_out", "prepare"]
+    log.add(Message("round"), done)
+    log.add(Message("save", {"to": "there"}), Message("saved", {"error": "the disk is full"}))
+    assert _told(log) == ["hold_out", "prepare", "round"]
+    log.add(Message("save", {"to": "there"}), Message("saved"))
+    log.add(Message("round"), done)
+    assert _told(log) == ["restore", "round"]
+    assert next(log.batches())[0].scalars == {"from": "there"}
+    log.add(Message("restore", {"from": "elsewhere"}), done)
+    log.add(fresh, done)
+    assert _told(log) == ["restore", "prepare"]
+    log.close()
+
+
+def test_a_long_log_lies_on_disk_and_is_told_piece_by_piece() -> None:
+    log = Log()
+    for number in range(20):
+        log.add(Message("round", {"round": number}, {"w": np.full(300_000, float(number))}), Message("improved"))
+    batches = list(log.batches())
+    assert len(batches) > 3
+    told = [message for batch in batches for message in batch]
+    assert [message.scalars["round"] for message in told] == list(range(20))
+    assert all((message.arrays["w"] == number).all() for number, message in enumerate(told))
+    log.close()
+
+
+def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
+    data = random_problem("logistic", m=4)
+    plain = solve(data, loss="logistic", reg_lambda=0.1, settings=STANDARD, workers=2)
+    carrier = Fragile(data, "logistic", 2, {14: "before", 15: "after"})
+    with RecoveringEngine(carrier) as engine:
+
+        def save(record: object) -> None:
+            if carrier.posts in (8, 10):
+                answers = broadcast(engine, Message("save", {"to": str(tmp_path)}))
+                assert all("error" not in answer.scalars for answer in answers.values())
+
+        relation = get_relationship("learned", data.m, 0.0)
+        outcome = Coordinator(engine, data.m, relation, 0.1, STANDARD).run([save])
+        assert outcome.W.tobytes() == plain.W.tobytes()
+        assert engine.losses == 2
+        assert carrier.retold < 3  # a restore and at most a round, not all since the beginning
+
+
+class Wreck:
+    """An engine to choose whose worker 1 is lost for good in its first life."""
+
+    def __init__(self, data: TaskData, loss: str):
+        self._data, self._loss, self.lives = data, loss, 0
+
+    def session(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+        self.lives += 1
+        if self.lives > 1:
+            return LocalEngine(pieces(2), losses)
+        return RecoveringEngine(Fragile(self._data, self._loss, 3, {12: "before"}, dead=[2]), 0.01, names)
+
+
+def test_going_on_without_the_tasks_of_a_lost_worker() -> None:
+    data = random_problem("squared", m=6, weighted=True)
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
+    given = np.eye(6) / 6 + 0.1
+    with pytest.raises(WorkerLostError, match=r"worker 2 \(tasks '4', '5'\)"):
+        solve(data, engine=Wreck(data, "squared"), **common)
+    for relationship in ("learned", given):
+        with pytest.warns(TasksLeftOutWarning, match="begins again without task '4', '5'"):
+            rest = solve(data, engine=Wreck(data, "squared"), on_lost="go_on", relationship=relationship, **common)
+        smaller = relationship if isinstance(relationship, str) else given[:4, :4]
+        alone = solve(data.only(np.arange(4)), relationship=smaller, workers=2, **common)
+        assert rest.W.tobytes() == alone.W.tobytes()
+    with pytest.raises(ValueError, match="on_lost must be 'stop' or 'go_on'"):
+        solve(data, on_lost="shrug", **common)

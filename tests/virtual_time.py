@@ -1,0 +1,70 @@
+"""An engine with a clock of its own: who answers when follows from the work a message was, not from the machine."""
+
+import heapq
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from dmtrl.blocks import Source
+from dmtrl.losses import AnyLoss
+from dmtrl.message import Engine, Message
+from dmtrl.worker import Worker
+
+
+class VirtualEngine(Engine):
+    """Worker k needs slowness[k] times the work of a message: as many units of time as rows are read, one and a half
+    for a coordinate step."""
+
+    def __init__(self, sources: Sequence[Source], loss: AnyLoss, slowness: Sequence[float]):
+        self.workers = [Worker(source, loss) for source in sources]
+        self.slowness, self.clock = slowness, 0.0
+        self.rows = [len(source.load().y) for source in sources]
+        self.busy = np.zeros(len(self.workers))
+        self.sent: list[tuple[int, Message]] = []
+        self.answers: list[tuple[int, Message]] = []
+        self._coming: list[tuple[float, int, int, Message]] = []
+
+    @property
+    def n_workers(self) -> int:
+        return len(self.workers)
+
+    def send(self, k: int, message: Message) -> None:
+        # what a worker answers depends on what it was told, not on when: it can be found at once
+        answer = self.workers[k].answer(message)
+        seconds = self.slowness[k] * self._work(k, message, answer)
+        if message.name == "round":
+            self.sent.append((k, message))
+            self.busy[k] += seconds
+        heapq.heappush(self._coming, (self.clock + seconds, len(self.sent) + k, k, answer))
+
+    def _work(self, k: int, message: Message, answer: Message) -> float:
+        if message.name != "round":
+            return 0.0
+        ascent = answer.arrays["solver"] == 0
+        look = 0.5 if ascent.all() else 1.0  # half of it is had on the way of coordinate ascent
+        passes = 1.0 + look * message.scalars.get("look", True) + message.scalars.get("at_u", False)
+        passes += ("probe" in message.arrays) + (not ascent.all())
+        return float(passes * self.rows[k] + 1.5 * answer.arrays["steps"][ascent].sum())
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        if timeout is not None and self._coming[0][0] > self.clock + timeout:
+            raise TimeoutError
+        when, _, k, answer = heapq.heappop(self._coming)
+        self.clock = max(self.clock, when)
+        self.answers.append((k, answer))
+        return k, answer
+
+    def close(self) -> None:
+        pass
+
+
+class VirtualClock:
+    """Stands in for the time module of whoever measures seconds on such an engine."""
+
+    def __init__(self, engine: VirtualEngine):
+        self._engine = engine
+        self.monotonic = time.monotonic
+
+    def perf_counter(self) -> float:
+        return self._engine.clock
