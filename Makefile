@@ -9,7 +9,7 @@ PIP_FLAGS := -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo browser test lint format lock clean help
+.PHONY: setup demo browser test soak lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -82,6 +82,10 @@ test: setup lint browser  ## lint, then run all tests
 	@$(BIN)/python tests/warm_up.py
 	@echo "Running the tests ..."
 	@$(BIN)/python -m pytest -q -n 2 --dist loadscope
+
+SOAK_MINUTES ?= 15
+soak: setup  ## kill actors and nodes of a three-node cluster for 15 minutes and compare the bits
+	@$(BIN)/python tests/soak.py --minutes $(SOAK_MINUTES)
 
 lint: setup  ## ruff, mypy and the import contract
 	@echo "Checking style, types and imports ..."

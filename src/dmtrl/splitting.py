@@ -59,12 +59,12 @@ class Splitting:
         U = self._arrived(answers.b)
         report = self._report(answers, U)
         V = self._before_prox(U, answers.B)
-        self._U, self._b, self._B = U, answers.b, answers.B  # before the proximal map: the old ones may go
         prox = self._relationship.prox(V, self._s * self._lam, self._common)
         del V
         self._adapt(U, prox.W, answers.B)
         self._Z, self._penalty, self._common = prox.W, prox.penalty, prox.common
         self._covariance = in_one_piece(prox.covariance)
+        self._U, self._b, self._B = U, answers.b, answers.B
         self._round += 1
         return report
 

@@ -63,10 +63,10 @@ class PacedWorker:
 class PacedEngine(LocalEngine):
     """Workers as machines of different speed: `slowness` of each, 1 for a usual one."""
 
-    def __init__(self, task: Posed, slowness: Sequence[float]):
+    def __init__(self, task: Posed, slowness: Sequence[float], stretch: float):
         k = len(slowness)
         super().__init__([ArraySource(blocks) for blocks in task.train.partition(k, 1)], get_loss(task.loss), threads=k)
-        self.paced = [PacedWorker(one, STRETCH * k * slow) for one, slow in zip(self._workers, slowness, strict=True)]
+        self.paced = [PacedWorker(one, stretch * k * slow) for one, slow in zip(self._workers, slowness, strict=True)]
         self._workers = self.paced  # type: ignore[assignment]
 
 
@@ -78,14 +78,14 @@ class Timing:
     outcome: Outcome
 
 
-def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings) -> Timing:
+def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH) -> Timing:
     reached: list[float] = []
 
     def watch(record: RoundRecord) -> None:
         if record.gap <= settings.tol:
             reached.append(time.perf_counter() - began)
 
-    with PacedEngine(task, slowness) as engine:
+    with PacedEngine(task, slowness, stretch) as engine:
         relation = get_relationship("learned", task.train.m)
         coordinator = Coordinator(engine, task.train.m, relation, lam, settings)
         began = time.perf_counter()
@@ -111,7 +111,7 @@ def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Mappi
     found: dict[str, list[Timing]] = {way: [] for way in ways}
     for number in range(repeats + 1):
         for way, settings in ways.items():
-            timing = timed(task, lam, slowness, settings)
+            timing = timed(task, lam, slowness, settings, 0.1 if quick else STRETCH)
             if number:  # the first warms up
                 found[way].append(timing)
     return {way: _figures(timings, best.primal, best.dual) for way, timings in found.items()}

@@ -1,0 +1,77 @@
+"""A long run of faults (`make soak`): three nodes, actors and whole nodes killed at random, bits compared each time.
+
+Not collected by pytest. Every run is drawn from its own seed, which is printed, so that a bad one can be repeated:
+`python tests/soak.py --minutes 1 --first 17`.
+"""
+
+import argparse
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import clusters
+from dmtrl import NotConvergedWarning, RoundRecord
+from test_ray_faults import Killer, mds_shaped, runs, same_bits, school, synthetic
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+ROUNDS = 30
+
+
+class NodeKiller:
+    """Takes one of the nodes away after a random round, with all that runs there."""
+
+    def __init__(self, cluster: Any, seed: int):
+        rng = np.random.default_rng(seed)
+        self._cluster, self._when, self._which = cluster, int(rng.integers(1, ROUNDS - 1)), int(rng.integers(2))
+        self.killed = 0
+
+    def __call__(self, record: RoundRecord) -> None:
+        if record.round == self._when:
+            node = sorted(self._cluster.worker_nodes, key=id)[self._which]
+            there = clusters.actors_below(node)
+            self._cluster.remove_node(node, allow_graceful=False)
+            for process in there:
+                clusters.kill(process)
+            self.killed = len(there)
+
+    def join(self) -> None:
+        self._cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+
+
+def soak(minutes: float, first: int) -> None:
+    problems = [synthetic, mds_shaped, *([school] if (DATA / "school.npz").exists() else [])]
+    ready = [problem(DATA) for problem in problems]
+    end, seed = time.monotonic() + 60 * minutes, first
+    killed = lost = nodes = 0
+    with clusters.of_nodes(3) as cluster:
+        while time.monotonic() < end or seed == first:
+            began, k = time.monotonic(), seed % len(ready)
+            whole_node = seed % 4 == 3
+            disturb = NodeKiller(cluster, seed) if whole_node else Killer(10, ROUNDS, seed)
+            plain, disturbed, losses = runs(ready[k], ROUNDS, disturb, cluster.address)
+            disturb.join()
+            same_bits(plain, disturbed)
+            killed, lost, nodes = killed + disturb.killed, lost + losses, nodes + whole_node
+            what = "a node" if whole_node else "actors"
+            print(
+                f"seed {seed}: {problems[k].__name__}, {what} killed ({disturb.killed} processes), {losses} workers "
+                f"replaced, same bits, {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+            seed += 1
+    print(
+        f"{seed - first} runs of {ROUNDS} rounds in {minutes:g} minutes: {killed} processes killed, "
+        f"{nodes} nodes lost, {lost} workers replaced, every run with the bits of an undisturbed one, nothing left running"
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Kill actors and nodes for a while and compare the bits.")
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore", NotConvergedWarning)
+    soak(arguments.minutes, arguments.first)
