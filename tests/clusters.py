@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-_STORE = 100 << 20  # bytes of shared memory a node takes
+STORE = 100 << 20  # bytes of shared memory a node takes
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def alone(cpus: int = 2) -> Iterator[Any]:
     """A cluster of one node that engines find initialised."""
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=_STORE,
+    ray.init(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE,
              log_to_driver=False, logging_level="ERROR")  # fmt: skip
     try:
         yield ray
@@ -34,8 +34,11 @@ def of_nodes(count: int, cpus: int = 1) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    node = {"num_cpus": cpus, "object_store_memory": _STORE}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    node = {"num_cpus": cpus, "object_store_memory": STORE}
+    # a node that is gone is missed after two seconds instead of fifteen; one that is slow to answer is not
+    watch = {"health_check_period_ms": 1000, "health_check_failure_threshold": 2, "health_check_timeout_ms": 20_000}
+    head = {**node, "include_dashboard": False, "_system_config": watch}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(count - 1):
             cluster.add_node(**node)
@@ -65,9 +68,13 @@ def actors_below(node: Any) -> list[psutil.Process]:
     return [process for process in actors() if process.pid in below]
 
 
-def kill(process: psutil.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
+def kill(process: psutil.Process) -> bool:
+    """Whether it was still there to be killed."""
+    try:
         os.kill(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def leftovers(patience: float = 20.0, besides: Sequence[str] = ()) -> list[str]:

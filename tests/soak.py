@@ -5,6 +5,7 @@ Not collected by pytest. Every run is drawn from its own seed, which is printed,
 """
 
 import argparse
+import os
 import time
 import warnings
 from pathlib import Path
@@ -16,21 +17,23 @@ import clusters
 from dmtrl import NotConvergedWarning, RoundRecord
 from test_ray_faults import Killer, mds_shaped, runs, same_bits, school, synthetic
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(os.environ.get("DMTRL_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 ROUNDS = 30
 
 
 class NodeKiller:
     """Takes one of the nodes away after a random round, with all that runs there."""
 
-    def __init__(self, cluster: Any, seed: int):
+    def __init__(self, cluster: Any, nodes: list[Any], seed: int):
+        """nodes: those that may go, in the order in which they came; the cluster itself keeps them in a set."""
         rng = np.random.default_rng(seed)
-        self._cluster, self._when, self._which = cluster, int(rng.integers(1, ROUNDS - 1)), int(rng.integers(2))
+        self._cluster, self._nodes = cluster, nodes
+        self._when, self._which = int(rng.integers(1, ROUNDS - 1)), int(rng.integers(len(nodes)))
         self.killed = 0
 
     def __call__(self, record: RoundRecord) -> None:
         if record.round == self._when:
-            node = sorted(self._cluster.worker_nodes, key=id)[self._which]
+            node = self._nodes.pop(self._which)
             there = clusters.actors_below(node)
             self._cluster.remove_node(node, allow_graceful=False)
             for process in there:
@@ -38,23 +41,28 @@ class NodeKiller:
             self.killed = len(there)
 
     def join(self) -> None:
-        self._cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+        self._nodes.append(one_more(self._cluster))
+
+
+def one_more(cluster: Any) -> Any:
+    return cluster.add_node(num_cpus=1, object_store_memory=clusters.STORE)
 
 
 def soak(minutes: float, first: int) -> None:
     problems = [synthetic, mds_shaped, *([school] if (DATA / "school.npz").exists() else [])]
     ready = [problem(DATA) for problem in problems]
     end, seed = time.monotonic() + 60 * minutes, first
-    killed = lost = nodes = 0
-    with clusters.of_nodes(3) as cluster:
+    killed = lost = gone = 0
+    with clusters.of_nodes(1) as cluster:
+        nodes = [one_more(cluster), one_more(cluster)]
         while time.monotonic() < end or seed == first:
             began, k = time.monotonic(), seed % len(ready)
             whole_node = seed % 4 == 3
-            disturb = NodeKiller(cluster, seed) if whole_node else Killer(10, ROUNDS, seed)
+            disturb = NodeKiller(cluster, nodes, seed) if whole_node else Killer(10, ROUNDS, seed)
             plain, disturbed, losses = runs(ready[k], ROUNDS, disturb, cluster.address)
             disturb.join()
             same_bits(plain, disturbed)
-            killed, lost, nodes = killed + disturb.killed, lost + losses, nodes + whole_node
+            killed, lost, gone = killed + disturb.killed, lost + losses, gone + whole_node
             what = "a node" if whole_node else "actors"
             print(
                 f"seed {seed}: {problems[k].__name__}, {what} killed ({disturb.killed} processes), {losses} workers "
@@ -64,7 +72,8 @@ def soak(minutes: float, first: int) -> None:
             seed += 1
     print(
         f"{seed - first} runs of {ROUNDS} rounds in {minutes:g} minutes: {killed} processes killed, "
-        f"{nodes} nodes lost, {lost} workers replaced, every run with the bits of an undisturbed one, nothing left running"
+        f"{gone} nodes lost, {lost} workers replaced, every run with the bits of an undisturbed one, "
+        "nothing left running"
     )
 
 

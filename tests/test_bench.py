@@ -1,4 +1,8 @@
-"""`dmtrl bench`: fair timing, peers that reach the same quality, tables that say what was measured."""
+"""`dmtrl bench`: fair timing, peers that reach the same quality, tables that say what was measured.
+
+Here: what the benchmarks share, `solve` and `rounds` (run with --quick), and `stragglers`. The others are tested in
+test_bench_kernels, test_bench_network, test_bench_startup, test_scale (run with --quick) and test_engines (`cluster`).
+"""
 
 import time
 from pathlib import Path
@@ -7,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dmtrl.bench import rounds
+from dmtrl.bench import rounds, stragglers
 from dmtrl.bench import solve as whole_job
 from dmtrl.bench.suite import BENCHMARKS
 from dmtrl.bench.timing import Clock, TimeIsUp, interleaved, ratio
@@ -15,7 +19,8 @@ from dmtrl.cli import main
 from dmtrl.commands.bench import CHOICES
 from dmtrl.coordinator import RoundRecord
 from dmtrl.experiments.problems import posed
-from dmtrl.experiments.records import Store
+from dmtrl.experiments.records import Record, Store
+from dmtrl.report.content import Table
 
 
 def test_contenders_run_in_turn_after_a_warm_up() -> None:
@@ -80,6 +85,53 @@ def test_ridge_is_held_to_its_own_optimum(shared_data, monkeypatch: pytest.Monke
     np.testing.assert_allclose(fit(), best.W, atol=1e-3 * np.abs(best.W).max())
 
 
+def test_a_slow_worker_gives_the_same_answer() -> None:
+    """A pace takes time and nothing else: rounds in step end with the same bits."""
+    task = posed("synthetic 1", quick=True)
+    settings = whole_job.Settings(tol=stragglers.GAP)
+    slowed = stragglers.timed(task, 1e-3, (1.0, 3.0), settings, stretch=0.5)
+    plain = whole_job.solve(task.train, loss=task.loss, reg_lambda=1e-3, workers=2, settings=settings)
+    np.testing.assert_array_equal(slowed.outcome.W, plain.W)
+    assert slowed.rounds == len(plain.history)
+    assert 0 < slowed.idle < 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "ways"),
+    [
+        (16, [stragglers.IN_STEP, stragglers.AS_THEY_COME]),
+        (len(stragglers.SPEEDS), [stragglers.ONE_FOR_ALL, stragglers.BY_SPEED]),
+    ],
+)
+def test_stragglers_reach_the_gap_with_certificates_that_hold(workers: int, ways: list[str]) -> None:
+    params = {"problem": "synthetic 1", "reg_lambda": 1e-4, "workers": workers, "quick": True}
+    figures = stragglers.measure(**params)
+    assert list(figures) == ways
+    for way in ways:
+        assert figures[way]["gap"] <= stragglers.GAP
+        assert figures[way]["valid"]
+        assert np.isfinite(figures[way]["seconds"]).all()
+    items = stragglers.section([Record("bench stragglers", params, {}, figures, 1.0)]).items
+    rows = [row for table in items if isinstance(table, Table) for row in table.rows]
+    assert [row[3] for row in rows] == ways
+    assert [row[-1] for row in rows] == ["yes", "yes"]
+
+
+def test_the_table_of_stragglers_by_hand() -> None:
+    slow = {"seconds": [4.0, 6.0, 9.0], "idle": 0.5, "rounds": 10.0, "gap": 0.01, "valid": True}
+    fast = {"seconds": [2.0, 2.0, 3.0], "idle": 0.25, "rounds": 12.0, "gap": 0.01, "valid": False}
+    params = {"problem": "synthetic 1", "reg_lambda": 1e-4, "workers": 16, "quick": False}
+    figures = {stragglers.IN_STEP: slow, stragglers.AS_THEY_COME: fast}
+    _, table, none = stragglers.section([Record("bench stragglers", params, {}, figures, 1.0)]).items
+    assert isinstance(table, Table)
+    assert isinstance(none, Table)
+    assert [row[4:] for row in table.rows] == [
+        ["6", "1", "50%", "10", "yes"],
+        ["2", "3 (2 to 3)", "25%", "12", "NO"],
+    ]
+    assert not none.rows
+
+
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory: pytest.TempPathFactory, shared_data) -> tuple[Path, str]:
     for name in ("school.npz", "mnist.npz", "mds.npz"):
@@ -87,7 +139,7 @@ def quick_run(tmp_path_factory: pytest.TempPathFactory, shared_data) -> tuple[Pa
     out = tmp_path_factory.mktemp("bench")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DMTRL_DATA", str(shared_data.folder))
-        for which in ("solve", "rounds"):  # the others have tests of their own
+        for which in ("solve", "rounds"):
             result = CliRunner().invoke(main, ["bench", which, "--quick", "--out", str(out)])
             assert result.exit_code == 0, result.output
     return out, result.stdout

@@ -1,5 +1,6 @@
 """`dmtrl bench network`: the simulator against arithmetic, the cost model against real messages."""
 
+import threading
 from dataclasses import asdict
 
 import numpy as np
@@ -84,12 +85,17 @@ def test_the_recorder_and_the_network_of_pauses_change_no_bit() -> None:
         assert all(leg.compute > 0 for leg in exchange.legs.values())
 
 
-def test_a_worker_that_does_not_answer_in_time_is_reported() -> None:
-    data = make_tasks(SHAPE)
-    with Delayed(workers_of(data, "hinge", 1), Network("x", 0.2, 1e9)) as engine:
+def test_a_worker_that_does_not_answer_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    (worker,) = workers_of(make_tasks(SHAPE), "hinge", 1)
+    free, answer = threading.Event(), worker.answer
+    monkeypatch.setattr(worker, "answer", lambda message: free.wait() and answer(message))
+    with Delayed([worker], Network("x", 0.0, 1e9)) as engine:
         engine.send(0, network.Message("describe"))
-        with pytest.raises(TimeoutError):
-            engine.receive(timeout=0.01)
+        try:
+            with pytest.raises(TimeoutError):
+                engine.receive(timeout=0.01)
+        finally:
+            free.set()
         assert engine.receive()[0] == 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,11 +29,14 @@ from dmtrl import (
     solve,
     storage,
 )
+from dmtrl.blocks import Blocks
 from dmtrl.checkpoint import Keeper, newest
 from dmtrl.coordinator import Coordinator
 from dmtrl.engines import WorkerLostError, recovery
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.relationship import get_relationship
+from dmtrl.validation import Path as CVPath
+from dmtrl.validation import cross_validate
 from problems import random_problem
 from test_engines_recovery import Fragile
 
@@ -291,6 +295,75 @@ def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, momen
             same_bits(run([stand_in_the_way], keeper=keeper), whole)
         assert engine.losses == 2
     assert keeper.last == newest(str(tmp_path))
+
+
+class StoppingKeeper(Keeper):
+    """Stops a cross-validation after so many rounds, of which nobody else hears."""
+
+    def __init__(self, place: Checkpoint, rounds: int):
+        super().__init__(place)
+        self._left = rounds
+
+    def round_done(self, *about: Any) -> None:
+        super().round_done(*about)
+        self._left -= 1
+        if self._left == 0:
+            raise Stopped
+
+
+@pytest.mark.parametrize("moment", [30, 36, 39, 44])  # the path begins anew at 29; 33 and 39 are saves
+def test_who_is_lost_long_after_a_resume_needs_nothing_that_is_gone(tmp_path: Path, moment: int) -> None:
+    """A path begins anew after the resume, and the version that the run went on from is deleted by then."""
+    data, place = random_problem("hinge", m=4, rows=8), Checkpoint(tmp_path, every_rounds=2)
+
+    def choose(faults: dict[int, str], keeper: Keeper | None) -> tuple[CVPath, RecoveringEngine]:
+        with RecoveringEngine(Fragile(data, "hinge", 2, faults)) as engine:
+            how = ([0.1], [0.0, 1.0], 2, Settings(tol=1e-6, max_rounds=9))
+            path = cross_validate(engine, data.m, lambda lam, tau: get_relationship("learned", data.m, tau), *how,
+                                  keeper=keeper)  # fmt: skip
+        return path, engine
+
+    whole, _ = choose({}, None)
+    with pytest.raises(Stopped):
+        choose({}, StoppingKeeper(place, 3))
+    begun = newest(str(tmp_path))
+    assert begun is not None
+    resumed, engine = choose({moment: "before"}, Keeper(place, tmp_path))
+    assert engine.losses == 1
+    assert not Path(begun).exists()
+    for name, values in vars(whole).items():
+        assert values.tobytes() == getattr(resumed, name).tobytes(), name
+
+
+class OutOfReach:
+    def load(self) -> Blocks:
+        raise ConnectionError("the rows are out of reach")
+
+
+def test_only_what_stands_in_the_way_of_a_checkpoint_is_forgiven(tmp_path: Path) -> None:
+    """A worker is lost while it saves and cannot read its rows again: that ends the run, which says what it is."""
+    data = random_problem("hinge", m=4, rows=8)
+    with RecoveringEngine(carrier := Fragile(data, "hinge", 2, {10: "before"})) as engine:
+        carrier.sources = [OutOfReach(), OutOfReach()]
+        with pytest.raises(ConnectionError, match="the rows are out of reach"):
+            solve(data, loss="hinge", reg_lambda=0.1, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+    names = [path.name for path in (tmp_path / "version-000001").iterdir()]
+    assert names == ["worker-0-0.npz"], "the other one was saving"
+
+
+def test_a_version_that_goes_while_it_is_looked_at_does_not_count(tmp_path: Path) -> None:
+    data = random_problem()
+    halfway(data, tmp_path)
+    manifest = tmp_path / "version-000003" / "manifest.json"
+    manifest.unlink()
+    manifest.symlink_to(tmp_path / "gone")  # listed, and not there
+    assert newest(str(tmp_path)) == str(tmp_path / "version-000002")
+
+
+def test_a_url_without_fsspec_is_an_error_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)  # as if it were not installed
+    with pytest.raises(OSError, match=r'checkpoints cannot be kept at .*fsspec: pip install "dmtrl\[ray\]"'):
+        Keeper(Checkpoint("memory://some/bucket"))
 
 
 def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:

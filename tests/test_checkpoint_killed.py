@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from dmtrl import Checkpoint, MTRLClassifierCV, Outcome, Settings, solve
-from dmtrl.checkpoint import newest
+from dmtrl.checkpoint import keeper_for, newest
 from problems import random_problem
 
 HOW: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.01, "workers": 3, "settings": Settings(tol=1e-6)}
@@ -26,22 +27,25 @@ def digest(outcome: Outcome) -> str:
     return hashlib.sha256(outcome.W.tobytes() + outcome.dual.B.tobytes()).hexdigest()
 
 
-def dawdle(record: Any) -> None:
-    """So that nobody is done before the kill comes."""
-    time.sleep(0.02)
+def wait_for_the_kill(place: str, number: str) -> None:
+    """Stand still once a few more versions are there than are waited for: then nobody is done before the kill."""
+    time.sleep(0.02)  # and slowly until then, so that it may strike anywhere
+    while version(Path(place)) >= int(number) + 3:
+        signal.pause()
 
 
-def run(place: str, engine: Any = "local", slowly: bool = True) -> Outcome:
+def run(place: str, until: str = "", engine: Any = "local") -> Outcome:
     return solve(
         random_problem("hinge", m=6, rows=20), **HOW, engine=engine, resume=True,
-        checkpoint=Checkpoint(place, every_rounds=1), callbacks=[dawdle] if slowly else [],
+        checkpoint=Checkpoint(place, every_rounds=1),
+        callbacks=[lambda record: wait_for_the_kill(place, until)] if until else [],
     )  # fmt: skip
 
 
-def ray_run(place: str, slowly: bool = True) -> Outcome:
+def ray_run(place: str, until: str = "") -> Outcome:
     from dmtrl.engines.ray import RayOptions
 
-    return run(place, RayOptions(workers=3), slowly)
+    return run(place, until, RayOptions(workers=3))
 
 
 def labelled() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -50,19 +54,31 @@ def labelled() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return X, X[:, 0] * np.where(tasks == "c", -1, 1) + 0.3 * rng.normal(size=120) > 0, tasks
 
 
-def choose(place: str) -> MTRLClassifierCV:
+def choose(place: str, until: str = "") -> MTRLClassifierCV:
     X, y, tasks = labelled()
-    return MTRLClassifierCV(**CV).fit(X, y, tasks=tasks, resume=True, checkpoint=Checkpoint(place, every_rounds=1))
+    keeper = keeper_for(Checkpoint(place, every_rounds=1), resume=True)
+    assert keeper is not None
+    if until:
+        keeper.on_score = lambda done, total: wait_for_the_kill(place, until)
+    return MTRLClassifierCV(**CV).fit(X, y, tasks=tasks, checkpoint=keeper)
 
 
-def child(*words: object) -> subprocess.Popen[str]:
-    """A function of this file in a process, and session, of its own."""
+@contextlib.contextmanager
+def child(*words: object) -> Iterator[subprocess.Popen[str]]:
+    """A function of this file in a process, and session, of its own, which ends here in any case."""
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONWARNINGS": "ignore"}
     code = "import sys, test_checkpoint_killed as t; print(getattr(t, sys.argv[1])(*sys.argv[2:]))"
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", code, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
-    )  # fmt: skip
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            for left in _in_session(process.pid):  # Ray ends with its driver, but takes up to a minute to notice
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGKILL)
 
 
 def version(place: Path) -> int:
@@ -70,7 +86,7 @@ def version(place: Path) -> int:
 
 
 def kill_at(process: subprocess.Popen[str], place: Path, number: int) -> None:
-    """kill -9 once so many versions are complete; where in the next round it strikes is chance."""
+    """kill -9 once so many versions are complete; where in the next rounds it strikes is chance."""
     end = time.monotonic() + 300
     while version(place) < number:
         assert process.poll() is None, f"it ended with {process.returncode} before it could be killed"
@@ -78,18 +94,17 @@ def kill_at(process: subprocess.Popen[str], place: Path, number: int) -> None:
         time.sleep(0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    assert process.stdout is not None
-    process.stdout.close()
 
 
 def test_the_driver_is_killed_again_and_again(tmp_path: Path) -> None:
     whole = solve(random_problem("hinge", m=6, rows=20), **HOW)
     assert len(whole.history) > 20
     for number in (3, 9):
-        kill_at(child("run", tmp_path), tmp_path, number)
+        with child("run", tmp_path, number) as process:
+            kill_at(process, tmp_path, number)
     heard = len(whole.history) - version(tmp_path)
     assert 0 < heard < len(whole.history)
-    resumed = run(str(tmp_path), slowly=False)
+    resumed = run(str(tmp_path))
     assert digest(resumed) == digest(whole)
     assert [record.gap for record in resumed.history] == [record.gap for record in whole.history]
     assert len(list(tmp_path.iterdir())) == 2, "nothing half written is left"
@@ -98,7 +113,9 @@ def test_the_driver_is_killed_again_and_again(tmp_path: Path) -> None:
 def test_a_cross_validation_is_killed(tmp_path: Path) -> None:
     X, y, tasks = labelled()
     whole = MTRLClassifierCV(**CV).fit(X, y, tasks=tasks)
-    kill_at(child("choose", tmp_path), tmp_path, int(whole.cv_path_.rounds.sum()) // 2)
+    half = int(whole.cv_path_.rounds.sum()) // 2
+    with child("choose", tmp_path, half) as process:
+        kill_at(process, tmp_path, half)
     resumed = choose(str(tmp_path))
     assert resumed.coef_.tobytes() == whole.coef_.tobytes()
     assert resumed.certificate_ == whole.certificate_
@@ -107,21 +124,16 @@ def test_a_cross_validation_is_killed(tmp_path: Path) -> None:
 
 
 def print_ray_digest(place: str) -> str:
-    return digest(ray_run(place, slowly=False))
+    return digest(ray_run(place))
 
 
 @pytest.mark.ray
 def test_the_driver_of_a_ray_cluster_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    process = child("ray_run", tmp_path)
-    try:
+    with child("ray_run", tmp_path, 5) as process:
         kill_at(process, tmp_path, 5)
-        again = child("print_ray_digest", tmp_path)
+    with child("print_ray_digest", tmp_path) as again:
         said, _ = again.communicate(timeout=300)
-    finally:  # Ray ends with its driver, but takes up to a minute to notice
-        for left in _in_session(process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(left, signal.SIGKILL)
     assert again.returncode == 0
     whole = solve(random_problem("hinge", m=6, rows=20), **HOW)
     assert said.strip().splitlines()[-1] == digest(whole)
@@ -206,7 +218,8 @@ def _survives(answer: subprocess.Popen[str], whole: str, number: str) -> None:
 
 def test_files_may_not_grow_for_a_while(tmp_path: Path) -> None:
     whole = digest(solve(random_problem("hinge", m=6, rows=20), **HOW))
-    _survives(child("with_a_limit", tmp_path / "c"), whole, "File too large")
+    with child("with_a_limit", tmp_path / "c") as process:
+        _survives(process, whole, "File too large")
 
 
 def test_the_disk_is_full_for_a_while(tmp_path: Path) -> None:
@@ -217,6 +230,7 @@ def test_the_disk_is_full_for_a_while(tmp_path: Path) -> None:
     if mounted.returncode != 0:
         pytest.skip("a small disk can be mounted by an administrator only")
     try:
-        _survives(child("on_a_small_disk", tmp_path / "c", tmp_path), whole, "No space left on device")
+        with child("on_a_small_disk", tmp_path / "c", tmp_path) as process:
+            _survives(process, whole, "No space left on device")
     finally:
         subprocess.run(["umount", str(tmp_path)], check=True)

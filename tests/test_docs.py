@@ -36,8 +36,11 @@ NOT_RUN = {
     "make demo": "sets up an environment; test_cli runs the demo itself with --quick",
     "make test": "is what runs this test",
     'pip install ".[frames,report]"': "changes the environment; `make` has done it",
-    "dmtrl bench --out benchmarks": "takes minutes; test_bench runs it with --quick",
+    "dmtrl bench --out benchmarks": "takes long; test_bench says where each benchmark is tested",
     "dmtrl bench network --latency 20 --bandwidth 100": "takes a minute; test_bench_network has its parts",
+    "dmtrl bench network": "takes a minute; test_bench_network has its parts",
+    "dmtrl bench startup": "takes a minute; test_bench_startup has its parts",
+    "python -m dmtrl.bench.kernels --only hinge:60000x200": "takes minutes; test_bench_kernels has its parts",
 }
 
 KINDS = {"python", "console", "text"}

@@ -5,29 +5,34 @@ No cluster is needed: real workers in this process, carried by something that dr
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
-from dmtrl import Settings, TaskData, TasksLeftOutWarning, solve
+from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
 from dmtrl.blocks import ArraySource
-from dmtrl.coordinator import Coordinator, Outcome, broadcast
+from dmtrl.checkpoint import newest
+from dmtrl.coordinator import Coordinator, Outcome
 from dmtrl.engines import LocalEngine, WorkerLostError, recovery
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.log import Log
 from dmtrl.engines.recovery import Lost, RecoveringEngine
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.message import Engine, Message
-from dmtrl.relationship import get_relationship
+from dmtrl.relationship import Learned, covariance, get_relationship
 from dmtrl.worker import Worker
 from problems import random_problem
 
 FAULTS = ("before", "after", "unreachable before", "unreachable after", "nan", "shape", "name")
 STANDARD = Settings(tol=1e-5)
+PRECISE = Settings(tol=1e-10)
 
 
 class Fragile:
@@ -35,10 +40,10 @@ class Fragile:
     workers), `dead` which workers, once lost, never come back."""
 
     def __init__(self, data: TaskData, loss: str, workers: int, faults: dict[int, str], dead: Sequence[int] = ()):
-        self._sources = [ArraySource(blocks) for blocks in data.partition(workers)]
+        self.sources = data.sources(workers)
         self._loss, self._faults, self._dead = get_loss(loss), faults, dead
-        self._workers: list[Worker | None] = [None] * len(self._sources)
-        self._last: list[tuple[int, Message]] = [(0, Message("nothing"))] * len(self._sources)
+        self._workers: list[Worker | None] = [None] * len(self.sources)
+        self._last: list[tuple[int, Message]] = [(0, Message("nothing"))] * len(self.sources)
         self._posted: list[tuple[int, int, Sequence[Message]]] = []
         self.posts = self.worked = self.retold = 0
         self._silent: set[int] = set()
@@ -46,12 +51,12 @@ class Fragile:
 
     @property
     def n_workers(self) -> int:
-        return len(self._sources)
+        return len(self.sources)
 
     def renew(self, k: int) -> None:
         if self._workers[k] is not None and k in self._dead:
             self._silent.add(k)
-        self._workers[k] = Worker(self._sources[k], self._loss)
+        self._workers[k] = Worker(self.sources[k], self._loss)
         self._last[k] = (0, Message("nothing"))
 
     def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
@@ -159,6 +164,20 @@ def test_a_worker_that_never_comes_back_ends_the_run() -> None:
         _run(engine, data)
 
 
+@pytest.mark.parametrize("name", ["X", "y", "sample_weight"])
+def test_a_source_that_gives_other_rows_the_second_time_ends_the_run(name: str) -> None:
+    data = random_problem("squared", m=4, weighted=True)
+    carrier = Fragile(data, "squared", 2, {12: "before", 13: "after"})
+    words = r"the source of worker \d \(tasks .*\) gave other rows than before"
+    with RecoveringEngine(carrier) as engine:
+        values = getattr(data, name).copy()
+        values.flat[0] *= 1 + 1e-9
+        values.flat[-1] *= 1 + 1e-9
+        carrier.sources = replace(data, **{name: values}).sources(2)
+        with pytest.raises(ValueError, match=words):
+            _run(engine, data)
+
+
 def test_nothing_comes_in_time() -> None:
     data = random_problem("squared", m=2)
     with RecoveringEngine(Fragile(data, "squared", 2, {4: "before"}, dead=[1])) as engine:
@@ -180,7 +199,7 @@ def test_what_a_worker_says_itself_is_not_a_loss() -> None:
     data = random_problem("squared", m=2)
     with RecoveringEngine(Fragile(data, "squared", 1, {})) as engine:
         with pytest.raises(ValueError, match="does not know: 'dance'"):
-            broadcast(engine, Message("dance"))
+            engine.broadcast(Message("dance"))
         assert engine.losses == 0
 
 
@@ -231,8 +250,9 @@ def test_a_log_forgets_what_does_not_matter_any_more() -> None:
     assert _told(log) == ["restore", "round"]
     assert next(log.batches())[0].scalars == {"from": "there"}
     log.add(Message("restore", {"from": "elsewhere"}), done)
-    log.add(fresh, done)
-    assert _told(log) == ["restore", "prepare"]
+    assert _told(log) == ["restore"]
+    log.add(fresh, done)  # what was restored may be deleted from here on
+    assert _told(log) == ["hold_out", "prepare"]
     log.close()
 
 
@@ -256,7 +276,7 @@ def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
 
         def save(record: object) -> None:
             if carrier.posts in (8, 10):
-                answers = broadcast(engine, Message("save", {"to": str(tmp_path)}))
+                answers = engine.broadcast(Message("save", {"to": str(tmp_path)}))
                 assert all("error" not in answer.scalars for answer in answers.values())
 
         relation = get_relationship("learned", data.m, 0.0)
@@ -267,32 +287,107 @@ def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
 
 
 class Wreck:
-    """An engine to choose whose worker 1 is lost for good in its first life."""
+    """An engine to choose whose worker `dead` is lost for good in the first round, once for each of `data`."""
 
-    def __init__(self, data: TaskData, loss: str):
-        self._data, self._loss, self.lives = data, loss, 0
+    def __init__(self, *data: TaskData, workers: int = 3, dead: int = 2):
+        self._data, self._workers, self._dead = list(data), workers, dead
 
     def session(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
-        self.lives += 1
-        if self.lives > 1:
+        if not self._data:
             return LocalEngine(pieces(2), losses)
-        return RecoveringEngine(Fragile(self._data, self._loss, 3, {12: "before"}, dead=[2]), 0.01, names)
+        moment = 3 * self._workers + self._dead + 1  # after introducing, describing and preparing all
+        carrier = Fragile(self._data.pop(0), "squared", self._workers, {moment: "before"}, dead=[self._dead])
+        return RecoveringEngine(carrier, 0.01, names)
 
 
-def test_going_on_without_the_tasks_of_a_lost_worker() -> None:
+SIGMA = np.eye(6) / 6 + 0.1 * np.outer(np.arange(6), np.arange(6))
+GRAPH = sparse.coo_matrix(np.diag(np.arange(1.0, 6.0), 1) + np.diag(np.arange(1.0, 6.0), -1))
+
+
+@pytest.mark.parametrize(
+    ("words", "remaining"),
+    [
+        ({}, {}),
+        ({"relationship": SIGMA}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": SIGMA.tolist()}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": pd.DataFrame(SIGMA, list("abcdef"), list("abcdef"))}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": TaskCovariance.from_dense(SIGMA)}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": covariance(SIGMA, 0.5)}, {"relationship": SIGMA[:4, :4], "common": 0.5}),
+        ({"relationship": GRAPH}, {"relationship": GRAPH.tocsr()[:4, :4]}),
+        ({"relationship": Learned(0.5)}, {"common": 0.5}),
+        ({"shards": np.int64(2)}, {"shards": 2}),
+        ({"shards": np.array([1, 2, 1, 2, 1, 2])}, {"shards": [1, 2, 1, 2]}),
+        ({"settings": replace(PRECISE, steps=(5, 6, 7, 8, 9, 10))}, {"settings": replace(PRECISE, steps=(5, 6, 7, 8))}),
+        ({"loss": ["squared", "huber"] * 3}, {"loss": ["squared", "huber"] * 2}),
+    ],
+)
+def test_going_on_without_the_tasks_of_a_lost_worker(words: dict[str, Any], remaining: dict[str, Any]) -> None:
     data = random_problem("squared", m=6, weighted=True)
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": PRECISE}
+    with pytest.warns(TasksLeftOutWarning, match="begins again without task '4', '5'") as caught:
+        rest = solve(data, engine=Wreck(data), on_lost="go_on", **common | words)
+    assert [warning.message.tasks for warning in caught] == [[4, 5]]  # type: ignore[union-attr]
+    alone = solve(data.only(np.arange(4)), workers=2, **common | remaining)
+    np.testing.assert_allclose(rest.W, alone.W, rtol=1e-4, atol=1e-5)
+    assert rest.tasks is not None
+    assert rest.tasks.tolist() == [0, 1, 2, 3]
+    assert alone.tasks is None
+
+
+def test_losing_workers_twice_counts_tasks_as_they_were_given(tmp_path: Path) -> None:
+    data = random_problem("squared", m=6)
+    wreck = Wreck(data, data.only(np.arange(3, 6)), workers=2, dead=0)  # 0 to 2 first
+    kept = Checkpoint(tmp_path, every_rounds=1)
+    with pytest.warns(TasksLeftOutWarning) as caught:
+        rest = solve(data, loss="squared", reg_lambda=0.1, engine=wreck, on_lost="go_on", checkpoint=kept)
+    first, second = [warning.message.tasks for warning in caught]  # type: ignore[union-attr]
+    assert rest.tasks is not None
+    assert first + second + rest.tasks.tolist() == list(range(6))
+    assert rest.tasks.tolist() == [int(name) for name in data.names[rest.tasks]]
+    alone = solve(data.only(rest.tasks), loss="squared", reg_lambda=0.1, workers=2)
+    assert rest.W.tobytes() == alone.W.tobytes()
+    assert newest(str(tmp_path / "again-1" / "again-1")) is not None
+
+
+def test_what_was_kept_stays_when_a_run_begins_again(tmp_path: Path) -> None:
+    data = random_problem("squared", m=6)
+    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "workers": 3}
+    solve(data, **how, settings=Settings(tol=0.5), checkpoint=tmp_path)
+    old = newest(str(tmp_path))
+    with pytest.warns(TasksLeftOutWarning, match=f"go on with resume={old!r}"):
+        solve(data, **how, engine=Wreck(data), on_lost="go_on", checkpoint=tmp_path, resume=True)
+    assert newest(str(tmp_path)) == old
+    rest = newest(str(tmp_path / "again-1"))
+    assert rest is not None
+    solve(data.only(np.arange(4)), **how, resume=rest)
+
+
+class Stubborn(Learned):
+    only = property()  # type: ignore[assignment]
+
+
+def test_who_can_stay_without_tasks_is_known_before() -> None:
+    data = random_problem("squared", m=6)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
-    given = np.eye(6) / 6 + 0.1
     with pytest.raises(WorkerLostError, match=r"worker 2 \(tasks '4', '5'\)"):
-        solve(data, engine=Wreck(data, "squared"), **common)
-    for relationship in ("learned", given):
-        with pytest.warns(TasksLeftOutWarning, match="begins again without task '4', '5'"):
-            rest = solve(data, engine=Wreck(data, "squared"), on_lost="go_on", relationship=relationship, **common)
-        smaller = relationship if isinstance(relationship, str) else given[:4, :4]
-        alone = solve(data.only(np.arange(4)), relationship=smaller, workers=2, **common)
-        assert rest.W.tobytes() == alone.W.tobytes()
+        solve(data, engine=Wreck(data), **common)
     with pytest.raises(ValueError, match="on_lost must be 'stop' or 'go_on'"):
         solve(data, on_lost="shrug", **common)
+    with pytest.raises(ValueError, match="a Stubborn does not say what then becomes of it"):
+        solve(data, on_lost="go_on", relationship=Stubborn(), **common)
+    with pytest.raises(ValueError, match="no variance at all"):
+        TaskCovariance.from_dense(np.diag([1.0, 0.0, 0.0])).only(np.array([1, 2]))
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+def test_a_covariance_of_some_tasks(floor: float) -> None:
+    F = np.random.default_rng(0).normal(size=(8, 3))
+    F[5] = 0.0
+    sigma, some = F @ F.T + floor * np.eye(8), np.array([6, 1, 5, 2])
+    block = sigma[np.ix_(some, some)]
+    cut = TaskCovariance.from_dense(sigma).only(some)
+    np.testing.assert_allclose(cut.dense(), block / np.trace(block), atol=1e-12)
+    np.testing.assert_allclose(cut.basis.T @ cut.basis, np.eye(cut.basis.shape[1]), atol=1e-12)

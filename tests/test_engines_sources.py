@@ -158,7 +158,7 @@ def test_rows_that_say_no_task_or_no_number(tmp_path: Path) -> None:
         ((load, []), "at least one name"),
         ((load, ["a", "a"]), "each once"),
         (("load", ["a"]), "write it as package.module:function"),
-        ((load, ["a", "b"], [1.0]), "one positive number for each of the 2 tasks"),
+        ((load, ["a", "b"], [1.0]), "one finite number for each of the 2 tasks"),
     ],
 )
 def test_plans_of_functions_that_cannot_be(arguments: tuple[Any, ...], words: str) -> None:

@@ -5,7 +5,6 @@ import pytest
 
 from dmtrl import Settings, TaskData, get_loss, solve
 from dmtrl.blocks import ArraySource
-from dmtrl.coordinator import broadcast
 from dmtrl.engines import LocalEngine
 from dmtrl.message import Message
 from dmtrl.relationship import Learned
@@ -18,7 +17,7 @@ def _engine(data: TaskData, loss: str, workers: int = 1) -> LocalEngine:
 
 
 def _held(engine: LocalEngine, fold: int, folds: int, seed: int = 0) -> np.ndarray:
-    broadcast(engine, Message("hold_out", {"fold": fold, "folds": folds, "seed": seed}))
+    engine.broadcast(Message("hold_out", {"fold": fold, "folds": folds, "seed": seed}))
     return np.concatenate([worker._held for worker in engine._workers])
 
 

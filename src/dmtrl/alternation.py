@@ -39,6 +39,7 @@ class Alternation:
         else:
             rho = self._total.spectral_rho(layout.task, layout.owner if settings.rho == "block" else None)
         self._rho = settings.eta * rho
+        self._decoupled = rho == 1.0 and settings.eta == 1.0 and not self._relationship.learned
         self._step = self._rho * self._total.diagonal()[layout.task] / self._lam
         self._round_in_w_step = self._momentum_age = 0
         self._beta = 0.0
@@ -48,7 +49,7 @@ class Alternation:
         self._W = W
         scalars = {"momentum": self._beta, "eta": self._settings.eta}
         if self._settings.rho != "block":
-            return Order(W, self._step, scalars, decoupled=self._rho == 1.0 and not self._relationship.learned)
+            return Order(W, self._step, scalars, decoupled=self._decoupled)
         scalars["coupling"] = self._rho / self._lam
         return Order(W, self._step, scalars, self._total.factor()[self._layout.task])
 

@@ -78,6 +78,9 @@ class AsynchronousSplitting:
         self._early: dict[int, Message] = {}  # answers that came before their turn in `arrivals`
         self._again = iter(arrivals)
         self.arrivals: list[tuple[int, ...]] = []
+        # a task in pieces has its loss only where all look at the same weights; weights of several versions may lie
+        # outside the range of a given Sigma
+        self._probes = layout.split or not relationship.learned
         self._probe: _Probe | None = None
         self.sent = self.received = 0  # bytes of the last round
 
@@ -134,7 +137,7 @@ class AsynchronousSplitting:
         layout, units = self._layout, self._layout.positions[k]
         relax = self._settings.relaxation - 1.0 if self._answered[k] else 0.0
         scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target}
-        scalars["look"] = not layout.split  # the loss of a piece is of no use, unless all look at the same weights
+        scalars["look"] = not self._probes
         arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
         if self._settings.steps is None:
             arrays["most"] = self._passes * layout.rows[units]
@@ -199,7 +202,7 @@ class AsynchronousSplitting:
         prox = self._relationship.prox(V, self._s * self._lam, self._common)
         self._Z, self._penalty, self._common = prox.W, prox.penalty, prox.common
         self._version += 1
-        if self._layout.split and self._probe is None:
+        if self._probes and self._probe is None:
             self._probe = _Probe(self._Z, self._common, self._penalty, set(), {})
 
     def _probed(self) -> Iterator[Candidate]:
@@ -211,7 +214,7 @@ class AsynchronousSplitting:
 
     def _candidate(self) -> Candidate:
         """Of each task the weights its worker last looked at: they need not be of one version, any W will do."""
-        loss = np.inf if self._layout.split else float(self._loss.sum())
+        loss = np.inf if self._probes else float(self._loss.sum())
         if not np.isfinite(loss):
             return Candidate(self._Z, self._common, np.inf)
         return Candidate(
@@ -252,7 +255,7 @@ class AsynchronousSplitting:
             return
         self._slowest.append((everybody, gap))
         recent = [before for count, before in self._slowest if count <= everybody - _PATIENCE]
-        if recent and gap > 0.8 * recent[-1]:
+        if recent and not (np.isfinite(gap) and gap <= 0.8 * recent[-1]):
             self._accuracy = max(0.5 * self._accuracy, 1e-4)
             self._passes = min(2 * self._passes, self._settings.max_passes)
             self._staleness //= 2

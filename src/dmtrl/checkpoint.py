@@ -7,14 +7,14 @@ the run that was under way, at the end of a round.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +22,9 @@ from dmtrl import storage
 from dmtrl.covariance import TaskCovariance
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message
+from dmtrl.method import Start
 from dmtrl.relationship import Relationship
-from dmtrl.settings import Settings
+from dmtrl.settings import Settings, is_number, is_whole
 
 FORMAT = 1
 FIT = "fit"  # the run on all rows; others are cells of a cross-validation
@@ -50,27 +51,28 @@ class Checkpoint:
     every_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every_rounds", "every_seconds"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
+        _check_place("the path of a checkpoint", self.path)
+        rounds, seconds = self.every_rounds, self.every_seconds
+        if rounds is not None and not (is_whole(rounds) and rounds > 0):
+            raise ValueError(f"every_rounds must be positive and a whole number, got {rounds!r}")
+        if seconds is not None and not (is_number(seconds) and seconds > 0):
+            raise ValueError(f"every_seconds must be positive, got {seconds!r}")
 
     @property
     def folder(self) -> str:
         return _absolute(self.path)
 
 
+def _check_place(what: str, path: object) -> None:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not (isinstance(text, str) and text):
+        raise ValueError(f"{what} must be a folder or URL, as text or a Path; got {path!r}")
+
+
 def _absolute(path: Place) -> str:
     """As every worker can use it, whatever folder it runs in."""
     path = os.fspath(path)
     return path if storage.is_url(path) else os.path.abspath(path)
-
-
-class Start(NamedTuple):
-    """Where a run may begin: weights (m, d), and the part of every row that all tasks share."""
-
-    W: np.ndarray
-    common: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,10 @@ class Keeper:
             self._load(_absolute(resume))
         if checkpoint is not None:
             self._look_at(checkpoint.folder)
+
+    @property
+    def place(self) -> Checkpoint | None:
+        return self._checkpoint
 
     @property
     def writes(self) -> bool:
@@ -187,9 +193,10 @@ class Keeper:
         if self._checkpoint is None:
             return
         folder = storage.join(self._checkpoint.folder, f"{_VERSION}{self._next:06d}")
+        # what an engine raises here (a worker stays lost, or cannot read its rows) is no matter of checkpoints
+        answers = engine.broadcast(Message("save", {"to": folder, "last": self.last or ""}))
         try:
-            storage.make_folder(folder)
-            self._write(engine, folder, run, problem, state)
+            self._write(answers, folder, run, problem, state)
         except OSError as error:
             self._warn(error)
             with contextlib.suppress(OSError):
@@ -205,9 +212,15 @@ class Keeper:
                 if _number(name) and old not in keep:
                     storage.remove(old)
 
-    def _write(self, engine: Engine, folder: str, run: str | None, problem: Mapping[str, Any], state: State) -> None:
-        message = Message("save", {"to": folder, "last": self.last or ""})
-        answers = dict(engine.exchange({k: message for k in range(engine.n_workers)}))
+    def _write(
+        self,
+        answers: Mapping[int, Message],
+        folder: str,
+        run: str | None,
+        problem: Mapping[str, Any],
+        state: State,
+    ) -> None:
+        """The coordinator's part, once the workers have answered that theirs is written."""
         errors = [str(answer.scalars["error"]) for answer in answers.values() if "error" in answer.scalars]
         if errors:
             raise OSError(errors[0])
@@ -218,6 +231,7 @@ class Keeper:
             arrays[f"score.{name}"] = np.array([self.scores[cell][name] for cell in cells])
         if self.end is not None:
             arrays["end.W"], arrays["end.common"] = self.end
+        storage.make_folder(folder)  # the workers did, but perhaps elsewhere
         storage.save(storage.join(folder, _STATE), header, arrays)
         files = [_STATE, *sorted(str(answer.scalars["file"]) for answer in answers.values())]
         missing = set(files) - set(storage.names(folder))
@@ -240,7 +254,7 @@ class Keeper:
         self._warned = True
 
 
-def keeper(checkpoint: "Place | Checkpoint | Keeper | None", resume: Place | bool | None) -> Keeper | None:
+def keeper_for(checkpoint: "Place | Checkpoint | Keeper | None", resume: Place | bool | None) -> Keeper | None:
     """From what people write: resume=True goes on from the checkpoint if there is one; a path has to have one, and
     goes on being kept where nothing else is said."""
     if isinstance(checkpoint, Keeper):
@@ -252,12 +266,32 @@ def keeper(checkpoint: "Place | Checkpoint | Keeper | None", resume: Place | boo
             raise ValueError("resume=True goes on from the checkpoint; say with checkpoint= where that is")
         return Keeper(checkpoint, checkpoint.path if newest(checkpoint.folder) else None)
     if resume is None or isinstance(resume, bool):
+        if checkpoint is not None:
+            _refuse_occupied(checkpoint.folder)
         return None if checkpoint is None else Keeper(checkpoint)
+    _check_place("resume", resume)
+    path = _absolute(resume).rstrip("/")
+    folder, name = path.rsplit("/", 1) if storage.is_url(path) else os.path.split(path)
+    home = folder if _number(name) else path
     if checkpoint is None:
-        path = _absolute(resume)
-        folder, name = path.rstrip("/").rsplit("/", 1) if storage.is_url(path) else os.path.split(path)
-        checkpoint = Checkpoint(folder if _number(name) else path)
+        checkpoint = Checkpoint(home)
+    elif checkpoint.folder.rstrip("/") != home:
+        _refuse_occupied(checkpoint.folder)
     return Keeper(checkpoint, resume)
+
+
+def _refuse_occupied(folder: str) -> None:
+    """A run keeps its own last versions and removes all others: those of another run must not lie there."""
+    if newest(folder) is not None:
+        raise FileExistsError(
+            f"{folder} holds the checkpoint of an earlier run; say resume=True to go on from it, or name another folder"
+        )
+
+
+def within(checkpoint: Checkpoint) -> Checkpoint:
+    """A folder in that of `checkpoint` that is free, for a run that begins again: what was kept so far stays."""
+    places = (storage.join(checkpoint.folder, f"again-{number}") for number in count(1))
+    return replace(checkpoint, path=next(place for place in places if newest(place) is None))
 
 
 def newest(path: str) -> str | None:
@@ -270,8 +304,8 @@ def newest(path: str) -> str | None:
         try:
             manifest = json.loads(storage.read(where))
             number = int(manifest["format"]) if manifest["kind"] == _KIND else 0
-        except (ValueError, KeyError, TypeError):  # cut short, where a store does not write whole files
-            continue
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            continue  # deleted meanwhile by the run it is of, or cut short where a store does not write whole files
         if number > FORMAT:
             raise ValueError(f"{where} has format {number}, this dmtrl reads up to {FORMAT}: pip install -U dmtrl")
         return folder
@@ -304,16 +338,12 @@ def _relation(relationship: Any) -> list[Any]:
 
 
 def _digest(*arrays: np.ndarray) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]
+    """Short enough to be shown."""
+    return storage.digest(*arrays)[:16]
 
 
 def restore_workers(engine: Engine, folder: str) -> dict[int, Message]:
-    message = Message("restore", {"from": folder})
-    return dict(engine.exchange({k: message for k in range(engine.n_workers)}))
+    return engine.broadcast(Message("restore", {"from": folder}))
 
 
 def _refuse_other(folder: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:

@@ -16,11 +16,11 @@ from threadpoolctl import ThreadpoolController
 from dmtrl.alternation import Alternation
 from dmtrl.asynchronous import AsynchronousSplitting
 from dmtrl.certificate import Certificate, scaled_dual
-from dmtrl.checkpoint import FIT, Keeper, Start, State, problem_of, restore_workers
+from dmtrl.checkpoint import FIT, Keeper, State, problem_of, restore_workers
 from dmtrl.covariance import TaskCovariance
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message, Scalar
-from dmtrl.method import Answers, Candidate, Method, Order, Report
+from dmtrl.method import Answers, Candidate, Method, Order, Report, Start
 from dmtrl.pace import Balance, Trace
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.rowwise import threads
@@ -80,6 +80,7 @@ class Outcome:
     converged: bool
     method: str
     trace: Trace = field(default_factory=Trace)  # what depended on time: nothing, unless the settings ask for it
+    tasks: np.ndarray | None = None  # numbers of the tasks that the rows of W are of; None: all, in order
 
 
 @cache
@@ -92,11 +93,6 @@ def single_threaded_blas(wanted: bool = True) -> Any:
     other, and what is large is threaded in pieces by `rowwise`.
     """
     return _blas().limit(limits=1 if wanted else None)
-
-
-def broadcast(engine: Engine, message: Message) -> dict[int, Message]:
-    """The same message to every worker."""
-    return dict(engine.exchange({k: message for k in range(engine.n_workers)}))
 
 
 @dataclass
@@ -160,7 +156,7 @@ class Coordinator:
         if not (np.isfinite(reg_lambda) and reg_lambda > 0):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
-        self._layout = layout or Layout.from_descriptions(broadcast(engine, Message("describe")), m)
+        self._layout = layout or Layout.from_descriptions(engine.broadcast(Message("describe")), m)
         relationship.start(m)  # refuses a relationship for another number of tasks
         self._sent = self._received = 0
 

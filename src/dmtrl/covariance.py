@@ -135,6 +135,17 @@ class TaskCovariance:
             )
         return self.block(np.arange(self.m))
 
+    def only(self, tasks: np.ndarray) -> "TaskCovariance":
+        """Sigma[tasks, tasks], scaled to trace one."""
+        F = self.factor()[tasks]
+        basis, s, _ = np.linalg.svd(F, full_matrices=False)
+        basis[~F.any(axis=1)] = 0.0  # what is zero stays zero, as in from_dense
+        trace = float((s**2).sum()) + len(tasks) * self.floor
+        if not trace > 0:
+            raise ValueError("the task covariance gives these tasks no variance at all; there is nothing to learn")
+        keep = s**2 > 1e-14 * trace
+        return TaskCovariance(basis[:, keep], s[keep] ** 2 / trace, self.floor / trace)
+
     def correlation(self) -> np.ndarray:
         """The task correlation; a task without variance is related to nobody."""
         sigma = self.dense()

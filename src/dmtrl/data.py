@@ -61,7 +61,9 @@ class TaskData:
         return cls(X, y, weight, starts, names)
 
     @classmethod
-    def from_list(cls, tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | None = None) -> "TaskData":
+    def from_list(
+        cls, tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | np.ndarray | None = None
+    ) -> "TaskData":
         """A list (or a mapping by name) of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
         if isinstance(tasks, Mapping):
             names, tasks = list(tasks), list(tasks.values())
@@ -152,7 +154,7 @@ def share_out(work: np.ndarray, workers: int) -> np.ndarray:
     if workers >= units:
         return np.arange(units)
     middle = (work[:-1] + work[1:]) / 2
-    return np.minimum((middle * workers / max(work[-1], 1)).astype(int), workers - 1)
+    return np.minimum((middle * workers / (work[-1] or 1)).astype(int), workers - 1)
 
 
 def _part(X: Any, rows: slice) -> Any:

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dmtrl import intake
 from dmtrl.blocks import as_rows
-from dmtrl.checkpoint import Checkpoint, Keeper, Place, keeper
+from dmtrl.checkpoint import Checkpoint, Keeper, Place, keeper_for
 from dmtrl.coordinator import Callback, Coordinator, Outcome
 from dmtrl.covariance import DENSE_LIMIT, TaskCovariance
 from dmtrl.engines import choose_engine
@@ -181,7 +181,7 @@ class MTRLBase(Insight, Savable, ABC):
         self.layout_ = "wide" if table.wide else "alone" if table.names is intake.ALONE else "long"
         problem = self._pose(table)
         del table  # frees what was only needed to lay the rows
-        self._keeper = keeper(checkpoint, resume)
+        self._keeper = keeper_for(checkpoint, resume)
         try:
             with choose_engine(self.engine).session(), naming_checkpoint(self._keeper):
                 lam, tau = self._strengths(problem)

@@ -92,6 +92,10 @@ class Engine(Protocol):
         for _ in messages:
             yield self.receive()
 
+    def broadcast(self, message: Message) -> dict[int, Message]:
+        """The same message to every worker; all the answers."""
+        return dict(self.exchange({k: message for k in range(self.n_workers)}))
+
     def __enter__(self) -> Self:
         return self
 

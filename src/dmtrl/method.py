@@ -1,12 +1,14 @@
-"""The contract between the coordinator's loop and the two ways of turning B into W.
+"""The contract between the coordinator's loop and the ways of turning B into W.
 
-Room: just below the coordinator. A method says what to send (`Order`) and learns what came back (`Answers`); it
-never sees an engine. `Candidate` is a W at which the loss is known, or will be after the next round.
+Room: just below the coordinator. A method with rounds in step says what to send (`Order`) and learns what came back
+(`Answers`); it never sees an engine. `AsynchronousSplitting`, which has no barrier, sends and receives by itself and
+hands back the same `Answers` and `Report`. `Candidate` is a W at which the loss is known, or will be after the next
+round.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -56,6 +58,13 @@ class Report:
     rho: float
     step: float
     omega: bool = False  # whether Sigma was made anew after this round
+
+
+class Start(NamedTuple):
+    """Where a run may begin: weights (m, d), and the part of every row that all tasks share."""
+
+    W: np.ndarray
+    common: np.ndarray
 
 
 class Method(Protocol):

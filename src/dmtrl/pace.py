@@ -49,11 +49,13 @@ class Balance:
         if most is None:
             return {}
         passes = most / np.maximum(self._rows, 1.0)
-        layout = self._layout
-        return {
-            k: np.maximum(np.ceil(passes[k] * layout.rows[units]), 1).astype(np.int64)
-            for k, units in enumerate(layout.positions)
-        }
+        rows = self._layout.rows
+
+        def steps(k: int, units: np.ndarray) -> np.ndarray:
+            fair = np.ceil(passes[k] * rows[units])
+            return np.where(rows[units] > 0, np.maximum(fair, 1), 0).astype(np.int64)
+
+        return {k: steps(k, units) for k, units in enumerate(self._layout.positions)}
 
     def _most(self) -> np.ndarray | None:
         recorded = next(self._again, None)
@@ -62,7 +64,7 @@ class Balance:
         elif self._speed is None:
             most = np.zeros(0, dtype=np.int64)
         else:
-            one_pass = self._rows / self._speed
+            one_pass = (self._rows / self._speed)[self._rows > 0]  # a worker may hold empty pieces only
             time = max(np.median((self._passes + _OVERHEAD) * one_pass), np.max((_LEAST + _OVERHEAD) * one_pass))
             most = np.ceil(self._speed * time - _OVERHEAD * self._rows).astype(np.int64)
         self.work.append(tuple(int(steps) for steps in most))
@@ -72,7 +74,9 @@ class Balance:
         """What the round took: seconds until each worker's answer, and the coordinate steps of each unit."""
         layout = self._layout
         taken = np.array([steps[units].sum() for units in layout.positions], dtype=float)
-        speed = (taken + _OVERHEAD * self._rows) / np.maximum([seconds[k] for k in range(len(taken))], 1e-9)
+        speed = np.maximum(taken + _OVERHEAD * self._rows, 1.0) / np.maximum(
+            [seconds[k] for k in range(len(taken))], 1e-9
+        )
         self._speed = speed if self._speed is None else _MEMORY * self._speed + (1.0 - _MEMORY) * speed
         limited = np.zeros(len(taken), dtype=bool)
         if self.work and self.work[-1]:

@@ -68,6 +68,10 @@ class Fixed:
             raise ValueError(f"the given task relationship is for {self.covariance.m} tasks, the data has {m}")
         return self.covariance
 
+    def only(self, tasks: np.ndarray) -> "Fixed":
+        """The same between these tasks, by number."""
+        return Fixed(self.covariance.only(tasks), self.tau, self.name)
+
     def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
         return self.covariance
 
@@ -94,6 +98,9 @@ class Learned:
 
     def __init__(self, tau: float = 0.0):
         self.tau = _check_tau(tau)
+
+    def only(self, tasks: np.ndarray) -> "Learned":
+        return self
 
     def start(self, m: int) -> TaskCovariance:
         return TaskCovariance.identity(m)

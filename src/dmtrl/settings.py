@@ -3,7 +3,8 @@
 Room: the ground. `Settings()` is the default; `Settings.paper(...)` is Algorithm 1 and 2 of the paper to the letter.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ class Settings:
     smoothing_floor: float = 1e-7
 
     def __post_init__(self) -> None:
+        for field in fields(self):  # plain numbers, which a checkpoint can hold
+            object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -60,9 +63,15 @@ class Settings:
         for name in ("tol", "w_tol", "smoothing", "smoothing_floor"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
-        _require(self.max_staleness >= 0, "max_staleness", "at least 0", self.max_staleness)
+        staleness = self.max_staleness
+        _require(is_whole(staleness) and staleness >= 0, "max_staleness", "a whole number, at least 0", staleness)
+        _require(isinstance(self.balance, bool), "balance", "True or False", self.balance)
         if self.max_staleness and self.method == "dual":
             raise ValueError("max_staleness needs method='splitting': dual ascent can stall unless steps are in step")
+        if self.max_staleness and self.balance:
+            raise ValueError(
+                "balance=True shares out rounds in step, and max_staleness has none; choose one of the two"
+            )
         for name in ("max_rounds", "max_passes", "w_rounds"):
             _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
         _require(
@@ -106,6 +115,21 @@ class Settings:
             "seed": seed,
         }
         return cls(**(fixed | knobs))
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> Any:
+    """Python's own number, or a tuple of them, for one of numpy's; anything else as it is."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def _require(ok: bool, name: str, rule: str, value: object) -> None:

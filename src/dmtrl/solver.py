@@ -7,11 +7,12 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dmtrl.checkpoint import Checkpoint, Keeper, Place, keeper
+from dmtrl.checkpoint import Checkpoint, Keeper, Place, keeper_for, within
 from dmtrl.coordinator import Callback, Coordinator, Outcome, Watch
 from dmtrl.data import TaskData
 from dmtrl.engines import choose_engine
@@ -29,7 +30,11 @@ class NotConvergedWarning(UserWarning):
 
 
 class TasksLeftOutWarning(UserWarning):
-    """Tasks were left out because their worker was lost for good; its message names them."""
+    """Tasks were left out because their worker was lost for good: its message names them, `tasks` are their numbers."""
+
+    def __init__(self, sentence: str, tasks: Sequence[int] = ()):
+        super().__init__(sentence)
+        self.tasks = list(tasks)
 
 
 def solve(
@@ -62,49 +67,82 @@ def solve(
     the record of every round, watch also its weights. checkpoint: a folder or fsspec URL, or a Checkpoint that says how
     often. resume: such a path, or True for that of `checkpoint` if there is one: the run goes on from there and ends
     with the same bits as if it had never stopped. on_lost: what to do when a worker cannot be brought back: "stop"
-    raises WorkerLostError; "go_on" begins again without its tasks, and a TasksLeftOutWarning names them.
+    raises WorkerLostError; "go_on" begins again without its tasks, and a TasksLeftOutWarning names them. Then the rows
+    of W are the remaining tasks in their order, whose numbers are `tasks` of the outcome, and checkpoints go on in a
+    folder `again-1` within the first; to resume from there, give the remaining tasks as data.
     """
     if on_lost not in ("stop", "go_on"):
         raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
-    keeping = keeper(checkpoint, resume)
-    settings = settings or Settings()
-    losses = _losses(loss, data.m)
-    try:
-        with _started(engine, data, losses, thread_count(n_jobs), workers, shards) as running:
-            relation = get_relationship(relationship, data.m, common)
-            if intercept_ridge is not None and reg_lambda > 0:
-                relation = FreeIntercept(relation, intercept_ridge / reg_lambda)
-            coordinator = Coordinator(running, data.m, relation, reg_lambda, settings)
-            with live_line(verbose, settings.tol) as show, naming_checkpoint(keeping):
-                outcome = coordinator.run([*callbacks, *show], watch=watch, keeper=keeping)
-    except WorkerLostError as lost:
-        if on_lost == "stop" or not 0 < len(set(lost.tasks)) < data.m or hasattr(engine, "exchange"):
-            raise
-        rest = _without(lost, data, losses, relationship, shards)
-        return solve(
-            reg_lambda=reg_lambda, common=common, settings=settings, engine=engine, n_jobs=n_jobs, workers=workers,
-            intercept_ridge=intercept_ridge, callbacks=callbacks, watch=watch, verbose=verbose, checkpoint=checkpoint,
-            on_lost=on_lost, **rest,
-        )  # fmt: skip
-    warn_unless_converged(outcome, settings)
-    return outcome
+    given = _Given(data, _losses(loss, data.m), relationship, settings or Settings(), shards)
+    if on_lost == "go_on":
+        given.check_can_be_cut()
+    keeping, threads, tasks = keeper_for(checkpoint, resume), thread_count(n_jobs), None
+    while True:
+        try:
+            with _started(engine, given.data, given.losses, threads, workers, given.shards) as running:
+                relation = get_relationship(given.relationship, given.data.m, common)
+                if intercept_ridge is not None and reg_lambda > 0:
+                    relation = FreeIntercept(relation, float(intercept_ridge / reg_lambda))
+                coordinator = Coordinator(running, given.data.m, relation, reg_lambda, given.settings)
+                with live_line(verbose, given.settings.tol) as show, naming_checkpoint(keeping):
+                    outcome = coordinator.run([*callbacks, *show], watch=watch, keeper=keeping)
+            break
+        except WorkerLostError as lost:
+            m = given.data.m
+            if on_lost == "stop" or not 0 < len(set(lost.tasks)) < m or hasattr(engine, "exchange"):
+                raise
+            tasks = np.arange(m) if tasks is None else tasks
+            kept = np.setdiff1d(np.arange(m), lost.tasks)
+            left_out = TasksLeftOutWarning(_told(lost, given.data.names), np.delete(tasks, kept).tolist())
+            warnings.warn(left_out, stacklevel=2)
+            given, tasks = given.only(kept), tasks[kept]
+            if keeping is not None:
+                keeping = Keeper(None if keeping.place is None else within(keeping.place))
+    warn_unless_converged(outcome, given.settings)
+    return replace(outcome, tasks=tasks)
 
 
-def _without(
-    lost: WorkerLostError, data: TaskData | SourcePlan, losses: Any, relationship: Any, shards: Any
-) -> dict[str, Any]:
-    """What is given task by task, without the tasks of a worker that is gone."""
-    kept = np.setdiff1d(np.arange(data.m), lost.tasks)
-    names = ", ".join(repr(str(data.names[i])) for i in sorted(set(lost.tasks)))
-    warnings.warn(f"{lost}; the fit begins again without task {names}", TasksLeftOutWarning, stacklevel=3)
-    if getattr(relationship, "shape", None) == (data.m, data.m):
-        relationship = relationship[kept][:, kept]
-    return {
-        "data": data.only(kept),
-        "loss": [losses[i] for i in kept] if isinstance(losses, list) else losses,
-        "relationship": relationship,
-        "shards": shards if isinstance(shards, int) else [shards[i] for i in kept],
-    }
+def _told(lost: WorkerLostError, names: np.ndarray) -> str:
+    left_out = ", ".join(repr(str(names[i])) for i in sorted(set(lost.tasks)))
+    return (
+        f"{lost}; the fit begins again without task {left_out}: the rows of its weights are the other tasks in their "
+        "order, and `tasks` of the outcome has their numbers"
+    )
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What is given task by task."""
+
+    data: TaskData | SourcePlan
+    losses: AnyLoss | list[AnyLoss]
+    relationship: Any
+    settings: Settings
+    shards: int | Sequence[int]
+
+    def check_can_be_cut(self) -> None:
+        if hasattr(self.relationship, "prox") and not hasattr(self.relationship, "only"):
+            raise ValueError(
+                f"on_lost='go_on' leaves tasks out, and a {type(self.relationship).__name__} does not say what then "
+                "becomes of it; give it a method only(tasks) that returns the relationship of these tasks"
+            )
+
+    def only(self, tasks: np.ndarray) -> "_Given":
+        """The same for these tasks, by number."""
+        losses, relationship, steps, shards = self.losses, self.relationship, self.settings.steps, self.shards
+        if hasattr(relationship, "only"):
+            relationship = relationship.only(tasks)
+        elif hasattr(relationship, "tocsr"):
+            relationship = relationship.tocsr()[tasks][:, tasks]
+        elif not isinstance(relationship, str):
+            relationship = np.asarray(relationship)[np.ix_(tasks, tasks)]
+        return _Given(
+            self.data.only(tasks),
+            [losses[i] for i in tasks] if isinstance(losses, list) else losses,
+            relationship,
+            replace(self.settings, steps=tuple(steps[i] for i in tasks)) if isinstance(steps, tuple) else self.settings,
+            shards if np.ndim(shards) == 0 else np.asarray(shards)[tasks].tolist(),
+        )
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """Data that stays where it is: a plan of which task lies where, and sources that each worker reads for itself.
 
 Room: beside data, of which it is the counterpart for rows that never come here. Making a plan reads names of tasks and
-counts of rows; a source travels to its worker and reads there. Paths and URLs must be seen by every machine.
+counts of rows, and a target of which one class is positive; a source travels to its worker and reads there. Paths and
+URLs must be seen by every machine.
 """
 
 import importlib
@@ -48,16 +49,30 @@ class TaskSource:
 
     def load(self) -> Blocks:
         found = self.reader.read([unit.name for unit in self.units])
-        parts = {}
+        parts = []
         for unit in self.units:
             if unit.name not in found:
                 raise ValueError(f"task {unit.name!r} has no rows where they should be; make the plan anew")
             whole = found[unit.name]
-            edges = cut(np.shape(whole[1])[0], unit.of)
-            parts[unit.name] = tuple(part[edges[unit.first] : edges[unit.last]] for part in whole)
-        blocks = TaskData.from_list(parts).partition(1)[0]
+            edges = cut(_length(whole, unit.name), unit.of)
+            parts.append(tuple(part[edges[unit.first] : edges[unit.last]] for part in whole))
+        blocks = TaskData.from_list(parts, _as_given([unit.name for unit in self.units])).partition(1)[0]
         tasks, shards = ([unit.task for unit in self.units], [unit.first for unit in self.units])
         return replace(blocks, tasks=np.array(tasks), shards=np.array(shards))
+
+
+def _length(parts: tuple[Any, ...], name: Any) -> int:
+    """How many rows a task has; cut into shards, parts that do not fit together would not be found out any more."""
+    found = [np.shape(part) for part in parts]
+    if () in found or len({shape[0] for shape in found}) > 1:
+        listed = ", ".join(f"{what} {shape}" for what, shape in zip(("X", "y", "sample_weight"), found, strict=False))
+        raise ValueError(f"task {name!r}: all parts must have as many rows; their shapes are {listed}")
+    return int(found[0][0])
+
+
+def _as_given(names: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """One object each, whatever they are: numpy would write [1, "a"] as texts and see a matrix in tuples."""
+    return np.fromiter(names.tolist() if isinstance(names, np.ndarray) else names, dtype=object, count=len(names))
 
 
 @dataclass(frozen=True)
@@ -82,13 +97,15 @@ class SourcePlan:
         task = np.repeat(np.arange(self.m), per_task)
         shard = np.concatenate([np.arange(count) for count in per_task])
         work = np.append(0, np.cumsum(np.repeat(self.work / per_task, per_task)))
-        owner = share_out(work, workers)
+        _, first = np.unique(share_out(work, workers), return_index=True)
         made: list[Source] = []
-        for k in np.unique(owner):
-            units = []
-            for i in np.unique(task[owner == k]):
-                mine = shard[(owner == k) & (task == i)]
-                units.append(_Unit(int(i), self.names[i].item(), int(mine[0]), int(mine[-1]) + 1, int(per_task[i])))
+        for mine in np.split(np.arange(len(task)), first[1:]):
+            tasks, begin, count = np.unique(task[mine], return_index=True, return_counts=True)
+            starts = shard[mine[begin]]
+            units = [
+                _Unit(int(i), self.names[i], int(start), int(end), int(per_task[i]))
+                for i, start, end in zip(tasks, starts, starts + count, strict=True)
+            ]
             made.append(TaskSource(self.reader.only([unit.name for unit in units]), tuple(units)))
         return made
 
@@ -98,14 +115,18 @@ class SourcePlan:
     ) -> "SourcePlan":
         """load(task) returns (X, y) or (X, y, sample_weight), and is called where the worker runs: a function, or
         "package.module:function". work: about how much each task is, such as its rows."""
-        if len(tasks) == 0 or len(set(tasks)) < len(tasks):
+        names = _as_given(tasks)
+        if len(names) == 0 or len(set(names)) < len(names):
             raise ValueError(f"tasks must be at least one name, each once; got {len(tasks)} names")
         if isinstance(load, str) and load.count(":") != 1:
             raise ValueError(f"{load!r} does not name a function; write it as package.module:function")
         amount = np.ones(len(tasks)) if work is None else np.asarray(work, dtype=float)
-        if amount.shape != (len(tasks),) or not (amount > 0).all():
-            raise ValueError(f"work must be one positive number for each of the {len(tasks)} tasks")
-        return cls(np.array(tasks), amount, _Called(load))
+        good = np.isfinite(amount) & (amount >= 0)
+        if amount.shape != (len(tasks),) or not good.all() or not amount.any():
+            raise ValueError(
+                f"work must be one finite number for each of the {len(tasks)} tasks, none negative and not all zero"
+            )
+        return cls(names, amount, _Called(load))
 
     @classmethod
     def from_files(
@@ -122,7 +143,8 @@ class SourcePlan:
         makes a column `school`. Without `task` each file is one task.
 
         features: columns of numbers; None: all that are left. positive: the target's value that becomes +1, all others
-        -1. constant: append a column of this number, for `intercept_ridge`.
+        -1; numbers are compared as such, and every row must say its class. constant: append a column of this number,
+        for `intercept_ridge`.
         """
         table = open_source([paths] if isinstance(paths, str | Path) else list(paths))
         if task is None:
@@ -155,9 +177,10 @@ class SourcePlan:
         rows, reader = reader.survey()
         if not rows:
             raise ValueError("there are no rows")
-        names = sorted(rows, key=lambda name: (len(name), name) if all(map(str.isdecimal, rows)) else (0, name))
+        numbers = all(map(str.isdecimal, rows))
+        names = sorted(rows, key=lambda name: (len(name) if numbers else 0, name))
         work = np.array([rows[name] for name in names]) * (len(columns.features) + 1.0)
-        return cls(np.array(names), work, reader)
+        return cls(_as_given(names), work, reader)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dmtrl.relationship import Relationship
 from dmtrl.rowwise import distance, over_rows
 from dmtrl.settings import Settings
 
-_STATE = ("_Z", "_common", "_covariance", "_penalty", "_U", "_s", "_round", "_changes", "_at_u")  # and b
+_STATE = ("_Z", "_common", "_covariance", "_penalty", "_U", "_s", "_round", "_changes", "_at_u", "_least")  # and b
 _STRIDE = 8.0  # how much longer the step becomes where the losses prove straight
 _MANY = 3000  # tasks; with more of the same kind the best step hardly changes
 _MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
@@ -49,7 +49,8 @@ class Splitting:
         self._longest_step = longest_step
         self._s = settings.initial_step or min(1.0 / (lam * float(np.sqrt(min(layout.m, _MANY)))), longest_step)
         self._round = self._changes = 0
-        self._at_u = False  # whether the loss at U is worth a pass: where the weights sent have an infinite one
+        self._at_u = False  # whether the loss at U is worth a pass
+        self._least = np.inf  # objective at Z so far
 
     def order(self) -> Order:
         relax = 0.0 if self._U is None else self._settings.relaxation - 1.0
@@ -99,10 +100,13 @@ class Splitting:
     def _report(self, answers: Answers, U: np.ndarray) -> Report:
         lam, relationship = self._lam, self._relationship
         objective = answers.loss_w + lam * self._penalty
-        self._at_u = not np.isfinite(objective)
         candidates = [Candidate(self._Z, self._common, objective)]
-        if not self._layout.split and answers.loss_u < objective:  # otherwise its penalty cannot make it better
-            candidates.append(Candidate(U, self._common, answers.loss_u + lam * relationship.penalty(U, self._common)))
+        if not self._layout.split:
+            if answers.loss_u < objective:  # otherwise its penalty cannot make it better
+                at_u = answers.loss_u + lam * relationship.penalty(U, self._common)
+                candidates.append(Candidate(U, self._common, at_u))
+            self._at_u = not objective < self._least or candidates[-1].objective < objective
+            self._least = min(self._least, objective)
         rest = (
             lam * self._penalty
             + relationship.w_conjugate(self._B, self._covariance) / lam

@@ -4,6 +4,7 @@ Room: the ground. No pickle. A file on a disk is written to a temporary name and
 behind a URL it is written in one piece. Whatever goes wrong here is an OSError, whichever package it came from.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -31,13 +32,22 @@ def _remote(url: str) -> tuple[Any, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise ImportError(f'{url} is a URL, which takes fsspec: pip install "dmtrl[ray]"') from error
+        raise OSError(f'{url} is a URL, which takes fsspec: pip install "dmtrl[ray]"') from error
     try:
         file_system, root = fsspec.core.url_to_fs(url)
-    except (ValueError, ImportError) as error:  # an unknown protocol, or a package for it that is not there
+        file_system.invalidate_cache()
+    except Exception as error:  # an unknown protocol, a package for it that is not there, or what the store says
         raise OSError(f"cannot open {url}: {error}") from error
-    file_system.invalidate_cache()
     return file_system, root
+
+
+def digest(*arrays: np.ndarray, words: str = "") -> str:
+    """Of numbers with their types and shapes, and of words."""
+    found = hashlib.sha256(words.encode())
+    for array in arrays:
+        found.update(f"{array.dtype.str}{array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def check_folder(folder: str) -> None:
@@ -107,7 +117,10 @@ def read(path: str) -> bytes:
 def names(folder: str) -> list[str]:
     """What lies in a folder; nothing where there is no folder."""
     if not is_url(folder):
-        return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        try:
+            return sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
     file_system, root = _remote(folder)
     try:
         return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in file_system.ls(root, detail=False))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dmtrl.checkpoint import Keeper
-from dmtrl.coordinator import Coordinator, broadcast
+from dmtrl.coordinator import Coordinator
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message
 from dmtrl.relationship import Relationship
@@ -77,7 +77,7 @@ def cross_validate(
     keeper.begin_choosing(engine, grid)
     for fold in range(folds):
         held = {"fold": fold, "folds": folds, "seed": settings.seed}
-        layout = Layout.from_descriptions(broadcast(engine, Message("hold_out", held)), m)
+        layout = Layout.from_descriptions(engine.broadcast(Message("hold_out", held)), m)
         for i, tau in enumerate(taus):
             for j, lam in enumerate(path):
                 cell = (float(tau), float(lam), fold)
@@ -96,7 +96,7 @@ def cross_validate(
                 step_done(done, total)
     if not sums["weight"].any():
         raise ValueError("every task has only one sample, so there is nothing to hold out; give lambda by hand")
-    broadcast(engine, Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
+    engine.broadcast(Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
     return Path(path, taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
 
 

@@ -5,7 +5,6 @@ numbers a unit) and sums. Message names: describe, hold_out, prepare, round, sco
 are those of docs/math.md.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,8 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl import kernels, storage
-from dmtrl.blocks import Blocks, Source, all_finite
+from dmtrl.block_check import check_blocks
+from dmtrl.blocks import Blocks, Source
 from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss
 from dmtrl.message import Message, Scalar
 from dmtrl.rowwise import row_blocks
@@ -62,7 +62,8 @@ class Worker:
         blocks = self._blocks
         weight = _sum_by_unit(self._weight() * ~self._held, blocks.starts)
         arrays = {"tasks": blocks.tasks, "shards": blocks.shards, "rows": np.diff(blocks.starts), "weight": weight}
-        return Message("described", {"features": self._d}, arrays)
+        digest = {"digest": self._rows_digest()} if message.scalars.get("digest") else {}
+        return Message("described", {"features": self._d, **digest}, arrays)
 
     def _weight(self) -> np.ndarray:
         weight = self._blocks.sample_weight
@@ -318,11 +319,9 @@ class Worker:
         if not self._digest:
             X, blocks = self._blocks.X, self._blocks
             parts = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
-            digest = hashlib.sha256(repr([(loss.name, loss.param) for loss in self._losses]).encode())
-            for part in (*parts, blocks.y, self._weight(), blocks.starts, blocks.tasks, blocks.shards):
-                digest.update(f"{part.dtype.str}{part.shape}".encode())
-                digest.update(np.ascontiguousarray(part).data)
-            self._digest = digest.hexdigest()
+            parts += [blocks.y, self._weight(), blocks.starts, blocks.tasks, blocks.shards]
+            losses = repr([(loss.name, loss.param) for loss in self._losses])
+            self._digest = storage.digest(*parts, words=losses)
         return self._digest
 
 
@@ -362,51 +361,3 @@ def _gram_factors(blocks: Blocks, units: kernels.Units) -> kernels.GramFactors:
         values[i], vectors[i] = np.linalg.eigh(product.toarray() if sparse.issparse(product) else product)
         target[i] = (weighted.T @ y) @ vectors[i]
     return kernels.GramFactors(np.maximum(values, 0.0), vectors, target)
-
-
-def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss]) -> None:
-    """Refuse rows the solver cannot use, saying which task, row and column."""
-    clean = all_finite(blocks.X.data if sparse.issparse(blocks.X) else blocks.X) and all_finite(blocks.y)
-    weight = blocks.sample_weight
-    clean = clean and (weight is None or (all_finite(weight) and bool((weight >= 0).all())))
-    if clean and _labels_fit(blocks, losses):  # all at once; below, one by one, to say where it is wrong
-        return
-    for i in range(blocks.n_units):
-        rows = slice(blocks.starts[i], blocks.starts[i + 1])
-        where = f"task {blocks.names[i]!r}"
-        if not clean:
-            _check_finite(blocks.X[rows], blocks.y[rows], where)
-        if weight is not None:
-            wrong = ~(np.isfinite(weight[rows]) & (weight[rows] >= 0))
-            if wrong.any():
-                row = int(np.argmax(wrong))
-                raise ValueError(
-                    f"{where}, row {row}: a sample weight must be finite and not negative, got {weight[rows][row]}"
-                )
-        losses[i].check_labels(np.asarray(blocks.y[rows], dtype=float), where)
-
-
-def _labels_fit(blocks: Blocks, losses: Sequence[AnyLoss]) -> bool:
-    """Whether one built-in loss serves all units and every label suits it."""
-    if len(set(losses)) != 1 or isinstance(losses[0], CustomLoss):
-        return False
-    try:
-        losses[0].check_labels(blocks.y, "")
-    except ValueError:
-        return False
-    return True
-
-
-def _check_finite(X: Any, y: np.ndarray, where: str) -> None:
-    bad = ~np.isfinite(X.data if sparse.issparse(X) else X)
-    if bad.any():
-        if sparse.issparse(X):
-            entry = X.tocoo()
-            k = int(np.argmax(~np.isfinite(entry.data)))
-            row, column = int(entry.row[k]), int(entry.col[k])
-        else:
-            row, column = (int(v) for v in np.argwhere(bad)[0])
-        raise ValueError(f"{where}, row {row}, column {column}: X holds NaN or infinity; fill it in or drop the row")
-    if not np.isfinite(y).all():
-        row = int(np.argmax(~np.isfinite(y)))
-        raise ValueError(f"{where}, row {row}: y holds NaN or infinity; drop the row")

@@ -12,13 +12,13 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl import kernels
+from dmtrl.block_check import check_blocks
 from dmtrl.certificate import Certificate, scaled_dual
 from dmtrl.coordinator import RoundRecord, Watch, single_threaded_blas
 from dmtrl.covariance import TaskCovariance
 from dmtrl.data import TaskData
 from dmtrl.losses import Loss, get_loss
 from dmtrl.relationship import FreeIntercept, get_relationship
-from dmtrl.worker import check_blocks
 
 
 @dataclass(frozen=True)

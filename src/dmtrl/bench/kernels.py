@@ -184,7 +184,7 @@ def table(all_figures: Sequence[Mapping[str, Any]]) -> Table:
         ["task", "quality", "solver", "seconds", "times dmtrl", "reached", "how"],
         [row for figures in all_figures for row in table_rows(figures)],
         f"Seconds of processor time on one thread, median of interleaved repeats, compile time excluded; least and "
-        f"greatest ratio in brackets, above one dmtrl is faster. Every solver has the least tolerance and the fewest "
+        f"greatest ratio in brackets, above one dmtrl is faster. Every solver has the loosest tolerance and the fewest "
         f"iterations that reach the quality, which is the objective over the optimum, less one; '{CERTIFIED}' is "
         f"stopped by its own proof instead. The optima are proved to {proved:.0e}. One thread reads "
         f"{bandwidth:.1f} GB/s here; the share of it counts each pass over the rows once and the whole time.{missing}",

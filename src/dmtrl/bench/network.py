@@ -289,8 +289,8 @@ def measured_table(records: Sequence[Record], cost: Cost) -> Table:
             "model  ",
         ],
         rows,
-        "Processor time of a worker and of the server in a round, on average; bytes are of the messages as a wire "
-        "would carry them, both ways.",
+        "Processor time in a round: of a worker the mean, of the server the median. Bytes are of the messages as a "
+        "wire would carry them, both ways.",
     )
 
 

@@ -27,11 +27,12 @@ def command(
 ) -> None:
     """Measure time, rounds and bytes against others.
 
-    All contenders run in turn, one thread each, compile time excluded. Close
-    other programs first. kernels: one task; solve: the whole job; rounds:
-    what travels; scale: how time and memory grow; startup: imports, first
-    fits, threads; network: sizes and times over a network, computed from
-    measured costs; stragglers: one slow worker; cluster: Ray against threads.
+    Contenders run in turn, compile time excluded. Close other programs first.
+    On one thread: kernels, one task; solve, the whole job; rounds, what
+    travels. On more: scale, how time and memory grow; startup, imports, first
+    fits, a second thread; stragglers, a slow worker; cluster, Ray against
+    threads. network: sizes and times over a network, computed from costs
+    that were measured.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
-"""What an answer must look like before the server may believe it.
+"""What every engine insists on: one question at a time, and answers the server may believe.
 
-Room: engines. Names, shapes and finiteness only. A worker that breaks this is broken itself, or what carried its
-answer is.
+Room: engines. Of answers names, shapes and finiteness only: a worker that breaks this is broken itself, or what
+carried its answer is.
 """
 
 import numpy as np
@@ -17,6 +17,16 @@ _PER_UNIT = {
     "save": ("saved", ()),
     "restore": ("restored", ()),
 }
+
+
+def check_may_send(k: int, asked: set[int]) -> None:
+    if k in asked:
+        raise RuntimeError(f"worker {k} was sent a message before its last answer was received")
+
+
+def check_may_receive(asked: set[int]) -> None:
+    if not asked:
+        raise RuntimeError("no worker was asked anything: there is no answer to receive")
 
 
 def fault_in(message: Message, answer: object, units: int, features: int) -> str:

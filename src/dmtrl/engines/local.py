@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from dmtrl.blocks import Source
+from dmtrl.engines.contract import check_may_receive, check_may_send
 from dmtrl.losses import AnyLoss
 from dmtrl.message import Engine, Message
 from dmtrl.worker import Worker
@@ -54,13 +55,3 @@ class LocalEngine(Engine):
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-
-
-def check_may_send(k: int, asked: set[int]) -> None:
-    if k in asked:
-        raise RuntimeError(f"worker {k} was sent a message before its last answer was received")
-
-
-def check_may_receive(asked: set[int]) -> None:
-    if not asked:
-        raise RuntimeError("no worker was asked anything: there is no answer to receive")

@@ -19,7 +19,7 @@ _READ_ONLY = ("describe", "score")
 
 class Log:
     def __init__(self) -> None:
-        self._held: Message | None = None  # the last that said which rows are set aside
+        self._held: Message | None = None  # the last hold_out; what is restored has the same rows set aside
         self._save: tuple[str, int] | None = None  # the last save, and where in the file stands what came after it
         self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
 
@@ -52,8 +52,6 @@ class Log:
             before.seek(start)
             shutil.copyfileobj(before, self._file)
             before.close()
-            if self._held is not None and self._held.name == "restore":  # from one that may soon be gone
-                self._held = Message("restore", {"from": last})
         self._save = to, self._file.seek(0, 2)
 
     def add(self, message: Message, answer: Message) -> None:
@@ -61,7 +59,7 @@ class Log:
         name, scalars = message.name, message.scalars
         if name in _READ_ONLY:
             return
-        if name in ("hold_out", "restore"):
+        if name == "hold_out":
             self._held = message
         if name == "save":
             if "error" not in answer.scalars:

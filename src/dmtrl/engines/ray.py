@@ -25,7 +25,7 @@ from dmtrl.engines.recovery import Lost, RecoveringEngine
 from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.message import Engine, Message
 from dmtrl.relationship import get_relationship
-from dmtrl.settings import Settings
+from dmtrl.settings import Settings, is_number, is_whole
 from dmtrl.worker import Worker
 
 
@@ -39,6 +39,7 @@ class RayOptions:
     cpus: what each actor reserves, may be a fraction; None shares the cluster's processors out, at most one each.
     resources: custom resources each actor asks for, by name. strategy: Ray's scheduling strategy ("SPREAD", "DEFAULT"
     or one of Ray's objects). patience: seconds until a lost worker that gives no sign of life ends the run.
+    namespace: Ray's, for the connection that is opened; None: an anonymous one.
     """
 
     address: str | None = None
@@ -50,12 +51,16 @@ class RayOptions:
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"workers must be None or at least 1, got {self.workers!r}")
-        if self.cpus is not None and not self.cpus >= 0:
-            raise ValueError(f"cpus must be None or at least 0, got {self.cpus!r}")
-        if not self.patience > 0:
-            raise ValueError(f"patience must be a positive number of seconds, got {self.patience!r}")
+        workers, cpus, patience = self.workers, self.cpus, self.patience
+        resources: Any = self.resources
+        if workers is not None and not (is_whole(workers) and workers >= 1):
+            raise ValueError(f"workers must be None or at least 1, a whole number; got {workers!r}")
+        if cpus is not None and not _amount(cpus):
+            raise ValueError(f"cpus must be None or at least 0, and finite; got {cpus!r}")
+        if not (isinstance(resources, Mapping) and all(map(_amount, resources.values()))):
+            raise ValueError(f"resources must say of each name how much, as in {{'gpu_node': 1}}; got {resources!r}")
+        if not (_amount(patience) and patience > 0):
+            raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
 
     def session(self) -> AbstractContextManager[object]:
         return cluster(self)
@@ -63,6 +68,10 @@ class RayOptions:
     def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
         with cluster(self) as processors:
             return RayEngine(pieces(self.workers or processors), losses, self, names)
+
+
+def _amount(value: Any) -> bool:
+    return is_number(value) and 0 <= value < float("inf")
 
 
 class RayEngine(RecoveringEngine):

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dmtrl.engines.contract import fault_in
-from dmtrl.engines.local import check_may_receive, check_may_send
+from dmtrl.engines.contract import check_may_receive, check_may_send, fault_in
 from dmtrl.engines.log import Log
 from dmtrl.message import Engine, Message
 
-_INTRODUCE = Message("describe")
+_INTRODUCE = Message("describe", {"digest": True})
 _MOST_LOSSES = 10  # of one worker without an answer in between
 _MOST_REPEATS = 3  # of a message to a worker that may be alive
 _BREATH = 1.0  # seconds before such a repeat
@@ -73,6 +72,7 @@ class _Worker:
     retelling: Iterator[list[Message]] | None = None
     tasks: Sequence[int] = ()
     features: int = 0
+    digest: str = ""  # of its rows, as it first read them
     losses: int = 0
     repeats: int = 0
     fault: str = ""  # of its last answer to what it is asked now
@@ -193,6 +193,13 @@ class RecoveringEngine(Engine):
         worker.introducing = False
         worker.tasks = introduction.arrays["tasks"].tolist()
         worker.features = int(introduction.scalars["features"])
+        digest = str(introduction.scalars["digest"])
+        if worker.digest not in ("", digest):  # what was told to the first does not hold for these rows
+            raise ValueError(
+                f"the source of {self._who(k)} gave other rows than before: what the run has found does not hold for "
+                "them; begin anew, from data that stays as it is while a run reads it"
+            )
+        worker.digest = digest
         if worker.asked is not None:
             worker.retelling = worker.log.batches()
             self._retell(k)

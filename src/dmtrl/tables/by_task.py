@@ -13,6 +13,7 @@ import numpy as np
 
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import CellError
+from dmtrl.tables.classes import Seen, signs
 from dmtrl.tables.source import Source, nearest, require_pyarrow
 
 _ROW_NUMBERS = re.compile(r"__index_level_\d+__$|unnamed_\d+$")  # as pandas writes them
@@ -28,6 +29,7 @@ class Columns:
     weights: str | None = None
     positive: Any = None  # the target's value that becomes +1, all others -1
     constant: float | None = None  # what stands in a last column that is appended
+    meant: frozenset[str] = frozenset()  # how `positive` is written, once the target has been surveyed
 
     @classmethod
     def among(
@@ -54,6 +56,14 @@ class Columns:
         return cls(task, target, chosen, weights, positive, constant)
 
     @property
+    def surveyed(self) -> list[str]:
+        return [self.task] if self.positive is None else [self.task, self.target]
+
+    def after(self, seen: Seen) -> "Columns":
+        """With what a survey has found out about the target."""
+        return self if self.positive is None else replace(self, meant=seen.written_as(self.positive, self.target))
+
+    @property
     def all(self) -> list[str]:
         return [self.task, self.target, *self.features, *([self.weights] if self.weights is not None else [])]
 
@@ -71,8 +81,10 @@ class Columns:
             arrays = self._arrays(table)
         except CellError as error:  # its row is one of those that were asked for, which nobody can find in a file
             raise error.at(f"in task {names[error.row]!r}") from None
-        kinds, codes = np.unique(names.astype(str), return_inverse=True)
-        return {str(name): tuple(array[codes == i] for array in arrays) for i, name in enumerate(kinds)}
+        kinds, codes, counts = np.unique(names.astype(str), return_inverse=True, return_counts=True)
+        order, ends = np.argsort(codes, kind="stable"), np.cumsum(counts)
+        parts = (np.split(array[order], ends)[:-1] for array in arrays)  # behind the last end there is nothing
+        return dict(zip(kinds.tolist(), zip(*parts, strict=True), strict=True))
 
     def _arrays(self, table: Any) -> list[np.ndarray]:
         parts = [read.numbers(table.column(name), name) for name in self.features]
@@ -81,15 +93,18 @@ class Columns:
         if self.positive is None:
             y = read.numbers(table.column(self.target), self.target)
         else:
-            y = np.where(read.texts(table.column(self.target)) == str(self.positive), 1.0, -1.0)
+            y = signs(read.texts(table.column(self.target)), self.meant, self.target)
         weights = [] if self.weights is None else [read.numbers(table.column(self.weights), self.weights)]
         return [np.column_stack(parts), y, *weights]
 
 
-def _count(batches: Iterator[Any], columns: Columns) -> dict[str, int]:
+def _count(batches: Iterator[Any], columns: Columns, seen: Seen) -> dict[str, int]:
     rows: dict[str, int] = {}
     for batch in batches:
-        names, counts = np.unique(columns.names(batch).astype(str), return_counts=True)
+        tasks = columns.names(batch)
+        if columns.positive is not None:
+            seen.add(read.texts(batch.column(columns.target)), tasks)
+        names, counts = np.unique(tasks.astype(str), return_counts=True)
         for name, count in zip(names.tolist(), counts.tolist(), strict=True):
             rows[name] = rows.get(name, 0) + count
     return rows
@@ -105,15 +120,19 @@ class Files:
 
     def survey(self) -> tuple[dict[str, int], "Files"]:
         """The tasks, how many rows each has, and a reader that knows which files hold which; of all columns only that
-        of the task is read."""
+        of the task is read, and where one class is positive that of the target."""
         rows: dict[str, int] = {}
+        seen = Seen()
         where: dict[str, set[int]] = {}
         for number, part in enumerate(self.table.parts):
-            batches = (batch.columns for batch in Source((part,)).batches([self.columns.task]))
-            for name, count in _count(batches, self.columns).items():
+            batches = (batch.columns for batch in Source((part,)).batches(self.columns.surveyed))
+            for name, count in _count(batches, self.columns, seen).items():
                 rows[name] = rows.get(name, 0) + count
                 where.setdefault(name, set()).add(number)
-        return rows, replace(self, where={name: frozenset(numbers) for name, numbers in where.items()})
+        with self.table.located():
+            columns = self.columns.after(seen)
+        files = {name: frozenset(numbers) for name, numbers in where.items()}
+        return rows, replace(self, columns=columns, where=files)
 
     def only(self, names: Sequence[str]) -> "Files":
         if self.where is None:
@@ -154,8 +173,10 @@ class Dataset:
         import pyarrow as pa
 
         assert self.columns is not None
-        batches = self.opened().to_batches(columns=[self.columns.task])
-        return _count((_plain(pa.Table.from_batches([batch])) for batch in batches), self.columns), self
+        seen = Seen()
+        batches = self.opened().to_batches(columns=self.columns.surveyed)
+        rows = _count((_plain(pa.Table.from_batches([batch])) for batch in batches), self.columns, seen)
+        return rows, replace(self, columns=self.columns.after(seen))
 
     def only(self, names: Sequence[str]) -> "Dataset":
         return self
