@@ -169,7 +169,7 @@ def test_estimators_and_choice_of_lambda() -> None:
     data = random_problem("squared", m=4, rows=20)
     tasks = np.repeat(data.names, np.diff(data.starts))
     plain = MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2).fit(data.X, data.y, tasks=tasks)
-    apart = MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2, engine=RayOptions(workers=2))
+    apart = MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2, engine=RayOptions(workers=2, cpus=0.1))
     apart.fit(data.X, data.y, tasks=tasks)
     assert apart.reg_lambda_ == plain.reg_lambda_
     assert apart.coef_.tobytes() == plain.coef_.tobytes()

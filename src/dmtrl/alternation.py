@@ -47,7 +47,8 @@ class Alternation:
     def order(self) -> Order:
         W = self._total.apply(self._B) / self._lam
         self._W = W
-        scalars = {"momentum": self._beta, "eta": self._settings.eta}
+        momentum = 0.0 if self._decoupled else self._beta  # a unit that is on its own knows best where to go
+        scalars = {"momentum": momentum, "eta": self._settings.eta}
         if self._settings.rho != "block":
             return Order(W, self._step, scalars, decoupled=self._decoupled)
         scalars["coupling"] = self._rho / self._lam

@@ -21,6 +21,7 @@ from dmtrl.rowwise import row_blocks
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
 _NO_GRAM = kernels.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((0, 0)))
 _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
+_FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 _SAVED = "dmtrl worker 1"
@@ -228,7 +229,8 @@ class Worker:
         factor = message.arrays.get("factor", np.zeros((n_units, 0)))
         self._U = np.empty((n_units, self._d))
         out = np.zeros((n_units, 5))
-        work = np.empty(self._d, dtype=self._blocks.X.dtype)
+        rough = target < 0 or target > _FLOAT32_ENOUGH  # then float32 rows are improved in float32
+        work = np.empty(self._d, dtype=self._blocks.X.dtype if rough else np.float64)
         self._kernels.local_round(
             self._units, self._ids, self._alpha, self._B, C, self._U, np.ascontiguousarray(W),
             np.ascontiguousarray(step), solver, gram, steps, self._block, np.full(n_units, target),
