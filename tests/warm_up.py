@@ -10,6 +10,9 @@ from problems import random_problem
 
 if __name__ == "__main__":
     for dtype in (np.float64, np.float32):
+        pictures = random_problem("squared", m=2, d=40, rows=5, dtype=dtype)
+        pictures.X[:, 1:] = 0.0
+        solve(pictures, loss="squared", reg_lambda=1.0, settings=Settings(max_rounds=1, tol=0.0))
         for csr in (False, True):
             data = random_problem("squared", m=2, rows=5, dtype=dtype, csr=csr)
             solve(data, loss="squared", reg_lambda=1.0, settings=Settings(max_rounds=1, tol=0.0))

@@ -1,9 +1,9 @@
 """Every compiled function of the project, in one file (numba's disk cache misses edits made in other files).
 
 Room: the floor of the house. Nothing is imported from dmtrl here. Three parts: the loss table by integer id, row
-access for dense and CSR data through one name each, and the local solvers that a worker runs on its units. A *unit*
-is a task's rows, or a shard of them. Symbols and equation numbers follow docs/math.md: alpha dual variables, p row
-weights that sum to one over a task, q squared row norms, s the step size, c the centre of the local proximal
+access for dense, CSR and chunked data through one name each, and the local solvers that a worker runs on its units.
+A *unit* is a task's rows, or a shard of them. Symbols and equation numbers follow docs/math.md: alpha dual variables,
+p row weights that sum to one over a task, q squared row norms, s the step size, c the centre of the local proximal
 problem (6).
 """
 
@@ -11,8 +11,10 @@ import types as python_types
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
-from numba.extending import overload
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 HINGE, SMOOTHED_HINGE, SQUARED_HINGE, LOGISTIC, SQUARED, ABSOLUTE = 0, 1, 2, 3, 4, 5
 EPSILON_INSENSITIVE, HUBER, QUANTILE, POISSON, CUSTOM = 6, 7, 8, 9, 10
@@ -22,11 +24,14 @@ SDCA, NEWTON, GRAM = 0, 1, 2
 # Sums may be reordered (SIMD); NaN and infinity keep their meaning, unlike under full fastmath.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 TINY = 1e-200
+CHUNK = 8  # numbers of a row that are kept or left out together
 CALM, LONGEST_REST = 0.1, np.uint8(5)  # a calm row's bracket over the target; a rest is at most 2^5 - 1 passes
 
 
 class Units(NamedTuple):
-    """The rows of a worker's units, one after the other. X is a C-ordered array or CSR's (data, indices, indptr)."""
+    """The rows of a worker's units, one after the other. X is a C-ordered array, CSR's (data, indices, indptr), or the
+    same three for chunks of a row: (numbers x CHUNK, first column of each, indptr).
+    """
 
     X: Any
     y: np.ndarray
@@ -236,8 +241,112 @@ def row_outer(X, j, f, H):  # type: ignore[no-untyped-def]
     raise TypeError("row_outer runs in compiled code only")
 
 
+def _is_chunked(X):  # type: ignore[no-untyped-def]
+    return not isinstance(X, types.Array) and X[0].ndim == 2
+
+
+# LLVM finds no SIMD in loops over chunks by itself (it gathers across them), so these two are written in its language.
+
+
+def _chunk_at(builder, array, offset):  # type: ignore[no-untyped-def]
+    """Where CHUNK numbers of an array lie, and the numbers."""
+    number = array.type.pointee
+    at = builder.bitcast(builder.gep(array, [offset]), ir.VectorType(number, CHUNK).as_pointer())
+    return at, builder.load(at, align=_size(number))
+
+
+def _size(number):  # type: ignore[no-untyped-def]
+    return 4 if isinstance(number, ir.FloatType) else 8
+
+
+def _each_chunk(context, builder, sig, args):  # type: ignore[no-untyped-def]
+    """Loop over chunks first..last of (chunks, columns, first, last, u): theirs in u's precision, u's, and where."""
+    chunks, columns, u = (context.make_array(sig.args[k])(context, builder, args[k]).data for k in (0, 1, 4))
+    vector = ir.VectorType(u.type.pointee, CHUNK)
+    one = ir.Constant(args[2].type, 1)
+    with cgutils.for_range_slice(builder, args[2], args[3], one, args[2].type) as (k, _):
+        _, x = _chunk_at(builder, chunks, builder.mul(k, ir.Constant(k.type, CHUNK)))
+        at, here = _chunk_at(builder, u, builder.zext(builder.load(builder.gep(columns, [k])), ir.IntType(64)))
+        yield (x if x.type == vector else builder.fpext(x, vector)), here, at
+
+
+def _times_plus(builder, a, b, c):  # type: ignore[no-untyped-def]
+    return builder.fadd(builder.fmul(a, b, flags=["contract"]), c, flags=["contract"])
+
+
+@intrinsic
+def _chunks_dot(typing_context, chunks, columns, first, last, u):  # type: ignore[no-untyped-def]
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        number = context.get_value_type(sig.return_type)
+        sums = cgutils.alloca_once_value(builder, ir.Constant(ir.VectorType(number, CHUNK), None))
+        for x, here, _ in _each_chunk(context, builder, sig, args):
+            builder.store(_times_plus(builder, x, here, builder.load(sums)), sums)
+        lanes = builder.load(sums)
+        parts = [builder.extract_element(lanes, ir.Constant(ir.IntType(32), k)) for k in range(CHUNK)]
+        while len(parts) > 1:
+            parts = [builder.fadd(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
+
+    return u.dtype(chunks, columns, first, last, u), generate
+
+
+@intrinsic
+def _chunks_axpy(typing_context, chunks, columns, first, last, u, f):  # type: ignore[no-untyped-def]
+    def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        f = args[5]
+        lanes = ir.Constant(ir.VectorType(f.type, CHUNK), ir.Undefined)
+        for k in range(CHUNK):
+            lanes = builder.insert_element(lanes, f, ir.Constant(ir.IntType(32), k))
+        for x, here, at in _each_chunk(context, builder, sig, args):
+            builder.store(_times_plus(builder, x, lanes, here), at, align=_size(f.type))
+        return context.get_dummy_value()
+
+    return types.void(chunks, columns, first, last, u, f), generate
+
+
+@njit(cache=True, nogil=True)
+def pack_chunks(X, bits, chunks, columns, indptr):  # type: ignore[no-untyped-def]
+    """Copy the chunks of dense rows that are not all zero; `bits` are X's numbers as unsigned integers of their size.
+
+    The last chunk of a row ends with the row: where it overlaps the one before, it holds zeros.
+    """
+    n, d = X.shape
+    sign = np.uint64(1) << np.uint64(8 * X.itemsize - 1)  # a zero may have one
+    found = 0
+    for j in range(n):
+        indptr[j] = found
+        row, row_bits = X[j], bits[j]
+        for c in range(d // CHUNK):
+            k = CHUNK * c
+            some = row_bits[k]
+            for r in range(1, CHUNK):
+                some |= row_bits[k + r]
+            if some & ~sign != 0:
+                chunk = chunks[found]
+                for r in range(CHUNK):
+                    chunk[r] = row[k + r]
+                columns[found] = k
+                found += 1
+        rest = d % CHUNK
+        if row[d - rest :].any():
+            chunks[found] = 0
+            chunks[found, CHUNK - rest :] = row[d - rest :]
+            columns[found] = d - CHUNK
+            found += 1
+    indptr[n] = found
+    return found
+
+
 @overload(row_dot, jit_options={"fastmath": FAST})
 def _row_dot(X, j, u):  # type: ignore[no-untyped-def]
+    if _is_chunked(X):
+
+        def chunked(X, j, u):  # type: ignore[no-untyped-def]
+            chunks, columns, indptr = X
+            return _chunks_dot(chunks, columns, indptr[j], indptr[j + 1], u)  # type: ignore[call-arg]
+
+        return chunked
+
     if isinstance(X, types.Array):
 
         def dense(X, j, u):  # type: ignore[no-untyped-def]
@@ -260,6 +369,14 @@ def _row_dot(X, j, u):  # type: ignore[no-untyped-def]
 
 @overload(row_axpy, jit_options={"fastmath": FAST})
 def _row_axpy(X, j, f, u):  # type: ignore[no-untyped-def]
+    if _is_chunked(X):
+
+        def chunked(X, j, f, u):  # type: ignore[no-untyped-def]
+            chunks, columns, indptr = X
+            _chunks_axpy(chunks, columns, indptr[j], indptr[j + 1], u, u.dtype.type(f))  # type: ignore[call-arg]
+
+        return chunked
+
     if isinstance(X, types.Array):
 
         def dense(X, j, f, u):  # type: ignore[no-untyped-def]
@@ -280,6 +397,21 @@ def _row_axpy(X, j, f, u):  # type: ignore[no-untyped-def]
 
 @overload(row_outer, jit_options={"fastmath": FAST})
 def _row_outer(X, j, f, H):  # type: ignore[no-untyped-def]
+    if _is_chunked(X):
+
+        def chunked(X, j, f, H):  # type: ignore[no-untyped-def]
+            chunks, columns, indptr = X
+            for k in range(indptr[j], indptr[j + 1]):
+                for a in range(CHUNK):
+                    row = np.int64(columns[k]) + a
+                    g = f * chunks[k, a]
+                    if g != 0:
+                        for r in range(indptr[j], k + 1):
+                            for b in range(CHUNK if r < k else a + 1):
+                                H[row, np.int64(columns[r]) + b] += g * chunks[r, b]
+
+        return chunked
+
     if isinstance(X, types.Array):
 
         def dense(X, j, f, H):  # type: ignore[no-untyped-def]
@@ -341,6 +473,19 @@ def row_square(X, j, like):  # type: ignore[no-untyped-def]
 
 @overload(row_square, jit_options={"fastmath": FAST})
 def _row_square(X, j, like):  # type: ignore[no-untyped-def]
+    if _is_chunked(X):
+
+        def chunked(X, j, like):  # type: ignore[no-untyped-def]
+            chunks, _, indptr = X
+            total = like.dtype.type(0)
+            for k in range(indptr[j], indptr[j + 1]):
+                for r in range(CHUNK):
+                    x = like.dtype.type(chunks[k, r])
+                    total += x * x
+            return total
+
+        return chunked
+
     if isinstance(X, types.Array):
 
         def dense(X, j, like):  # type: ignore[no-untyped-def]
@@ -397,13 +542,10 @@ def evaluate(units, alpha, W, value, conjugate, bracket):  # type: ignore[no-unt
 
 
 @njit(cache=True, nogil=True)
-def conjugate_at_zero(units, out):  # type: ignore[no-untyped-def]
-    """sum p l*(0) of each unit: what the scaled dual bound (15) needs."""
+def conjugates(units, alpha, out):  # type: ignore[no-untyped-def]
+    """sum p l*(-alpha) of each unit."""
     for i in range(out.shape[0]):
-        out[i] = 0.0
-        for j in range(units.starts[i], units.starts[i + 1]):
-            if units.p[j] > 0:
-                out[i] += units.p[j] * loss_conjugate(units.loss[i], units.param[i], 0.0, units.y[j])
+        out[i] = conjugate_unit(units, i, alpha)
 
 
 @njit(cache=True, nogil=True)
@@ -698,7 +840,7 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     scope = dict(globals())
     scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step)
     names = (
-        "uniform_unit", "sdca_unit", "evaluate_unit", "conjugate_unit", "evaluate", "conjugate_at_zero", "local_round",
+        "uniform_unit", "sdca_unit", "evaluate_unit", "conjugate_unit", "evaluate", "conjugates", "local_round",
     )  # fmt: skip
     for name in names:
         source = globals()[name].py_func

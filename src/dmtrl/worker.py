@@ -23,6 +23,7 @@ _NO_GRAM = kernels.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((
 _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
+_WORTH_CHUNKS, _ROWS_ASKED = 0.5, 256  # share of a row's chunks that is not zero, asked of so many rows
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 _SAVED = "dmtrl worker 1"
 _FROM_ROUND_TO_ROUND = ("_U", "_W_before", "_B_before", "_calm")  # beside alpha and B, which is made of it; all saved
@@ -138,12 +139,10 @@ class Worker:
         self._U: np.ndarray | None = None
         self._W_before: np.ndarray | None = None
         self._B_before: np.ndarray | None = None
-        at_zero = np.zeros(n_units)
-        self._kernels.conjugate_at_zero(self._units, at_zero)
         arrays = {
             "b": self._B.copy(),
-            "conjugate": self._losses_at(np.zeros((n_units, self._d)))[1],
-            "conjugate_at_zero": at_zero,
+            "conjugate": self._conjugates(self._alpha),
+            "conjugate_at_zero": self._conjugates(np.zeros_like(self._alpha)),
             "longest_step": self._longest_step(),
         }
         return Message("prepared", {}, arrays)
@@ -151,12 +150,16 @@ class Worker:
     def _rows_in_block(self) -> np.ndarray:
         """Rows that are visited together: about as many as memory fetches well, but 32 blocks or more in a unit. Zero
         where rows are drawn one by one."""
-        rows, X = np.diff(self._blocks.starts), self._blocks.X
+        rows = np.diff(self._blocks.starts)
         if self._settings["sampling"] == "uniform":
             return np.zeros(len(rows), dtype=np.int64)
-        numbers = len(X.data) / max(X.shape[0], 1) if sparse.issparse(X) else X.shape[1]
-        fit = int(np.clip(_BLOCK_BYTES / max(numbers * X.dtype.itemsize, 1.0), 8, 64))
+        fit = int(np.clip(_BLOCK_BYTES / max(self._numbers_in_row() * self._blocks.X.dtype.itemsize, 1.0), 8, 64))
         return np.clip(rows // 32, 1, fit)
+
+    def _numbers_in_row(self) -> float:
+        """That a pass reads, on average."""
+        X, n = self._units.X, max(len(self._units.y), 1)
+        return float(X.shape[1] if isinstance(X, np.ndarray) else X[0].size / n)
 
     def _longest_step(self) -> np.ndarray:
         """The step size beyond which a unit's local problem is too stiff: for coordinate ascent, which then hardly
@@ -164,6 +167,11 @@ class Worker:
         rows, q = np.diff(self._units.starts), np.maximum(self._mean_q * self._smoothness, kernels.TINY)
         exact = self._smooth & (self._d <= _EXACT_LIMIT)
         return np.where(exact, 1e8, 1e3 * np.maximum(rows, 1)) / q
+
+    def _conjugates(self, alpha: np.ndarray) -> np.ndarray:
+        sums = np.zeros(self._blocks.n_units)
+        self._kernels.conjugates(self._units, alpha, sums)
+        return sums
 
     def _losses_at(
         self, W: np.ndarray, units: kernels.Units | None = None
@@ -182,7 +190,7 @@ class Worker:
         if alpha_before is not None:
             self._alpha = alpha_before + eta * (self._alpha - alpha_before)
             kernels.dual_vectors(self._units, self._alpha, self._B)
-            out[:, 3] = self._losses_at(W)[1]
+            out[:, 3] = self._conjugates(self._alpha)
         arrays = {
             "b": self._B.copy(),
             "loss_w": out[:, 0].copy(),
@@ -258,9 +266,7 @@ class Worker:
             able = squared if code == kernels.GRAM else self._smooth
             return np.where(able, code, kernels.SDCA)
         rows = np.maximum(np.diff(self._units.starts), 1)
-        per_row = (
-            self._units.X.shape[1] if isinstance(self._units.X, np.ndarray) else len(self._units.X[0]) / rows.sum()
-        )
+        per_row = self._numbers_in_row()
         passes = np.minimum(3 * (1 + step * self._mean_q * self._smoothness / rows), int(self._settings["max_passes"]))
         sdca = 4 * rows * per_row * passes
         newton = 4 * (rows * per_row**2 + d**3 / 3)
@@ -328,10 +334,28 @@ class Worker:
 
 
 def _kernel_rows(X: Any) -> Any:
-    """CSR as its three arrays; unsigned indices, because signed ones may be negative and compiled code would check."""
-    if not sparse.issparse(X):
-        return X
-    return X.data, X.indices.view(f"u{X.indices.itemsize}"), X.indptr.view(f"u{X.indptr.itemsize}")
+    """CSR as its three arrays; unsigned indices, because signed ones may be negative and compiled code would check.
+    Dense rows that are mostly zeros, as those of pictures are, as their chunks that are not."""
+    if sparse.issparse(X):
+        return X.data, X.indices.view(f"u{X.indices.itemsize}"), X.indptr.view(f"u{X.indptr.itemsize}")
+    return _in_chunks(X) if _mostly_zero(X) else X
+
+
+def _mostly_zero(X: np.ndarray) -> bool:
+    n, d = X.shape
+    if n == 0 or d < 4 * kernels.CHUNK:
+        return False
+    some = X[:: -(-n // _ROWS_ASKED), : d // kernels.CHUNK * kernels.CHUNK] != 0
+    return bool(some.reshape(len(some), -1, kernels.CHUNK).any(axis=2).mean() <= _WORTH_CHUNKS)
+
+
+def _in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    n, d = X.shape
+    most = n * -(-d // kernels.CHUNK)  # memory that is never written to is never taken
+    chunks, columns = np.empty((most, kernels.CHUNK), dtype=X.dtype), np.empty(most, dtype=np.uint32)
+    indptr = np.empty(n + 1, dtype=np.int64)
+    found = kernels.pack_chunks(X, X.view(f"u{X.itemsize}"), chunks, columns, indptr)
+    return chunks[:found], columns[:found], indptr
 
 
 def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -65,7 +65,7 @@ class Problem:
         self.alpha = np.zeros(len(data.y))
         self.B = np.zeros((data.m, data.X.shape[1]))
         at_zero = np.zeros(data.m)
-        kernels.conjugate_at_zero(self.units, at_zero)
+        kernels.conjugates(self.units, self.alpha, at_zero)
         self._at_zero = float(at_zero.sum())
         self.set_covariance(self.relationship.start(data.m))
 
