@@ -3,6 +3,8 @@ met again."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import sparse
 
 from dmtrl import kernels, solve
@@ -117,3 +119,23 @@ def test_sparse_rows_with_long_and_short_indices_are_dense_rows(dtype):
     rows = TaskData(X, data.y, None, data.starts, data.names)
     answers = [_round(_prepared(each, "logistic"), np.ones((3, 12)), 0, 1e-6) for each in (data, rows)]
     np.testing.assert_allclose(answers[0].arrays["b"], answers[1].arrays["b"], rtol=1e-5, atol=1e-9)
+
+
+@given(
+    st.sampled_from(["hinge", "smoothed_hinge", "logistic", "squared", "huber"]), st.floats(0, 1), st.floats(-60, 60)
+)
+def test_the_bracket_that_ends_passes_is_no_smaller_than_the_true_one(loss, t, z):
+    the_loss = get_loss(loss)
+    args = the_loss.id, the_loss.param
+    for y in (-1.0, 1.0):
+        a = t * y
+        true = kernels.loss_value(*args, z, y) + kernels.loss_conjugate(*args, a, y) + a * z
+        assert kernels.loss_bracket(*args, a, z, y) >= true - 1e-12 * (1.0 + abs(z) ** 2)
+
+
+def test_near_the_solution_the_logistic_bracket_is_at_most_twice_the_true_one():
+    logistic = get_loss("logistic")
+    for z in np.linspace(-8, 8, 33):
+        a = 1.001 / (1.0 + np.exp(z))
+        true = kernels.loss_value(logistic.id, 0.0, z, 1.0) + kernels.loss_conjugate(logistic.id, 0.0, a, 1.0) + a * z
+        assert kernels.loss_bracket(logistic.id, 0.0, a, z, 1.0) <= 2.01 * true + 1e-14

@@ -114,25 +114,22 @@ def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
     flipped = margin + sq * (0.5 - t0) < 0
     if flipped:  # solve for 1 - t, so that v <= 0: there the equation is convex in v and Newton cannot cycle
         t0, margin = 1.0 - t0, -margin
-    v = np.log((t0 + 1e-12) / (1.0 - t0 + 1e-12))
-    step = (v + margin) / (1.0 + sq * t0 * (1.0 - t0))  # the first step needs no exponential: t is t0 there
-    if abs(step) < 1.0:
-        v -= step
-    else:  # far: with t = exp(v) instead, x = sq t solves x + log(x) = k, and v is near that
-        k = sq * t0 - margin + np.log(sq)
-        near = (np.log(k - np.log(k)) if k > 1 else k) - np.log(sq)
-        v = min(max(v, near - 1.0), near + 1.0)
-    v = min(v, 0.0)
-    for _ in range(30):
+    v = min(-margin, 0.0)  # where the row's own margin puts it
+    for k in range(30):
         e = np.exp(v)
         t = e / (1.0 + e)
         slope = t * (1.0 - t)
-        new = min(v - (v + margin + sq * (t - t0)) / (1.0 + sq * slope), 0.0)
-        change = new - v
-        v = new
-        if abs(change) <= 1e-6 * (1.0 + abs(v)):  # Newton's error is the square of its last step
+        change = -(v + margin + sq * (t - t0)) / (1.0 + sq * slope)
+        if abs(change) <= 1e-4:  # Newton's error is the square of its last step
             t += slope * change * (1.0 + 0.5 * (1.0 - 2.0 * t) * change)
             break
+        v += change
+        if k == 0 and abs(change) >= 1.0:  # far: with t = exp(v) instead, x = sq t solves x + log(x) = far
+            far = sq * t0 - margin + np.log(sq)
+            above = max(far, 1.0)
+            near = min(far, np.log(above - np.log(above))) - np.log(sq)
+            v = min(max(v, near - 1.0), near + 1.0)
+        v = min(v, 0.0)
     return 1.0 - t if flipped else t
 
 
@@ -187,6 +184,18 @@ def loss_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
         return min(max(v, param - 1.0), param)
     shrunk = max(abs(v) - param / sq, 0.0)
     return min(shrunk, 1.0) if v > 0 else -min(shrunk, 1.0)
+
+
+@njit(cache=True)
+def loss_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
+    """The Fenchel-Young bracket l(z) + l*(-a) + a z, or for the logistic loss a bound on it that needs no logarithm:
+    it is the Kullback-Leibler divergence of t = a y from s = 1 / (1 + exp(y z)), at most (t - s)^2 / (s (1 - s)).
+    """
+    if loss == LOGISTIC:
+        e = np.exp(min(max(y * z, -300.0), 300.0))
+        off = a * y * (1.0 + e) - 1.0
+        return off * off / e
+    return loss_value(loss, param, z, y) + loss_conjugate(loss, param, a, y) + a * z
 
 
 @njit(cache=True)
@@ -641,7 +650,7 @@ def sdca_unit(  # type: ignore[no-untyped-def]
                     loss_w += p * value
                     bracket_w += p * (value + loss_conjugate(loss, param, a, y) + a * z_w)
                 if target >= 0:
-                    bracket = loss_value(loss, param, z, y) + loss_conjugate(loss, param, a, y) + a * z
+                    bracket = loss_bracket(loss, param, a, z, y)
                     seen += p * bracket
                     if bracket <= calm_below:
                         calm[j] = min(calm[j] + np.uint8(1), LONGEST_REST)
@@ -837,8 +846,12 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     def any_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
         return step(a, z, y, sq) if loss == CUSTOM else builtin_step(loss, param, a, z, y, sq)
 
+    @njit
+    def any_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
+        return value(z, y) + conjugate(a, y) + a * z if loss == CUSTOM else loss_bracket(loss, param, a, z, y)
+
     scope = dict(globals())
-    scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step)
+    scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step, loss_bracket=any_bracket)
     names = (
         "uniform_unit", "sdca_unit", "evaluate_unit", "conjugate_unit", "evaluate", "conjugates", "local_round",
     )  # fmt: skip
