@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 
 import browser as browsers
+from homes import Home
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -39,3 +40,21 @@ def shared_data() -> SharedData:
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsers.Browser]:
     """A headless Chromium, started once; see tests/browser.py."""
     yield from browsers.start(tmp_path_factory.mktemp("chromium"))
+
+
+@pytest.fixture
+def home() -> Iterator[Home]:
+    """A server of data sets on this machine."""
+    home = Home()
+    yield home
+    home.close()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of data sets, no other folder, and no proxy between us and 127.0.0.1."""
+    for name in ("DMTRL_DATA", "DMTRL_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("DMTRL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"

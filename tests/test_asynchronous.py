@@ -6,12 +6,14 @@ Most runs have a clock of their own (tests/virtual_time.py): a straggler is ten 
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dmtrl.coordinator
+import dmtrl.engines.local
 from dmtrl import Settings, TaskData, solve
 from dmtrl.blocks import ArraySource, Source
 from dmtrl.coordinator import Coordinator, Outcome, RoundRecord
@@ -22,6 +24,7 @@ from dmtrl.losses import get_loss
 from dmtrl.message import Engine, Message
 from dmtrl.pace import Balance, Trace
 from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
+from dmtrl.worker import Worker
 from problems import mean_losses, random_problem
 from virtual_time import VirtualClock, VirtualEngine
 
@@ -358,6 +361,25 @@ def test_balanced_work_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(first.W, again.W)
     _, other, _ = balanced_run(monkeypatch, data, (9.0, 1.0, 1.0, 1.0), max_passes=5, balance=True)
     assert (first.W != other.W).any()
+
+
+def test_waiting_for_a_thread_is_not_slowness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four workers alike, on one thread: each is given as much work as the others, also the last to answer."""
+    one = random_problem("hinge", m=1, d=8, rows=60)
+    data = TaskData.from_list([(one.X, one.y)] * 4)
+    now = SimpleNamespace(clock=0.0)
+
+    class Ticking(Worker):
+        def answer(self, message: Message) -> Message:
+            now.clock += 1.0
+            return super().answer(message)
+
+    monkeypatch.setattr(dmtrl.engines.local, "Worker", Ticking)
+    for module in (dmtrl.coordinator, dmtrl.engines.local):
+        monkeypatch.setattr(module, "time", VirtualClock(now))
+    knobs: dict[str, Any] = {"max_staleness": 0, "local_solver": "sdca", "steps": 60, "max_rounds": 3, "tol": 0.0}
+    outcome = run(LocalEngine(sources_of(data, 4), get_loss("hinge")), data, balance=True, **knobs)
+    assert [len(set(work)) for work in outcome.trace.work] == [0, 1, 1]
 
 
 def layout_of(rows: Sequence[int]) -> Layout:

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoints import Stopped, halfway, stop_after, table
 from dmtrl import (
     Checkpoint,
     CheckpointWarning,
@@ -24,7 +24,6 @@ from dmtrl import (
     NotConvergedWarning,
     Outcome,
     Settings,
-    TaskData,
     checkpoint,
     solve,
     storage,
@@ -47,18 +46,6 @@ METHODS = {
     "paper": Settings.paper(T=4, P=6),
     "sdca": Settings(tol=1e-6, max_rounds=25, local_solver="sdca"),
 }
-
-
-class Stopped(Exception):
-    pass
-
-
-def stop_after(number: int) -> Callable[[Any], None]:
-    def stop(record: Any) -> None:
-        if record.round == number:
-            raise Stopped
-
-    return stop
 
 
 def same_bits(one: Outcome, other: Outcome) -> None:
@@ -139,14 +126,6 @@ def test_a_run_that_was_over_goes_on_to_a_smaller_gap(tmp_path: Path) -> None:
     same_bits(again, resumed)
 
 
-def halfway(data: TaskData, place: Any, stop: int = 7, **more: Any) -> dict[str, Any]:
-    """Leaves a checkpoint of a run that was stopped; the words with which it can go on."""
-    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "workers": 2} | more
-    with pytest.raises(Stopped):
-        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)])
-    return how
-
-
 def test_behind_a_url() -> None:
     data = random_problem()
     how = halfway(data, "memory://some/bucket/run")
@@ -187,79 +166,6 @@ def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
     assert newest(str(tmp_path)) == str(tmp_path / "version-000002")
     same_bits(solve(data, **how, resume=tmp_path), whole)
     assert "version-000003" not in [path.name for path in tmp_path.iterdir()], "left over, and in nobody's way"
-
-
-@pytest.mark.parametrize(
-    ("change", "word"),
-    [
-        ({"reg_lambda": 0.06}, "lambda is 0.06 here and 0.05 there"),
-        ({"common": 0.1}, "the relationship is"),
-        ({"relationship": np.eye(4)}, "the relationship is"),
-        ({"loss": "huber"}, "was saved with other rows, labels, weights or losses"),
-        ({"settings": Settings(seed=1)}, "seed is 1 here and 0 there"),
-        ({"workers": 3}, "the number of workers is 3 here and 2 there"),
-        ({"shards": [1, 7, 7, 1]}, "the partition"),
-    ],
-)
-def test_another_problem_is_refused(tmp_path: Path, change: dict[str, Any], word: str) -> None:
-    data = random_problem()
-    how = halfway(data, tmp_path)
-    with pytest.raises(ValueError, match=word):
-        solve(data, **(how | change), resume=tmp_path)
-
-
-def test_other_rows_are_refused(tmp_path: Path) -> None:
-    data = random_problem()
-    how = halfway(data, tmp_path)
-    for name in ("X", "y"):
-        values = getattr(data, name).copy()
-        values.flat[-1] += 1e-9
-        with pytest.raises(ValueError, match=r"worker-.*was saved with other rows"):
-            solve(replace(data, **{name: values}), **how, resume=tmp_path)
-
-
-def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
-    data = random_problem()
-    how = halfway(data, tmp_path / "c")
-    version = tmp_path / "c" / "version-000003"
-    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint at .*nowhere"):
-        solve(data, **how, resume=tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="say with checkpoint= where"):
-        solve(data, **how, resume=True)
-    with pytest.raises(ValueError, match="every_rounds must be positive"):
-        Checkpoint(tmp_path, every_rounds=0)
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"checkpoints cannot be kept at .*file is a file"):
-        solve(data, **how, checkpoint=tmp_path / "file" / "below")
-    with pytest.raises(OSError, match="checkpoints cannot be kept at"):
-        solve(data, **how, checkpoint=tmp_path / "file")
-    manifest = version / "manifest.json"
-    text = manifest.read_text()
-    manifest.write_text(text.replace('"format": 1', '"format": 99'))
-    with pytest.raises(ValueError, match="format 99, this dmtrl reads up to 1"):
-        solve(data, **how, resume=tmp_path / "c")
-    manifest.write_text(text)
-    worker = next(version.glob("worker-*"))
-    content = worker.read_bytes()
-    flipped = bytearray(content)
-    flipped[content.index(b"alpha.npy") + 200] ^= 1
-    for damaged in (content[: len(content) // 2], bytes(flipped), b"", (version / "coordinator.npz").read_bytes()):
-        worker.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"worker-.* (is not a file of a dmtrl checkpoint, or is damaged|holds a)"):
-            solve(data, **how, resume=tmp_path / "c")
-    worker.unlink()
-    with pytest.raises(FileNotFoundError, match="a shared folder or a URL"):
-        solve(data, **how, resume=tmp_path / "c")
-
-
-def test_a_state_that_does_not_belong_to_the_workers_is_refused(tmp_path: Path) -> None:
-    """Files of two versions mixed: B must be what the workers' dual variables say."""
-    data = random_problem("hinge")
-    how = halfway(data, tmp_path, loss="hinge", settings=Settings(tol=1e-6))
-    for worker in (tmp_path / "version-000002").glob("worker-*"):
-        (tmp_path / "version-000003" / worker.name).write_bytes(worker.read_bytes())
-    with pytest.raises(ValueError, match="do not belong to the coordinator's state"):
-        solve(data, **how, resume=tmp_path)
 
 
 @given(
@@ -380,13 +286,6 @@ def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path
     same_bits(solve(data, **how, resume=folder), solve(data, **how))
 
 
-def table(classes: int = 0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    X, tasks = rng.normal(size=(90, 4)), np.repeat(["a", "b", "c"], 30)
-    z = X[:, 0] * np.where(tasks == "c", -1, 1) + X[:, 1] + 0.5 * rng.normal(size=90)
-    return X, z if classes == 0 else np.digitize(z, np.quantile(z, np.arange(1, classes) / classes)), tasks
-
-
 def same_model(one: Any, other: Any) -> None:
     for name in ("coef_", "intercept_", "common_coef_"):
         assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
@@ -445,17 +344,3 @@ def test_cross_validation_goes_on(tmp_path: Path, model: Any, stop: int) -> None
     finished = Keeper(None, tmp_path)
     finished.on_round = lambda record: pytest.fail("nothing is left to do")
     same_model(type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=finished), whole)
-
-
-def test_another_cross_validation_is_refused(tmp_path: Path) -> None:
-    X, y, tasks = table()
-    model = MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=3)
-    model.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path, every_rounds=1))
-    with pytest.raises(ValueError, match="folds is 4 here and 3 there"):
-        MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=4).fit(X, y, tasks=tasks, resume=tmp_path)
-    with pytest.raises(ValueError, match="lambdas is"):
-        MTRLRegressorCV(lambdas=(1.0, 0.2), commons=(0.0,), cv=3).fit(X, y, tasks=tasks, resume=tmp_path)
-    single = MTRLRegressor(model.loss, model.reg_lambda_, common=0.0)
-    single.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path / "single", every_rounds=1))
-    with pytest.raises(ValueError, match=r"lambdas is .* here and None there"):
-        model.fit(X, y, tasks=tasks, resume=tmp_path / "single")

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmtrl.relationship import nuclear_prox
-from dmtrl.spectrum import largest_singular_value, short_side, singular_values
+from dmtrl.relationship import FreeIntercept, Learned, nuclear_prox
+from dmtrl.rowwise import gram
+from dmtrl.spectrum import largest_singular_value, nuclear_norm, short_side, singular_values
 
 SHAPES = [(1, 1), (3, 40), (40, 3), (12, 13), (13, 12), (7, 7)]
 
@@ -75,3 +76,31 @@ def test_nothing_and_zero() -> None:
     assert size == 0.0
     assert not W.any()
     np.testing.assert_allclose(covariance.dense(), np.eye(3) / 3)
+
+
+@pytest.mark.parametrize("shape", [(700, 6), (6, 700), (40, 40)])
+def test_around_a_centre_is_of_the_difference(shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(3)
+    V, centre = rng.normal(size=shape), rng.normal(size=shape[1])
+    assert nuclear_norm(V, centre) == pytest.approx(np.linalg.norm(V - centre, "nuc"), rel=1e-10)
+    Q = rng.normal(size=(shape[0], 3))
+    np.testing.assert_allclose(gram(Q, V), Q.T @ V, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(50, 7), (7, 50)])
+@pytest.mark.parametrize("tau", [0.0, 0.5])
+@pytest.mark.parametrize("t", [0.05, 1e3])  # 1e3: all singular values are shrunk to next to nothing
+def test_written_into_its_argument_the_prox_is_the_same(shape: tuple[int, int], tau: float, t: float) -> None:
+    rng = np.random.default_rng(4)
+    V, start = rng.normal(size=shape), np.zeros(shape[1])
+    apart, place = Learned(tau).prox(V, t, start), V.copy()
+    over = Learned(tau).prox_into(place, place, t, start)
+    assert over.W is place
+    np.testing.assert_allclose(over.W, apart.W, atol=1e-12)
+    assert over.penalty == pytest.approx(apart.penalty, rel=1e-12)
+    # beside a free intercept, also from another's relationship that knows nothing of this
+    wide, ridge = np.column_stack([V, np.arange(len(V))]), 0.3
+    for base in (Learned(tau), type("Mine", (Learned,), {})(tau)):
+        found = FreeIntercept(base, ridge).prox(wide.copy(), t, np.append(start, 0.0))
+        np.testing.assert_allclose(found.W[:, :-1], apart.W, atol=1e-12)
+        np.testing.assert_allclose(found.W[:, -1], wide[:, -1] / (1 + t * ridge), rtol=1e-14)

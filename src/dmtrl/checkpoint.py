@@ -23,7 +23,7 @@ from dmtrl.covariance import TaskCovariance
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message
 from dmtrl.method import Start
-from dmtrl.relationship import Relationship
+from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.settings import Settings, is_number, is_whole
 
 FORMAT = 1
@@ -112,6 +112,10 @@ class Keeper:
     @property
     def place(self) -> Checkpoint | None:
         return self._checkpoint
+
+    @property
+    def idle(self) -> bool:
+        return self._checkpoint is None and self._loaded is None
 
     @property
     def writes(self) -> bool:
@@ -325,6 +329,7 @@ def problem_of(layout: Layout, relationship: Relationship, lam: float, settings:
         ),
         "lambda": lam,
         "the relationship": _relation(relationship),
+        **_sample(relationship, layout.m, layout.d),
         **knobs,
     }
 
@@ -335,6 +340,19 @@ def _relation(relationship: Any) -> list[Any]:
     if isinstance(covariance, TaskCovariance):
         facts.append(_digest(covariance.basis, covariance.values, np.array(covariance.floor)))
     return facts if base is None else [*facts, _relation(base)]
+
+
+def _sample(relationship: Any, m: int, d: int) -> dict[str, Any]:
+    """What somebody's own relationship says of fixed weights: two that only share a name differ there. In so few digits
+    that another machine's rounding does not."""
+    if type(relationship) is FreeIntercept:
+        return _sample(relationship.base, m, d - 1)
+    if type(relationship) in (Fixed, Learned):
+        return {}
+    V, common = np.cos(np.arange(m * d, dtype=float)).reshape(m, d), np.zeros(d)
+    W = relationship.prox(V.copy(), 1.0, common).W
+    said = (relationship.penalty(W, common), relationship.conjugate(V), np.vdot(V, W))
+    return {"what the relationship says of sample weights": [f"{number:.6g}" for number in said]}
 
 
 def _digest(*arrays: np.ndarray) -> str:

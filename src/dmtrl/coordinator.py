@@ -163,8 +163,9 @@ class Coordinator:
     def _exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
         self._sent = sum(message.nbytes for message in messages.values())
         began, answers, self._seconds = time.perf_counter(), {}, dict[int, float]()
+        own = getattr(self._engine, "seconds", {})  # of an engine whose workers wait for each other's threads
         for k, answer in self._engine.exchange(messages):
-            answers[k], self._seconds[k] = answer, time.perf_counter() - began
+            answers[k], self._seconds[k] = answer, own.get(k, time.perf_counter() - began)
         self._received = sum(message.nbytes for message in answers.values())
         return answers
 
@@ -242,9 +243,9 @@ class Coordinator:
         name: str,
     ) -> Outcome:
         layout, settings, relationship = self._layout, self._settings, self._relationship
-        problem = problem_of(layout, relationship, self._lam, settings)
         if settings.max_staleness and keeper.writes:
             raise ValueError("checkpoints are written between rounds in step; leave max_staleness at 0 to keep them")
+        problem = {} if keeper.idle else problem_of(layout, relationship, self._lam, settings)
         saved = keeper.begin_run(name, problem)
         self._balance = Balance(layout, self._replay.work) if settings.balance else None
         method, run = self._begin(start) if saved is None else self._go_on(*saved)
@@ -271,17 +272,17 @@ class Coordinator:
             if watch is not None:
                 watch(record, now.W)
             run.omega_steps += report.omega
+            del answers, report, now  # their weights: not kept through the next round
             keeper.round_done(self._engine, name, problem, partial(self._state, method, run), self._over(run))
         trace = Trace(work=self._balance.work if self._balance else ())
         if isinstance(method, AsynchronousSplitting):
             method.finish()
             trace = Trace(arrivals=method.arrivals)
-        best = run.best
+        best, used = run.best, method.name
+        del method  # its weights: room for making Sigma
         covariance = relationship.update(best.W - best.common)
         converged = run.certificate.relative_gap <= settings.tol
-        return Outcome(
-            best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name, trace
-        )
+        return Outcome(best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, used, trace)
 
     def _round(
         self, method: Method | AsynchronousSplitting, run: "_Run", number: int
@@ -300,6 +301,7 @@ class Coordinator:
         answers = self._read(raw, number)
         solver, steps = (self._layout.gather(raw, name) for name in ("solver", "steps"))
         del raw  # the workers' b: joined in `answers`
+        run.b = answers.b  # and not the one before beside it, while the method makes new weights
         if self._balance:
             self._balance.learn(self._seconds, np.where(solver == 0, steps, 0))
         return answers, method.absorb(answers), self._work(solver, steps)

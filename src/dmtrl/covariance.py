@@ -99,7 +99,8 @@ class TaskCovariance:
 
     def quadratic(self, B: np.ndarray) -> float:
         """tr(B^T Sigma B)."""
-        own = float((self.values[:, None] * gram(self.basis, B) ** 2).sum())
+        inside = gram(self.basis, B)
+        own = float(self.values @ np.einsum("ij,ij->i", inside, inside))
         return own + (self.floor * float(np.einsum("ij,ij->", B, B)) if self.floor else 0.0)
 
     def inverse_quadratic(self, W: np.ndarray) -> float:

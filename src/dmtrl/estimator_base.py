@@ -11,7 +11,6 @@ from numbers import Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.metrics import accuracy_score, r2_score
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -356,6 +355,8 @@ class MTRLBase(Insight, Savable, ABC):
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None, tasks: Any = None) -> float:
         """R^2 for regression, accuracy for classification; its mean over the columns where y has two dimensions."""
+        from sklearn.metrics import accuracy_score, r2_score  # here: not needed before, and slow to import
+
         check_is_fitted(self)
         table = self._read(X, y, tasks, sample_weight, reset=False)
         codes = self._numbers(table.names)[table.codes]

@@ -71,7 +71,7 @@ class Balance:
         return most if len(most) else None
 
     def learn(self, seconds: Mapping[int, float], steps: np.ndarray) -> None:
-        """What the round took: seconds until each worker's answer, and the coordinate steps of each unit."""
+        """What the round took: the seconds of each worker, and the coordinate steps of each unit."""
         layout = self._layout
         taken = np.array([steps[units].sum() for units in layout.positions], dtype=float)
         speed = np.maximum(taken + _OVERHEAD * self._rows, 1.0) / np.maximum(

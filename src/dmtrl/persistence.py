@@ -16,7 +16,6 @@ import io
 import json
 import math
 import os
-import secrets
 import zipfile
 from datetime import date
 from pathlib import Path
@@ -41,6 +40,7 @@ from dmtrl.preparation import Block, Category, Date, Dropped, Number, Preparatio
 from dmtrl.problem import Coordinates, Problem
 from dmtrl.relationship import Fixed, Learned
 from dmtrl.settings import Settings
+from dmtrl.storage import whole_file
 
 FORMAT = 1
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
@@ -85,19 +85,11 @@ def save(model: Any, path: _Path) -> None:
         raise IsADirectoryError(f"{path} is a folder; give the name of a file to save the model in")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot save {path}: there is no folder {target.parent}; make it first")
-    temporary = target.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb+") as file:
+        with whole_file(target) as file:
             _write(file, header, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            os.chmod(temporary, target.stat().st_mode)
-        os.replace(temporary, target)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}: not saved, and nothing was changed", str(path)) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     with contextlib.suppress(
         OSError, AttributeError
     ):  # where a folder can be synced, its new name reaches the disk too

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.impute import SimpleImputer
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, Look, look_at, without
@@ -328,6 +326,9 @@ def _learn_number(name: str, x: np.ndarray, comma: bool | None = None) -> Column
     flagged = len(seen) < len(x)
     if not flagged and seen.min() == seen.max():
         return Dropped(name, f"always {seen[0]:g}")
+    from sklearn.impute import SimpleImputer  # here, as in _learn_category: a model that only predicts does not need it
+    from sklearn.preprocessing import StandardScaler
+
     imputer = SimpleImputer(strategy="median").fit(x[:, None])
     scaler = StandardScaler().fit(imputer.transform(x[:, None]))
     return Number(name, float(imputer.statistics_[0]), float(scaler.mean_[0]), float(scaler.scale_[0]), flagged, comma)
@@ -344,6 +345,8 @@ def _learn_category(name: str, words: np.ndarray, forced: bool) -> Column:
         return Dropped(name, f"text with {distinct:,} different values in {len(present):,} rows{advice}")
     if distinct == 1 and len(present) == len(words):
         return Dropped(name, f"always {present[0]!r}")
+    from sklearn.preprocessing import OneHotEncoder
+
     # rare: fewer than ten rows, or than a hundredth of them where they are few
     rare = max(2, min(10, len(words) // 100))
     encoder = OneHotEncoder(min_frequency=rare, max_categories=MOST_CATEGORIES, handle_unknown="infrequent_if_exist")

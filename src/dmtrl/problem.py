@@ -91,8 +91,8 @@ def pose(X: Any, units: Units, weight: np.ndarray | None, fit_intercept: bool | 
     in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
     rows = coordinates.rows(X, None if in_order else units.rows)
     data = TaskData(rows, units.y - y_centre, per_label, units.starts, units.names[units.used], units.groups)
-    nothing = units.rows[:0]  # rows and labels are in `data` now: not a second time in memory while it is solved
-    return Problem(data, replace(units, rows=nothing, y=units.y[:0]), coordinates)
+    # rows and labels are in `data` now: not a second time in memory while it is solved (nor as the base of a view)
+    return Problem(data, replace(units, rows=np.empty(0, dtype=int), y=np.empty(0)), coordinates)
 
 
 def _squared_norms(X: Any, centre: np.ndarray) -> np.ndarray:

@@ -118,29 +118,33 @@ class Learned:
         return TaskCovariance(basis, values / trace, smoothing / trace)
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        if self.tau == 0:
-            W, covariance, size = nuclear_prox(V, t)
-            return Prox(W, 0.5 * size**2, covariance, common)
-        return self._prox_with_common(V, t, common)
+        return self.prox_into(None, V, t, common)
 
-    def _prox_with_common(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+    def prox_into(self, out: np.ndarray | None, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        """The same with W written into `out`, which may be V."""
+        if self.tau == 0:
+            W, covariance, size = nuclear_prox(V, t, out=out)
+            return Prox(W, 0.5 * size**2, covariance, common)
+        w0 = self._common(V, t, common)
+        W, covariance, size = nuclear_prox(V, t, w0, out)
+        return Prox(W, 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau, covariance, w0)
+
+    def _common(self, V: np.ndarray, t: float, common: np.ndarray) -> np.ndarray:
         m, d = V.shape
         if d <= m:
-            w0 = _common_component(V, t, m + t / self.tau, common)
-        else:  # w_0 stays in the span of V's rows and of where it begins: look for it in these m + 1 coordinates
-            span = np.vstack([V, common])
-            s, vectors = short_side(span)
-            seen = s > 1e-7 * s[0]
-            s, vectors = s[seen], vectors[:, seen]
-            inside = vectors * s
-            w0 = (vectors @ (_common_component(inside[:m], t, m + t / self.tau, inside[m]) / s)) @ span
-        W, covariance, size = nuclear_prox(V, t, w0)
-        return Prox(W, 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau, covariance, w0)
+            return _common_component(V, t, m + t / self.tau, common)
+        # w_0 stays in the span of V's rows and of where it begins: look for it in these m + 1 coordinates
+        span = np.vstack([V, common])
+        s, vectors = short_side(span)
+        seen = s > 1e-7 * s[0]
+        s, vectors = s[seen], vectors[:, seen]
+        inside = vectors * s
+        return np.asarray((vectors @ (_common_component(inside[:m], t, m + t / self.tau, inside[m]) / s)) @ span)
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         if self.tau == 0:
             return 0.5 * nuclear_norm(W) ** 2
-        return 0.5 * nuclear_norm(W - common) ** 2 + 0.5 * float(common @ common) / self.tau
+        return 0.5 * nuclear_norm(W, common) ** 2 + 0.5 * float(common @ common) / self.tau
 
     def conjugate(self, B: np.ndarray) -> float:
         shared = B.sum(axis=0)
@@ -155,7 +159,8 @@ class FreeIntercept:
     """Any relationship on all columns but the last, which is an intercept with a small ridge of its own (weight
     over lambda).
 
-    The penalty is a sum over the two parts, so its proximal map and its conjugate are too.
+    The penalty is a sum over the two parts, so its proximal map and its conjugate are too. The proximal point is
+    written over V, which those who call it here have made for it.
     """
 
     def __init__(self, base: Relationship, weight: float):
@@ -171,11 +176,17 @@ class FreeIntercept:
         return self.base.update(W[:, :-1], smoothing)
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        inner = self.base.prox(V[:, :-1], t, common[:-1])
+        own, inside = V[:, :-1], common[:-1]
+        if type(self.base) is Learned:  # not one that has a prox of its own
+            inner = self.base.prox_into(own, own, t, inside)
+        else:
+            inner = self.base.prox(own, t, inside)
         intercept = V[:, -1] / (1.0 + t * self.weight)
         penalty = inner.penalty + 0.5 * self.weight * float(intercept @ intercept)
-        W = np.column_stack([inner.W, intercept])
-        return Prox(W, penalty, inner.covariance, np.append(inner.common, 0.0))
+        if inner.W is not own:
+            own[:] = inner.W
+        V[:, -1] = intercept
+        return Prox(V, penalty, inner.covariance, np.append(inner.common, 0.0))
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         return self.base.penalty(W[:, :-1], common[:-1]) + 0.5 * self.weight * float(W[:, -1] @ W[:, -1])
@@ -187,25 +198,29 @@ class FreeIntercept:
         return self.base.w_conjugate(B[:, :-1], covariance) + 0.5 * float(B[:, -1] @ B[:, -1]) / self.weight
 
 
-def nuclear_prox(V: np.ndarray, t: float, centre: np.ndarray | None = None) -> tuple[np.ndarray, TaskCovariance, float]:
-    """argmin_W |W - V|^2 / 2 + t |W - centre|_*^2 / 2 (18), Sigma and the nuclear norm of W - centre."""
+def nuclear_prox(
+    V: np.ndarray, t: float, centre: np.ndarray | None = None, out: np.ndarray | None = None
+) -> tuple[np.ndarray, TaskCovariance, float]:
+    """argmin_W |W - V|^2 / 2 + t |W - centre|_*^2 / 2 (18), Sigma and the nuclear norm of W - centre. W is written into
+    `out`, which may be V."""
     if centre is not None and V.shape[0] <= V.shape[1]:
-        W, covariance, size = nuclear_prox(V - centre, t)
+        away = np.subtract(V, centre, out=out)
+        W, covariance, size = nuclear_prox(away, t, out=away)
         W += centre
         return W, covariance, size
+    W = np.empty(V.shape) if out is None else out
     s, vectors = short_side(V) if centre is None else from_gram(centred_gram(V, centre))
     shrunk = _shrink(s, t)
     rank = len(shrunk)
     if rank == 0:
-        W = np.zeros(V.shape)
-        return W if centre is None else W + centre, TaskCovariance.identity(len(V)), 0.0
+        W[:] = 0.0 if centre is None else centre
+        return W, TaskCovariance.identity(len(V)), 0.0
     # what is kept, or the threshold below which nothing is, may lie below what the Gram matrix can tell
     if min(s[rank - 1], t * shrunk.sum()) < ENOUGH * s[0]:
         s, vectors = short_side(V if centre is None else V - centre, exact=True)
         shrunk = _shrink(s, t)
         rank = len(shrunk)
     s, vectors, size = s[:rank], vectors[:, :rank], float(shrunk.sum())
-    W = np.empty(V.shape)
     if V.shape[0] <= V.shape[1]:
         left, outward = vectors, vectors * (shrunk / s)
 

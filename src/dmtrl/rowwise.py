@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import reduce
-from operator import add
 from typing import TypeVar
 
 import numpy as np
@@ -39,18 +37,35 @@ def row_blocks(rows: int, columns: int) -> list[slice]:
 
 def over_rows(work: Callable[[slice], _T], rows: int, columns: int) -> list[_T]:
     """What `work` answers for each piece, in their order."""
+    return list(_one_by_one(work, rows, columns))
+
+
+def _one_by_one(work: Callable[[slice], _T], rows: int, columns: int) -> Iterator[_T]:
     pieces, count = row_blocks(rows, columns), _threads.get()
     if count == 1 or rows * columns < _WORTH_THREADS:
-        return [work(piece) for piece in pieces]
+        yield from map(work, pieces)
+        return
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, pieces))
+        yield from pool.map(work, pieces)
+
+
+def _total(work: Callable[[slice], np.ndarray], rows: int, columns: int, shape: tuple[int, int]) -> np.ndarray:
+    """The sum over the pieces. Each is let go once added: a product of short sides may be as large as the matrix."""
+    total = np.zeros(shape)
+    for part in _one_by_one(work, rows, columns):
+        total += part
+    return total
 
 
 def gram(A: np.ndarray, B: np.ndarray | None = None) -> np.ndarray:
-    """A^T B of two long matrices, by default A^T A."""
+    """A^T B, by default A^T A: over rows, or where B is wide over its columns."""
     B = A if B is None else B
-    parts = over_rows(lambda rows: A[rows].T @ B[rows], len(A), max(A.shape[1], B.shape[1]))
-    return reduce(add, parts, np.zeros((A.shape[1], B.shape[1])))
+    shape = (A.shape[1], B.shape[1])
+    if len(B) >= B.shape[1]:
+        return _total(lambda rows: A[rows].T @ B[rows], len(A), max(shape), shape)
+    product = np.empty(shape)
+    over_rows(lambda columns: np.matmul(A.T, B[:, columns], out=product[:, columns]), *B.T.shape)
+    return product
 
 
 def centred_gram(A: np.ndarray, centre: np.ndarray) -> np.ndarray:
@@ -60,7 +75,7 @@ def centred_gram(A: np.ndarray, centre: np.ndarray) -> np.ndarray:
         away = A[rows] - centre
         return np.asarray(away.T @ away)
 
-    return reduce(add, over_rows(product, *A.shape), np.zeros((A.shape[1], A.shape[1])))
+    return _total(product, len(A), A.shape[1], (A.shape[1], A.shape[1]))
 
 
 def distance(A: np.ndarray, B: np.ndarray) -> float:

@@ -7,7 +7,7 @@ are several times faster than the SVD of a long matrix.
 
 import numpy as np
 
-from dmtrl.rowwise import gram
+from dmtrl.rowwise import centred_gram, gram
 
 ENOUGH = 1e-4  # of the largest singular value: down to here the Gram matrix is off by 1e-12 of the largest
 
@@ -23,14 +23,16 @@ def singular_values(V: np.ndarray) -> np.ndarray:
     return np.linalg.svd(_triangle(V) if _is_long(V) else V, compute_uv=False)
 
 
-def nuclear_norm(V: np.ndarray) -> float:
-    """The sum of the singular values; a QR only where the Gram matrix cannot tell the small ones."""
+def nuclear_norm(V: np.ndarray, centre: np.ndarray | None = None) -> float:
+    """The sum of the singular values of V (- centre); a QR only where the Gram matrix cannot tell the small ones."""
     if V.size == 0:
         return 0.0
-    squares = np.linalg.eigvalsh(_gram(V))
+    if centre is not None and V.shape[0] <= V.shape[1]:
+        return nuclear_norm(V - centre)
+    squares = np.linalg.eigvalsh(_gram(V) if centre is None else centred_gram(V, centre))
     if squares[0] > ENOUGH**2 * squares[-1]:
         return float(np.sqrt(squares).sum())
-    return float(singular_values(V).sum())
+    return float(singular_values(V if centre is None else V - centre).sum())
 
 
 def short_side(V: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:

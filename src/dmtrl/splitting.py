@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from dmtrl.layout import Layout
-from dmtrl.method import Answers, Candidate, Order, Report, in_one_piece, put_state, take_state
+from dmtrl.method import Answers, Candidate, Order, Report, put_state, take_state
 from dmtrl.relationship import Relationship
 from dmtrl.rowwise import distance, over_rows
 from dmtrl.settings import Settings
 
-_STATE = ("_Z", "_common", "_covariance", "_penalty", "_U", "_s", "_round", "_changes", "_at_u", "_least")  # and b
+_STATE = ("_Z", "_common", "_w_conjugate", "_penalty", "_U", "_s", "_round", "_changes", "_at_u", "_least")  # and b
 _STRIDE = 8.0  # how much longer the step becomes where the losses prove straight
 _MANY = 3000  # tasks; with more of the same kind the best step hardly changes
 _MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
@@ -42,10 +42,12 @@ class Splitting:
         self._relationship, self._lam, self._layout, self._settings = relationship, lam, layout, settings
         self._shards = layout.shards[:, None].astype(float)
         self._Z, self._common = W, common
-        self._covariance = relationship.update(W - common) if W.any() else relationship.start(layout.m)
+        covariance = relationship.update(W - common) if W.any() else relationship.start(layout.m)
         self._penalty = relationship.penalty(W, common) if W.any() else 0.0
         self._b, self._B = b, layout.per_task(b)
+        self._w_conjugate = relationship.w_conjugate(self._B, covariance)
         self._U: np.ndarray | None = None
+        self._lent = False  # whether U was reported as a candidate, so that the next is not written over it
         self._longest_step = longest_step
         self._s = settings.initial_step or min(1.0 / (lam * float(np.sqrt(min(layout.m, _MANY)))), longest_step)
         self._round = self._changes = 0
@@ -59,27 +61,29 @@ class Splitting:
     def absorb(self, answers: Answers) -> Report:
         U = self._arrived(answers.b)
         report = self._report(answers, U)
+        turned = distance(answers.B, self._B) if self._may_adapt else 0.0
+        self._b, self._B = answers.b, answers.B  # what was there before is let go: room for the proximal map
         V = self._before_prox(U, answers.B)
         prox = self._relationship.prox(V, self._s * self._lam, self._common)
         del V
-        self._adapt(U, prox.W, answers.B)
+        self._adapt(U, prox.W, turned)
         self._Z, self._penalty, self._common = prox.W, prox.penalty, prox.common
-        self._covariance = in_one_piece(prox.covariance)
-        self._U, self._b, self._B = U, answers.b, answers.B
+        self._w_conjugate = self._relationship.w_conjugate(self._B, prox.covariance)
+        self._U = U
         self._round += 1
         return report
 
     def _arrived(self, b: np.ndarray) -> np.ndarray:
         """U, where the workers arrived from the centres (17) that they used."""
-        U = np.empty_like(b)
+        U = np.empty_like(b) if self._U is None or self._lent else self._U
 
         def arrive(rows: slice) -> None:
-            u, step = U[rows], self._s * self._shards[rows]
-            u[:] = self._Z[self._layout.task[rows]]
+            u, step = self._Z[self._layout.task[rows]], self._s * self._shards[rows]
             if self._U is not None:
                 u += (self._settings.relaxation - 1.0) * (u - self._U[rows])
             u -= step * self._b[rows]
             u += step * b[rows]
+            U[rows] = u
 
         over_rows(arrive, *U.shape)
         return U
@@ -101,26 +105,28 @@ class Splitting:
         lam, relationship = self._lam, self._relationship
         objective = answers.loss_w + lam * self._penalty
         candidates = [Candidate(self._Z, self._common, objective)]
+        self._lent = False
         if not self._layout.split:
             if answers.loss_u < objective:  # otherwise its penalty cannot make it better
                 at_u = answers.loss_u + lam * relationship.penalty(U, self._common)
                 candidates.append(Candidate(U, self._common, at_u))
+                self._lent = True
             self._at_u = not objective < self._least or candidates[-1].objective < objective
             self._least = min(self._least, objective)
-        rest = (
-            lam * self._penalty
-            + relationship.w_conjugate(self._B, self._covariance) / lam
-            - float(np.vdot(self._Z, self._B))
-        )
+        rest = lam * self._penalty + self._w_conjugate / lam - float(np.vdot(self._Z, self._B))
         return Report(candidates, answers.bracket_w + rest, objective, float("nan"), self._s)
 
-    def _adapt(self, U: np.ndarray, Z: np.ndarray, B: np.ndarray) -> None:
+    @property
+    def _may_adapt(self) -> bool:
+        return self._round >= 1 and self._changes < _MAX_STEP_CHANGES
+
+    def _adapt(self, U: np.ndarray, Z: np.ndarray, turned: float) -> None:
         """Balance primal and dual residual (20), every second round and only when it matters; a long stride where
-        the weights move and the dual variables do not, because there the losses are straight."""
-        if self._round < 1 or self._changes >= _MAX_STEP_CHANGES:
+        the weights move and the dual variables do not (B by `turned`), because there the losses are straight."""
+        if not self._may_adapt:
             return
-        moved, size, slope = distance(Z, self._Z), _norm(Z), max(_norm(B), 1e-300)
-        if moved > 0.1 * size and distance(B, self._B) <= 0.01 * slope:
+        moved, size, slope = distance(Z, self._Z), _norm(Z), max(_norm(self._B), 1e-300)
+        if moved > 0.1 * size and turned <= 0.01 * slope:
             change = _STRIDE
         elif self._round > 1 and self._round % 2 == 0:
             primal = distance(U, self._layout.per_unit(Z)) / max(_norm(U), size, 1e-300)

@@ -1,7 +1,8 @@
-"""Files of a checkpoint: numbers and a header in one numpy archive, on a disk or behind any fsspec URL.
+"""Files that are whole or not there, and those of a checkpoint: numbers and a header in one numpy archive.
 
-Room: the ground. No pickle. A file on a disk is written to a temporary name and renamed, so it is whole or not there;
-behind a URL it is written in one piece. Whatever goes wrong here is an OSError, whichever package it came from.
+Room: the ground. No pickle. What people and checkpoints keep on a disk goes through `whole_file`: to a temporary name,
+which is then renamed. A checkpoint may also lie behind any fsspec URL, each file written in one piece. Whatever goes
+wrong here is an OSError, whichever package it came from.
 """
 
 import hashlib
@@ -11,7 +12,8 @@ import os
 import secrets
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,6 +77,22 @@ def make_folder(folder: str) -> None:
         raise OSError(f"cannot make the folder {folder}: {error}") from error
 
 
+@contextmanager
+def whole_file(target: Path) -> Iterator[IO[bytes]]:
+    """A new file to write into, which takes the place of `target` if all goes well; otherwise that stays as it was."""
+    temporary = target.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
+    try:
+        with open(temporary, "xb+") as file:
+            yield file
+        with open(temporary, "rb+") as written:  # a compressed stream may have closed the file below it
+            os.fsync(written.fileno())
+        if target.exists():
+            os.chmod(temporary, target.stat().st_mode)
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
     """In the end the whole file is there, or what was there before (behind a URL: as far as its store promises)."""
     if is_url(path):
@@ -88,18 +106,11 @@ def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
         except Exception as error:
             raise OSError(f"cannot write {path}: {error}") from error
         return
-    temporary = Path(f"{path}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            if isinstance(content, bytes):
-                file.write(content)
-            else:
-                content(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(Path(path)) as file:
+        if isinstance(content, bytes):
+            file.write(content)
+        else:
+            content(file)
 
 
 def read(path: str) -> bytes:

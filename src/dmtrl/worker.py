@@ -14,7 +14,7 @@ from scipy import sparse
 from dmtrl import kernels, storage
 from dmtrl.block_check import check_blocks
 from dmtrl.blocks import Blocks, Source
-from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss, identity
 from dmtrl.message import Message, Scalar
 from dmtrl.rowwise import row_blocks
 
@@ -113,7 +113,10 @@ class Worker:
         """Normalise the row weights over whole tasks. Dual variables start at zero, unless they are to be kept, or come
         from weights `w` that were found elsewhere."""
         blocks = self._blocks
-        p = self._weight() * ~self._held * np.repeat(1.0 / message.arrays["total_weight"], np.diff(blocks.starts))
+        p = np.repeat(1.0 / message.arrays["total_weight"], np.diff(blocks.starts))
+        p[self._held] = 0.0
+        if blocks.sample_weight is not None:
+            p *= blocks.sample_weight
         X = _kernel_rows(blocks.X)
         q = np.empty(len(blocks.y))
         kernels.squared_norms(X, q)
@@ -183,10 +186,9 @@ class Worker:
     def _round(self, message: Message) -> Message:
         """Evaluate at the weights that came, then improve alpha on the local problem (6) centred by them."""
         scalars, W, step = message.scalars, message.arrays["w"], message.arrays["step"]
-        C = self._centre(scalars, W, step)
         eta = float(scalars.get("eta", 1.0))
         alpha_before = self._alpha.copy() if eta < 1 else None
-        solver, out = self._solve(message, W, C, step)
+        solver, out = self._solve(message, W, self._centre(scalars, W, step), step)
         if alpha_before is not None:
             self._alpha = alpha_before + eta * (self._alpha - alpha_before)
             kernels.dual_vectors(self._units, self._alpha, self._B)
@@ -328,8 +330,7 @@ class Worker:
             X, blocks = self._blocks.X, self._blocks
             parts = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
             parts += [blocks.y, self._weight(), blocks.starts, blocks.tasks, blocks.shards]
-            losses = repr([(loss.name, loss.param) for loss in self._losses])
-            self._digest = storage.digest(*parts, words=losses)
+            self._digest = storage.digest(*parts, words=repr([identity(loss) for loss in self._losses]))
         return self._digest
 
 

@@ -9,7 +9,6 @@ import hashlib
 import http.client
 import io
 import os
-import secrets
 import threading
 import time
 import urllib.error
@@ -26,6 +25,7 @@ from dmtrl.datasets.convert import CONVERTERS
 from dmtrl.datasets.files import cache_folder, find_file, places
 from dmtrl.datasets.sources import SOURCES, Source
 from dmtrl.progress import bar
+from dmtrl.storage import whole_file
 
 SILENCE_SECONDS = 30.0  # a home that says nothing for so long is given up
 FILE_SECONDS = 600.0  # and so is a file that takes longer than this
@@ -172,18 +172,12 @@ def _make_folder(folder: Path) -> None:
 
 
 def _keep(arrays: Mapping[str, Any], target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb") as file:
+        with whole_file(target) as file:
             np.savez_compressed(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
     except OSError as error:
         if not target.is_file():  # else another process brought it, and one that reads it may stop us from replacing it
             raise _not_kept(target.parent, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _not_kept(folder: Path, error: OSError) -> OSError:

@@ -4,6 +4,7 @@ Room: engines. With one thread, or one worker, no pool is made: the work is done
 """
 
 import queue
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ class LocalEngine(Engine):
         if threads < 1:
             raise ValueError(f"the local engine needs at least one thread, got {threads}")
         self.threads = threads  # the coordinator in the same process may use as many
+        self.seconds: dict[int, float] = {}  # that each worker's last answer took, once a thread was free for it
         self._workers = [Worker(source, losses) for source in sources]
         self._pool = ThreadPoolExecutor(threads) if min(threads, len(self._workers)) > 1 else None
         self._asked: set[int] = set()
@@ -36,7 +38,7 @@ class LocalEngine(Engine):
         if self._pool is None:
             self._waiting.append((k, message))
         else:
-            future = self._pool.submit(self._workers[k].answer, message)
+            future = self._pool.submit(self._answer, k, message)
             future.add_done_callback(lambda done: self._done.put((k, done)))
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
@@ -44,13 +46,19 @@ class LocalEngine(Engine):
         if self._pool is None:
             k, message = self._waiting.popleft()
             self._asked.discard(k)
-            return k, self._workers[k].answer(message)
+            return k, self._answer(k, message)
         try:
             k, future = self._done.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no worker answered within {timeout} seconds") from None
         self._asked.discard(k)
         return k, future.result()
+
+    def _answer(self, k: int, message: Message) -> Message:
+        began = time.perf_counter()
+        answer = self._workers[k].answer(message)
+        self.seconds[k] = time.perf_counter() - began
+        return answer
 
     def close(self) -> None:
         if self._pool is not None:

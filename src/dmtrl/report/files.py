@@ -1,6 +1,6 @@
 """Report room: content becomes files beside the page: each figure as SVG, each table as .csv and .md.
 
-Every write is whole or not at all: the bytes go to a temporary name in the same folder, which is then renamed.
+Every file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import io
 import numbers
 import os
 import re
-import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from dmtrl.report.content import Item, KeyFigures, Page, Table, Text, slug
 from dmtrl.report.theme import printable
+from dmtrl.storage import whole_file
 
 NOTHING = "–"  # a cell without a value: None or NaN
 
@@ -59,15 +59,8 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> Path:
         raise IsADirectoryError(f"{path} is a folder: give the name of a file.")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"Cannot write {path}: there is no folder {target.parent}; make it first.")
-    temporary = target.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(target) as file:
+        file.write(content)
     return Path(path)
 
 

@@ -5,12 +5,13 @@ Room: tables. The ending says the format, as for reading; without a file name it
 
 import contextlib
 import os
-import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from dmtrl.storage import whole_file
 
 _WRITABLE = (".csv", ".csv.gz", ".tsv", ".parquet", ".pq", ".arrow", ".feather")
 
@@ -42,15 +43,8 @@ def table_writer(path: Path | None) -> Iterator[Any]:
         with contextlib.closing(_Writer(sys.stdout.buffer, ".csv")) as writer:
             yield writer
         return
-    temporary = path.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file, contextlib.closing(_Writer(file, path.name.lower())) as writer:
-            yield writer
-        with open(temporary, "rb+") as written:  # a compressed stream closes the file below it
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file, contextlib.closing(_Writer(file, path.name.lower())) as writer:
+        yield writer
 
 
 class _Writer:

@@ -1,0 +1,40 @@
+"""Runs that are stopped halfway and leave a checkpoint."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dmtrl import (
+    Checkpoint,
+    TaskData,
+    solve,
+)
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_after(number: int) -> Callable[[Any], None]:
+    def stop(record: Any) -> None:
+        if record.round == number:
+            raise Stopped
+
+    return stop
+
+
+def halfway(data: TaskData, place: Any, stop: int = 7, **more: Any) -> dict[str, Any]:
+    """Leaves a checkpoint of a run that was stopped; the words with which it can go on."""
+    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "workers": 2} | more
+    with pytest.raises(Stopped):
+        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)])
+    return how
+
+
+def table(classes: int = 0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X, tasks = rng.normal(size=(90, 4)), np.repeat(["a", "b", "c"], 30)
+    z = X[:, 0] * np.where(tasks == "c", -1, 1) + X[:, 1] + 0.5 * rng.normal(size=90)
+    return X, z if classes == 0 else np.digitize(z, np.quantile(z, np.arange(1, classes) / classes)), tasks
