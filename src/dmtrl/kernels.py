@@ -616,8 +616,9 @@ def sdca_unit(  # type: ignore[no-untyped-def]
     is to `look`, the loss at w and the brackets there, taken on the way of the first pass, which meets every row.
 
     A pass takes blocks of neighbouring rows in shuffled order, as memory likes it. A row whose bracket is small beside
-    the target is left alone for one pass, for three when it is met calm again, and so on. The last pass meets every row
-    and finds brackets, each at the u of its moment, that sum to at most `target` (there is none if that is negative).
+    the target is left alone for one pass, for three when it is met calm again, and so on. The last pass finds brackets,
+    each at the u of its moment, that sum to at most `target` (there is none if that is negative); those of the rows it
+    left alone were CALM * target at most when they were last met.
     """
     first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
     loss, param = units.loss[i], units.param[i]
@@ -627,14 +628,13 @@ def sdca_unit(  # type: ignore[no-untyped-def]
     for k in range(n_blocks):
         order[k] = k
     taken = passes = 0
-    whole = True  # whether a pass meets every row: the first, and each that may be the last
     while n > 0 and taken < steps and passes * n < 4 * steps:
         seen = 0.0
         state = _shuffle(order, n_blocks, state)
         for k in range(n_blocks):
             begin = first + order[k] * block
             for j in range(begin, min(begin + block, first + n)):
-                if rest[j] > 0 and not whole:
+                if rest[j] > 0:  # not in the first pass: nobody rests when a round begins
                     rest[j] -= np.uint8(1)
                     continue
                 if taken == steps:
@@ -662,9 +662,8 @@ def sdca_unit(  # type: ignore[no-untyped-def]
                     alpha[j] = new
                     row_axpy(units.X, j, s * p * (new - a), u)
         passes += 1
-        if whole and seen <= target:
+        if seen <= target:
             break
-        whole = seen <= target
     return taken, loss_w, bracket_w
 
 

@@ -107,7 +107,10 @@ class Learned:
 
     def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
         """(W W^T + eps^2 I)^1/2 over its trace (12), eps = smoothing * the largest singular value of W."""
-        basis, s, _ = np.linalg.svd(W, full_matrices=False)
+        if W.shape[0] <= W.shape[1]:
+            s, basis = short_side(W, exact=True)
+        else:
+            basis, s, _ = np.linalg.svd(W, full_matrices=False)
         if len(s) == 0 or s[0] == 0:
             return TaskCovariance.identity(len(W))
         s = s / s[0]

@@ -32,7 +32,7 @@ class Settings:
     # until accurate enough
     steps: int | tuple[int, ...] | None = None
     max_passes: int = 100  # the most passes over a unit's rows in a round when steps is None
-    local_accuracy: float = 0.1  # a round's local gap aims at this share of the last certified gap
+    local_accuracy: float = 0.05  # a round's local gap aims at this share of the last certified gap
     balance: bool = False  # limit a worker's steps by its measured speed, so that all end a round together
     # 0: rounds in step, all wait for the slowest. Above: every answer counts when it comes, and a worker may be given
     # new weights this many times while another is still at work on older ones

@@ -17,12 +17,21 @@ from dmtrl.settings import Settings
 
 _STATE = ("_Z", "_common", "_w_conjugate", "_penalty", "_U", "_s", "_round", "_changes", "_at_u", "_least")  # and b
 _STRIDE = 8.0  # how much longer the step becomes where the losses prove straight
+_SHARE, _POWER = 0.8, 0.7  # in the balance (20); counted out over data sets and lambdas
+_NEAR = 0.03  # W-step gap over objective, below which U is looked at when it may be better; no round depends on tol
 _MANY = 3000  # tasks; with more of the same kind the best step hardly changes
 _MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
 
 
 def _norm(A: np.ndarray) -> float:
     return float(np.linalg.norm(A))
+
+
+def _known_loss(answers: Answers, U: np.ndarray) -> float:
+    """The loss at U, or where nobody looked the least it can be: its Fenchel-Young brackets (7) are not negative."""
+    if np.isfinite(answers.loss_u):
+        return answers.loss_u
+    return -answers.conjugate - float(np.vdot(U, answers.B))
 
 
 class Splitting:
@@ -104,17 +113,20 @@ class Splitting:
     def _report(self, answers: Answers, U: np.ndarray) -> Report:
         lam, relationship = self._lam, self._relationship
         objective = answers.loss_w + lam * self._penalty
+        w_gap = answers.bracket_w + lam * self._penalty + self._w_conjugate / lam - float(np.vdot(self._Z, self._B))
         candidates = [Candidate(self._Z, self._common, objective)]
         self._lent = False
         if not self._layout.split:
-            if answers.loss_u < objective:  # otherwise its penalty cannot make it better
-                at_u = answers.loss_u + lam * relationship.penalty(U, self._common)
+            near = w_gap <= _NEAR * abs(objective)
+            loss_u, at_u = _known_loss(answers, U) if near else answers.loss_u, np.inf
+            if loss_u < objective:  # otherwise its penalty cannot make it better
+                at_u = loss_u + lam * relationship.penalty(U, self._common)
+            if answers.loss_u < objective:
                 candidates.append(Candidate(U, self._common, at_u))
                 self._lent = True
-            self._at_u = not objective < self._least or candidates[-1].objective < objective
+            self._at_u = not objective < self._least or at_u < objective
             self._least = min(self._least, objective)
-        rest = lam * self._penalty + self._w_conjugate / lam - float(np.vdot(self._Z, self._B))
-        return Report(candidates, answers.bracket_w + rest, objective, float("nan"), self._s)
+        return Report(candidates, w_gap, objective, float("nan"), self._s)
 
     @property
     def _may_adapt(self) -> bool:
@@ -131,7 +143,7 @@ class Splitting:
         elif self._round > 1 and self._round % 2 == 0:
             primal = distance(U, self._layout.per_unit(Z)) / max(_norm(U), size, 1e-300)
             dual = moved / (self._s * slope)
-            change = float(np.clip(np.sqrt(dual / primal), 0.2, 5.0)) if primal > 0 and dual > 0 else 1.0
+            change = float(np.clip(_SHARE * (dual / primal) ** _POWER, 0.2, 5.0)) if primal > 0 and dual > 0 else 1.0
         else:
             return
         change = min(change, self._longest_step / self._s)
