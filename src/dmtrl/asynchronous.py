@@ -50,6 +50,7 @@ class AsynchronousSplitting:
         W: np.ndarray,
         common: np.ndarray,
         b: np.ndarray,
+        loss: np.ndarray,
         conjugate: np.ndarray,
         longest_step: float = np.inf,
         arrivals: Sequence[Sequence[int]] = (),
@@ -60,7 +61,7 @@ class AsynchronousSplitting:
         self._Z, self._common = W, common
         self._penalty = relationship.penalty(W, common) if W.any() else 0.0
         self._U, self._b, self._conjugate = layout.per_unit(W).copy(), b.copy(), conjugate.copy()
-        self._W, self._loss = self._U.copy(), np.full(len(b), np.inf)  # the weights each unit last looked at
+        self._W, self._loss = self._U.copy(), loss.copy()  # at the weights each unit last looked at
         self._solver, self._steps = np.zeros(len(b), dtype=np.int8), np.zeros(len(b), dtype=np.int64)
         self._longest_step = longest_step
         first = _SMALLER_STEP / (lam * float(np.sqrt(layout.m)))
@@ -88,7 +89,7 @@ class AsynchronousSplitting:
         """Take as many answers as there are workers; `gap` is the certified one so far."""
         self.sent = self.received = 0
         self._sharpen(gap)
-        target = self._accuracy * gap / len(self._layout.task) if np.isfinite(gap) else 0.0
+        target = self._accuracy * gap / len(self._layout.task)
         found: list[Candidate] = []
         taken = 0
         Z_before = self._Z
@@ -135,12 +136,16 @@ class AsynchronousSplitting:
 
     def _send(self, k: int, target: float) -> None:
         layout, units = self._layout, self._layout.positions[k]
-        relax = self._settings.relaxation - 1.0 if self._answered[k] else 0.0
-        scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target}
-        scalars["look"] = not self._probes
+        # The first answer is made from where the run begins and is to be had soon: one pass, no factors that only pay
+        # over many answers, and no look, for the loss there is known.
+        first = self._answered[k] == 0
+        relax = 0.0 if first else self._settings.relaxation - 1.0
+        pace = float(min(self._answered[k] / max(np.median(self._answered), 1.0), 1.0))
+        scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target, "pace": pace}
+        scalars["look"] = not (first or self._probes)
         arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
         if self._settings.steps is None:
-            arrays["most"] = self._passes * layout.rows[units]
+            arrays["most"] = (1 if first else self._passes) * layout.rows[units]
         if self._probe is not None and k not in self._probe.asked:
             self._probe.asked.add(k)
             arrays["probe"] = self._probe.W[layout.task[units]]
@@ -189,7 +194,8 @@ class AsynchronousSplitting:
         self._U[units] = anchor - step * self._b[units] + step * b
         self._b[units] = b
         self._conjugate[units] = arrays["conjugate"]
-        self._W[units], self._loss[units] = W, arrays["loss_w"]
+        if order.scalars["look"]:
+            self._W[units], self._loss[units] = W, arrays["loss_w"]
         self._solver[units], self._steps[units] = arrays["solver"], arrays["steps"]
         if self._probe is not None and "loss_probe" in arrays:
             self._probe.loss[k] = float(arrays["loss_probe"].sum())

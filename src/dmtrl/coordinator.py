@@ -178,6 +178,7 @@ class Coordinator:
             "sampling": settings.sampling,
             "max_passes": settings.max_passes,
             "keep": start is not None,
+            "look": self._settings.max_staleness > 0,
         }
         arrays = {"total_weight": total, "steps": self._steps()[layout.task]}
         if start is not None:
@@ -191,6 +192,8 @@ class Coordinator:
         self._conjugates = layout.gather(answers, "conjugate")
         self._conjugate = float(self._conjugates.sum())
         self._at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
+        if settings.max_staleness:
+            self._losses = layout.gather(answers, "loss_w")
         limits = layout.gather(answers, "longest_step")
         self._longest_step = float(np.median(limits[np.isfinite(limits)])) if np.isfinite(limits).any() else np.inf
         return layout.gather(answers, "b")
@@ -327,7 +330,7 @@ class Coordinator:
         run = _Run(Candidate(W, common, np.inf), dual, self._settings.local_accuracy, b)
         if self._settings.max_staleness == 0:
             return self._method(b, W, common), run
-        known = (W, common, b, self._conjugates, self._longest_step, self._replay.arrivals)
+        known = (W, common, b, self._losses, self._conjugates, self._longest_step, self._replay.arrivals)
         return AsynchronousSplitting(self._engine, self._relationship, self._lam, layout, self._settings, *known), run
 
     def _state(self, method: Method | AsynchronousSplitting, run: "_Run") -> State:

@@ -36,6 +36,7 @@ class _Pinned:
         if message.name == "prepare":
             arrays = {
                 "b": self._b,
+                "loss_w": np.where(self._W.any(axis=1), np.inf, 0.0),  # at zero, where the run begins
                 "conjugate": self._conjugate(),
                 "conjugate_at_zero": zeros,
                 "longest_step": ones * np.inf,

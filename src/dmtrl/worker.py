@@ -148,6 +148,8 @@ class Worker:
             "conjugate_at_zero": self._conjugates(np.zeros_like(self._alpha)),
             "longest_step": self._longest_step(),
         }
+        if message.scalars.get("look"):  # at the weights where the run begins
+            arrays["loss_w"] = self._losses_at(message.arrays.get("w", np.zeros((n_units, self._d))))[0]
         return Message("prepared", {}, arrays)
 
     def _rows_in_block(self) -> np.ndarray:
@@ -229,7 +231,7 @@ class Worker:
     def _solve(self, message: Message, W: np.ndarray, C: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         scalars, settings, n_units = message.scalars, self._settings, len(step)
         rows = np.diff(self._units.starts)
-        solver = self._choose(step)
+        solver = self._choose(step, float(scalars.get("pace", 1.0)))
         if (solver == kernels.GRAM).any() and self._gram is None:
             self._gram = _gram_factors(self._blocks, self._units)
         gram = self._gram or _NO_GRAM
@@ -257,8 +259,9 @@ class Worker:
         uniform = self._settings["sampling"] == "uniform"
         return rows * int(self._settings["max_passes"]), -1.0 if uniform else target
 
-    def _choose(self, step: np.ndarray) -> np.ndarray:
-        """A local solver for each unit: the one that should reach its target in the fewest operations."""
+    def _choose(self, step: np.ndarray, pace: float) -> np.ndarray:
+        """A local solver for each unit: the one that should reach its target in the fewest operations. `pace` is how
+        often this worker answers beside the others, where they do not wait for it."""
         wanted = self._settings["local_solver"]
         n_units, d = len(step), self._d
         solver = np.full(n_units, kernels.SDCA)
@@ -276,7 +279,7 @@ class Worker:
         # a quarter of the rows' bytes: beside a user's array and the solver's own all stays below 2.5 times the data
         room = (self._blocks.X.data if sparse.issparse(self._blocks.X) else self._blocks.X).nbytes / 4
         gram_fits = 8 * n_units * d * d <= max(room, 8e6)
-        if gram_fits and (squared & (gram < _ROUNDS_AHEAD * sdca)).any():
+        if gram_fits and (squared & (gram < max(pace * _ROUNDS_AHEAD, 1.0) * sdca)).any():
             solver[squared] = kernels.GRAM
         return np.where((solver == kernels.SDCA) & self._smooth & (newton < sdca), kernels.NEWTON, solver)
 

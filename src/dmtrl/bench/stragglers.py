@@ -31,7 +31,15 @@ GAP = 1e-2
 SLOWER = 10.0
 STRETCH = 4.0  # times the number of workers: so small a part of the processors' time is used that nobody waits for one
 STALENESS = 8
-CASES = (("synthetic 1", 1e-4, 16), ("school", 1e-1, 32), ("school", 1.0, 32))  # data, lambda, workers
+CASES = (  # data, lambda, workers
+    ("synthetic 1", 1e-5, 16),
+    ("synthetic 1", 1e-4, 16),
+    ("synthetic 1", 1e-3, 16),
+    ("school", 1e-2, 32),
+    ("school", 1e-1, 32),
+    ("school", 1.0, 32),
+    ("mds", 1e-3, 22),
+)
 IN_STEP, AS_THEY_COME = "in step", "as they come"
 SPEEDS = (1.0, 1.0, 2.0, 4.0)  # slowness of the workers among which work is shared out
 ONE_FOR_ALL, BY_SPEED = "the same passes for all", "by measured speed"
