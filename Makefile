@@ -81,7 +81,7 @@ test: setup lint browser  ## lint, then run all tests
 	@echo "Compiling the kernels (once) ..."
 	@$(BIN)/python tests/warm_up.py
 	@echo "Running the tests ..."
-	@$(BIN)/python -m pytest -q -n 2 --dist loadscope
+	@$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
 SOAK_MINUTES ?= 15
 soak: setup  ## kill actors and nodes of a three-node cluster for 15 minutes and compare the bits

@@ -17,6 +17,15 @@ hypothesis.settings.register_profile("dmtrl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("dmtrl")
 
 
+# Begun first, so that at the end no process is left alone with one of them.
+LONG = ("reproduce", "checkpoint_killed", "bench", "ray_faults", "docs", "scale", "ray", "engines", "model_page")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {f"test_{name}": k for k, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
+
 class SharedData:
     """The folder of real data sets; `shared_data / "school.npz"` is a path, or skips the test."""
 

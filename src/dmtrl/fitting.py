@@ -192,6 +192,17 @@ def task_of(source: Source, asked: str | None, notes: list[str]) -> tuple[Source
     return source.with_file_names(asked), asked, True
 
 
+def open_as_fitted(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
+    """New data of the kind that a model was fitted on, with a task column."""
+    source = open_source(data)
+    if (source.format == "libsvm") != (preparation.width is not None):
+        fitted = "a libsvm file" if preparation.width is not None else "named columns"
+        raise ValueError(f"the model was fitted on {fitted}, and {source.parts[0].path} is {source.format}")
+    if preparation.task not in source.names and preparation.task_is_file_name:
+        return source.with_file_names(preparation.task)
+    return task_of(source, preparation.task, notes)[0]
+
+
 def _target_of(source: Source, asked: str | None) -> str:
     if asked is None:
         asked = {"npz": "y", "libsvm": "label"}.get(source.format)

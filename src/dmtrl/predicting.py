@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.fitting import Silence, Watcher, require, task_of
+from dmtrl.fitting import Silence, Watcher, open_as_fitted, require
 from dmtrl.persistence import load
 from dmtrl.preparation import Preparation
-from dmtrl.tables import Batch, Source, open_source
+from dmtrl.tables import Batch, Source
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
 from dmtrl.tables.output import table_writer
@@ -96,14 +96,7 @@ def predict(request: PredictRequest, watcher: Watcher | None = None) -> dict[str
 
 def _open(request: PredictRequest, preparation: Preparation, notes: list[str]) -> Source:
     """The data, with a task column, and with all columns that the model needs."""
-    source = open_source(request.data)
-    if (source.format == "libsvm") != (preparation.width is not None):
-        fitted = "a libsvm file" if preparation.width is not None else "named columns"
-        raise ValueError(f"the model was fitted on {fitted}, and {source.parts[0].path} is {source.format}")
-    if preparation.task not in source.names and preparation.task_is_file_name:
-        source = source.with_file_names(preparation.task)
-    else:
-        source = task_of(source, preparation.task, notes)[0]
+    source = open_as_fitted(request.data, preparation, notes)
     absent = [name for name in preparation.used if name not in source.names]
     if absent and not request.fill:
         try:

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.fitting import Silence, Watcher, require, task_of
+from dmtrl.fitting import Silence, Watcher, open_as_fitted, require
 from dmtrl.persistence import load
 from dmtrl.preparation import Preparation, without_missing
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.page import require_packages
-from dmtrl.tables import Source, open_source
+from dmtrl.tables import Source
 from dmtrl.tables import columns as read
 
 
@@ -94,14 +94,7 @@ def read_rows(
 
 
 def _open(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
-    source = open_source(data)
-    if (source.format == "libsvm") != (preparation.width is not None):
-        fitted = "a libsvm file" if preparation.width is not None else "named columns"
-        raise ValueError(f"the model was fitted on {fitted}, and {source.parts[0].path} is {source.format}")
-    if preparation.task not in source.names and preparation.task_is_file_name:
-        source = source.with_file_names(preparation.task)
-    else:
-        source = task_of(source, preparation.task, notes)[0]
+    source = open_as_fitted(data, preparation, notes)
     for name in (*preparation.used, preparation.target):
         require(name, source.names)
     return source
