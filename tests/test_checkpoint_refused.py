@@ -10,6 +10,7 @@ from numba import njit
 
 from checkpoints import halfway, table
 from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
+from dmtrl.checkpoint import FORMAT
 from dmtrl.losses import AnyLoss
 from dmtrl.message import Message
 from dmtrl.relationship import Learned, Prox
@@ -113,9 +114,10 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
         solve(data, **how, checkpoint=tmp_path / "file")
     manifest = version / "manifest.json"
     text = manifest.read_text()
-    manifest.write_text(text.replace('"format": 1', '"format": 99'))
-    with pytest.raises(ValueError, match="format 99, this dmtrl reads up to 1"):
-        solve(data, **how, resume=tmp_path / "c")
+    for number, advice in ((99, "pip install -U dmtrl"), (1, "begin anew in another folder")):
+        manifest.write_text(text.replace(f'"format": {FORMAT}', f'"format": {number}'))
+        with pytest.raises(ValueError, match=f"format {number}, and .* from format {FORMAT} only: {advice}"):
+            solve(data, **how, resume=tmp_path / "c")
     manifest.write_text(text)
     worker = next(version.glob("worker-*"))
     content = worker.read_bytes()

@@ -9,9 +9,12 @@ from numba import njit
 from scipy import sparse
 
 from dmtrl import kernels, solve
+from dmtrl.blocks import ArraySource
 from dmtrl.data import TaskData
+from dmtrl.losses import get_loss
+from dmtrl.message import Message
 from dmtrl.settings import Settings
-from dmtrl.worker import _in_chunks, _kernel_rows
+from dmtrl.worker import Worker, _in_chunks
 from test_passes import _prepared
 
 
@@ -63,17 +66,39 @@ def test_a_row_in_chunks_is_that_row(d, dtype, work):
         np.testing.assert_allclose(H, np.tril(0.7 * np.outer(x, x)), rtol=1e-6, atol=1e-6)
 
 
-def test_only_rows_that_are_mostly_zero_are_kept_so():
-    X = _pictures()
-    assert len(_kernel_rows(X)) == 3
-    assert _kernel_rows(X)[0].shape[1] == kernels.CHUNK
-    full = X + 1.0
-    assert _kernel_rows(full) is full
-    few = np.ascontiguousarray(X[:, :20])
-    assert _kernel_rows(few) is few
-    assert _kernel_rows(sparse.csr_matrix(X))[0].ndim == 1
-    none = X[:0]
-    assert _kernel_rows(none) is none
+def _described(X) -> Message:
+    data = TaskData(X, np.ones(X.shape[0]), None, np.array([0, X.shape[0]]), np.array(["a"]))
+    return Worker(ArraySource(data.partition(1, 1)[0]), get_loss("squared")).answer(Message("describe"))
+
+
+def test_what_is_counted_is_the_share_of_chunks_that_are_not_zero():
+    X = _pictures(40, d=48)
+    used = (X.reshape(40, 6, 8) != 0).any(axis=2)
+    counted = _described(X).scalars
+    assert counted["chunks"] == 40 * 6
+    assert counted["chunks_used"] == pytest.approx(used.sum(), rel=0.1)
+    for rows in (sparse.csr_matrix(X), np.ascontiguousarray(X[:, :24])):
+        assert _described(rows).scalars["chunks"] == 0
+
+
+def test_rows_that_are_blank_at_regular_places_are_not_taken_for_empty():
+    X = np.ones((6400, 32), dtype=np.float32)
+    X[::100] = 0.0
+    counted = _described(X).scalars
+    assert counted["chunks_used"] > 0.9 * counted["chunks"]
+
+
+@pytest.mark.parametrize("local_solver", ["auto", "sdca"])
+def test_who_holds_which_task_does_not_matter(local_solver):
+    """Tasks of which one alone would be kept in chunks and another not."""
+    parts = [_pictures(750, 40, share, seed).astype(np.float32) for seed, share in enumerate((0.05, 0.3, 2.0))]
+    X, rng = np.concatenate(parts), np.random.default_rng(5)
+    y = np.where(X @ rng.standard_normal(40) + 0.1 * rng.standard_normal(len(X)) > 0, 1.0, -1.0)
+    data = TaskData(X, y, None, np.arange(4) * 750, np.array(["a", "b", "c"]))
+    how = Settings(tol=1e-4, max_rounds=30, local_solver=local_solver)
+    one, two, three = (solve(data, loss="logistic", reg_lambda=1e-3, settings=how, workers=k) for k in (1, 2, 3))
+    np.testing.assert_array_equal(one.W, two.W)
+    np.testing.assert_array_equal(one.W, three.W)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -97,8 +122,13 @@ def test_the_answer_is_that_of_the_same_rows_in_csr(loss, local_solver, dtype):
     np.testing.assert_allclose(both[0].W, both[1].W, atol=5e-3 * np.abs(both[1].W).max())
 
 
-def test_a_worker_with_pictures_uses_chunks():
+def test_rows_are_packed_once_and_only_where_all_are_mostly_zero():
     X = _pictures(90)
     data = TaskData(X, np.where(X.sum(axis=1) > 0, 1.0, -1.0), None, np.array([0, 40, 90]), np.array(["a", "b"]))
-    worker = _prepared(data, "hinge")
-    assert worker._units.X[0].shape[1] == kernels.CHUNK
+    worker = _prepared(data, "hinge", filled=0.3)
+    packed = worker._units.X
+    assert packed[0].shape[1] == kernels.CHUNK
+    again = Message("prepare", worker._settings, {"total_weight": np.array([40.0, 50.0]), "steps": np.zeros(2, int)})
+    worker.answer(again)
+    assert worker._units.X is packed
+    assert isinstance(_prepared(data, "hinge", filled=0.6)._units.X, np.ndarray)

@@ -9,7 +9,7 @@ from dmtrl.layout import Layout
 from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
 from dmtrl.message import Message
 from dmtrl.method import Answers
-from dmtrl.relationship import Learned
+from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.worker import Worker
 from problems import mean_losses
 
@@ -40,6 +40,23 @@ def test_the_server_knows_where_the_workers_arrive(task: list[int]) -> None:
         order = method.order()
         np.testing.assert_allclose(method._U, u, rtol=1e-9, atol=1e-9 * np.abs(u).max())
         centre = (1 - theta) * u + theta * order.W[task] - order.step[:, None] * b
+
+
+def test_weights_that_were_reported_are_never_written_over() -> None:
+    rng, m, d = np.random.default_rng(3), 4, 5
+    ones = np.ones(m)
+    layout = Layout([np.arange(m)], np.arange(m), np.zeros(m, int), ones, ones, m, d)
+    relation = FreeIntercept(Learned(0.3), 0.1)
+    method = splitting.Splitting(relation, 0.3, layout, Settings(), np.zeros((m, d)), np.zeros(d), np.zeros((m, d)))
+    kept = []
+    for number in range(8):
+        b = rng.standard_normal((m, d))
+        loss_u = 0.0 if number % 3 else np.inf  # sometimes U is reported, sometimes not
+        report = method.absorb(Answers(b, b, 5.0, 5.0, loss_u, 0.0))
+        kept += [(one.W, one.W.copy()) for one in report.candidates]
+    assert len(kept) > 8
+    for weights, then in kept:
+        np.testing.assert_array_equal(weights, then)
 
 
 @pytest.mark.parametrize("loss", sorted(BUILTIN))

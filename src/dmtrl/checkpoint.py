@@ -26,7 +26,7 @@ from dmtrl.method import Start
 from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.settings import Settings, is_number, is_whole
 
-FORMAT = 1
+FORMAT = 2
 FIT = "fit"  # the run on all rows; others are cells of a cross-validation
 _KIND = "dmtrl checkpoint"
 _STATE, _MANIFEST, _VERSION = "coordinator.npz", "manifest.json", "version-"
@@ -310,8 +310,9 @@ def newest(path: str) -> str | None:
             number = int(manifest["format"]) if manifest["kind"] == _KIND else 0
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             continue  # deleted meanwhile by the run it is of, or cut short where a store does not write whole files
-        if number > FORMAT:
-            raise ValueError(f"{where} has format {number}, this dmtrl reads up to {FORMAT}: pip install -U dmtrl")
+        if number != FORMAT:
+            what = "pip install -U dmtrl" if number > FORMAT else "begin anew in another folder"
+            raise ValueError(f"{where} has format {number}, and this dmtrl goes on from format {FORMAT} only: {what}")
         return folder
     return None
 
@@ -352,7 +353,7 @@ def _sample(relationship: Any, m: int, d: int) -> dict[str, Any]:
     V, common = np.cos(np.arange(m * d, dtype=float)).reshape(m, d), np.zeros(d)
     W = relationship.prox(V.copy(), 1.0, common).W
     said = (relationship.penalty(W, common), relationship.conjugate(V), np.vdot(V, W))
-    return {"what the relationship says of sample weights": [f"{number:.6g}" for number in said]}
+    return {"what the relationship says of sample weights": [f"{round(float(number), 9) + 0.0:.6g}" for number in said]}
 
 
 def _digest(*arrays: np.ndarray) -> str:

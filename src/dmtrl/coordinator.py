@@ -178,7 +178,8 @@ class Coordinator:
             "sampling": settings.sampling,
             "max_passes": settings.max_passes,
             "keep": start is not None,
-            "look": self._settings.max_staleness > 0,
+            "look": settings.max_staleness > 0,
+            "filled": layout.filled,
         }
         arrays = {"total_weight": total, "steps": self._steps()[layout.task]}
         if start is not None:

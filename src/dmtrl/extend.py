@@ -36,7 +36,6 @@ class _Pinned:
         if message.name == "prepare":
             arrays = {
                 "b": self._b,
-                "loss_w": np.where(self._W.any(axis=1), np.inf, 0.0),  # at zero, where the run begins
                 "conjugate": self._conjugate(),
                 "conjugate_at_zero": zeros,
                 "longest_step": ones * np.inf,
@@ -112,7 +111,7 @@ def extend(
         raise ValueError(f"the new task has {newcomer.X.shape[1]} features, the model has {d}")
     blocks = newcomer.partition(1)[0]
     worker = Worker(ArraySource(type(blocks)(**{**vars(blocks), "tasks": np.array([m])})), loss)
-    settings = replace(settings, method="splitting")
+    settings = replace(settings, method="splitting", max_staleness=0)
     coordinator = Coordinator(_Pair(_Pinned(W, dual.B), worker), m + 1, relationship, reg_lambda, settings)
     outcome = coordinator.run()
     # The whole problem's dual at the old tasks' kept B and the newcomer's: any scaling of it is valid as well.

@@ -14,6 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
 HINGE, SMOOTHED_HINGE, SQUARED_HINGE, LOGISTIC, SQUARED, ABSOLUTE = 0, 1, 2, 3, 4, 5
@@ -268,6 +269,12 @@ def _size(number):  # type: ignore[no-untyped-def]
     return 4 if isinstance(number, ir.FloatType) else 8
 
 
+def _check_chunks(chunks, columns, u):  # type: ignore[no-untyped-def]
+    """What the two below rely on: arrays without gaps, and weights no less precise than the rows."""
+    if {chunks.layout, columns.layout, u.layout} != {"C"} or u.dtype.bitwidth < chunks.dtype.bitwidth:
+        raise TypingError("rows in chunks need C-ordered arrays and weights of their precision or more")
+
+
 def _each_chunk(context, builder, sig, args):  # type: ignore[no-untyped-def]
     """Loop over chunks first..last of (chunks, columns, first, last, u): theirs in u's precision, u's, and where."""
     chunks, columns, u = (context.make_array(sig.args[k])(context, builder, args[k]).data for k in (0, 1, 4))
@@ -285,6 +292,8 @@ def _times_plus(builder, a, b, c):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _chunks_dot(typing_context, chunks, columns, first, last, u):  # type: ignore[no-untyped-def]
+    _check_chunks(chunks, columns, u)
+
     def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
         number = context.get_value_type(sig.return_type)
         sums = cgutils.alloca_once_value(builder, ir.Constant(ir.VectorType(number, CHUNK), None))
@@ -301,6 +310,8 @@ def _chunks_dot(typing_context, chunks, columns, first, last, u):  # type: ignor
 
 @intrinsic
 def _chunks_axpy(typing_context, chunks, columns, first, last, u, f):  # type: ignore[no-untyped-def]
+    _check_chunks(chunks, columns, u)
+
     def generate(context, builder, sig, args):  # type: ignore[no-untyped-def]
         f = args[5]
         lanes = ir.Constant(ir.VectorType(f.type, CHUNK), ir.Undefined)
@@ -311,6 +322,23 @@ def _chunks_axpy(typing_context, chunks, columns, first, last, u, f):  # type: i
         return context.get_dummy_value()
 
     return types.void(chunks, columns, first, last, u, f), generate
+
+
+@njit(cache=True, nogil=True)
+def chunks_in_use(X, starts, most):  # type: ignore[no-untyped-def]
+    """Of up to `most` rows of each unit, spread over it: how many chunks are not all zero, and how many there are."""
+    used = asked = 0
+    for i in range(starts.shape[0] - 1):
+        n = starts[i + 1] - starts[i]
+        for k in range(min(n, most)):
+            row = X[starts[i] + np.int64(0.6180339887498949 * n * k) % n]
+            for c in range(X.shape[1] // CHUNK):
+                some = False
+                for r in range(CHUNK):
+                    some |= row[CHUNK * c + r] != 0
+                used += some
+                asked += 1
+    return used, asked
 
 
 @njit(cache=True, nogil=True)
@@ -832,6 +860,7 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     CUSTOM.
     """
     builtin_value, builtin_conjugate, builtin_step = loss_value, loss_conjugate, loss_step
+    builtin_bracket = loss_bracket
 
     @njit
     def any_value(loss, param, z, y):  # type: ignore[no-untyped-def]
@@ -847,7 +876,7 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
 
     @njit
     def any_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
-        return value(z, y) + conjugate(a, y) + a * z if loss == CUSTOM else loss_bracket(loss, param, a, z, y)
+        return value(z, y) + conjugate(a, y) + a * z if loss == CUSTOM else builtin_bracket(loss, param, a, z, y)
 
     scope = dict(globals())
     scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step, loss_bracket=any_bracket)

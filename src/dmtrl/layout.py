@@ -22,6 +22,7 @@ class Layout:
     weight: np.ndarray
     m: int
     d: int
+    filled: float = 1.0  # share of the chunks of dense rows that are not all zero, as far as was asked
 
     @classmethod
     def from_descriptions(cls, answers: Mapping[int, Message], m: int) -> "Layout":
@@ -40,7 +41,11 @@ class Layout:
         sizes = [len(answers[k].arrays["tasks"]) for k in workers]
         positions = np.split(place, np.cumsum(sizes)[:-1])
         owner = np.repeat(np.arange(len(workers)), sizes)[order]
-        layout = cls(positions, task[order], owner, join("rows")[order], join("weight")[order], m, features.pop())
+        used, asked = (sum(int(answers[k].scalars.get(name, 0)) for k in workers) for name in ("chunks_used", "chunks"))
+        layout = cls(
+            positions, task[order], owner, join("rows")[order], join("weight")[order], m, features.pop(),
+            used / asked if asked else 1.0,
+        )  # fmt: skip
         layout._check()
         return layout
 

@@ -123,7 +123,7 @@ def identity(loss: AnyLoss) -> tuple[Any, ...]:
 
 def _said(function: Callable[[float, float], float], z: float, y: float) -> str:
     try:
-        return f"{float(function(z, y)):.6g}"
+        return f"{round(float(function(z, y)), 9) + 0.0:.6g}"  # no -0, and no digits of what is zero but for rounding
     except (ArithmeticError, ValueError):  # not for such a label
         return "none"
 

@@ -40,7 +40,7 @@ class Relationship(Protocol):
         """Sigma from the tasks' own part of W: the Omega-step."""
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        """argmin_W |W - V|^2 / 2 + t penalty(W)."""
+        """argmin_W |W - V|^2 / 2 + t penalty(W); V is the caller's gift and may be written over."""
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         """penalty(W), or an upper bound of it when part of W is written as `common`."""

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -87,7 +87,8 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
         with open(temporary, "rb+") as written:  # a compressed stream may have closed the file below it
             os.fsync(written.fileno())
         if target.exists():
-            os.chmod(temporary, target.stat().st_mode)
+            with suppress(OSError):  # some file systems know no modes
+                os.chmod(temporary, target.stat().st_mode)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ _NO_GRAM = kernels.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((
 _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
-_WORTH_CHUNKS, _ROWS_ASKED = 0.5, 256  # share of a row's chunks that is not zero, asked of so many rows
+_WORTH_CHUNKS, _ROWS_ASKED = 0.5, 64  # share of the chunks that are not all zero, asked of so many rows of a unit
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 _SAVED = "dmtrl worker 1"
 _FROM_ROUND_TO_ROUND = ("_U", "_W_before", "_B_before", "_calm")  # beside alpha and B, which is made of it; all saved
@@ -45,6 +45,8 @@ class Worker:
         self._gram: kernels.GramFactors | None = None  # of the rows that train
         self._settings: dict[str, Any] = {}  # nothing until prepared
         self._digest = ""  # of the rows; made when first saved
+        self._chunks: tuple[int, int] | None = None  # not all zero, and asked; counted when first described
+        self._packed: Any = None  # the rows in chunks; made when first prepared so
 
     def answer(self, message: Message) -> Message:
         handler = {
@@ -65,7 +67,11 @@ class Worker:
         weight = _sum_by_unit(self._weight() * ~self._held, blocks.starts)
         arrays = {"tasks": blocks.tasks, "shards": blocks.shards, "rows": np.diff(blocks.starts), "weight": weight}
         digest = {"digest": self._rows_digest()} if message.scalars.get("digest") else {}
-        return Message("described", {"features": self._d, **digest}, arrays)
+        if self._chunks is None:
+            dense = not sparse.issparse(blocks.X) and self._d >= 4 * kernels.CHUNK
+            self._chunks = kernels.chunks_in_use(blocks.X, blocks.starts, _ROWS_ASKED) if dense else (0, 0)
+        chunks = dict(zip(("chunks_used", "chunks"), self._chunks, strict=True))
+        return Message("described", {"features": self._d, **chunks, **digest}, arrays)
 
     def _weight(self) -> np.ndarray:
         weight = self._blocks.sample_weight
@@ -117,7 +123,7 @@ class Worker:
         p[self._held] = 0.0
         if blocks.sample_weight is not None:
             p *= blocks.sample_weight
-        X = _kernel_rows(blocks.X)
+        X = self._rows(float(message.scalars.get("filled", 1.0)))
         q = np.empty(len(blocks.y))
         kernels.squared_norms(X, q)
         loss = np.array([loss.id for loss in self._losses], dtype=np.int64)
@@ -152,6 +158,17 @@ class Worker:
             arrays["loss_w"] = self._losses_at(message.arrays.get("w", np.zeros((n_units, self._d))))[0]
         return Message("prepared", {}, arrays)
 
+    def _rows(self, filled: float) -> Any:
+        """As the kernels like them. Dense rows that are mostly zeros, as those of pictures are, as their chunks that
+        are not; `filled`, of all workers' rows, decides, so that it does not matter who holds which task."""
+        if sparse.issparse(self._blocks.X):
+            return _csr_arrays(self._blocks.X)
+        if filled > _WORTH_CHUNKS:
+            return self._blocks.X
+        if self._packed is None:
+            self._packed = _in_chunks(self._blocks.X)
+        return self._packed
+
     def _rows_in_block(self) -> np.ndarray:
         """Rows that are visited together: about as many as memory fetches well, but 32 blocks or more in a unit. Zero
         where rows are drawn one by one."""
@@ -163,8 +180,10 @@ class Worker:
 
     def _numbers_in_row(self) -> float:
         """That a pass reads, on average."""
-        X, n = self._units.X, max(len(self._units.y), 1)
-        return float(X.shape[1] if isinstance(X, np.ndarray) else X[0].size / n)
+        X = self._blocks.X
+        if sparse.issparse(X):
+            return float(X.nnz / max(X.shape[0], 1))
+        return float(self._d if isinstance(self._units.X, np.ndarray) else self._d * self._settings["filled"])
 
     def _longest_step(self) -> np.ndarray:
         """The step size beyond which a unit's local problem is too stiff: for coordinate ascent, which then hardly
@@ -261,7 +280,8 @@ class Worker:
 
     def _choose(self, step: np.ndarray, pace: float) -> np.ndarray:
         """A local solver for each unit: the one that should reach its target in the fewest operations. `pace` is how
-        often this worker answers beside the others, where they do not wait for it."""
+        often this worker answers beside the others, where they do not wait for it: 0 before it ever did, when one pass
+        is wanted soon."""
         wanted = self._settings["local_solver"]
         n_units, d = len(step), self._d
         solver = np.full(n_units, kernels.SDCA)
@@ -273,7 +293,7 @@ class Worker:
         rows = np.maximum(np.diff(self._units.starts), 1)
         per_row = self._numbers_in_row()
         passes = np.minimum(3 * (1 + step * self._mean_q * self._smoothness / rows), int(self._settings["max_passes"]))
-        sdca = 4 * rows * per_row * passes
+        sdca = 4 * rows * per_row * (passes if pace > 0 else 1.0)
         newton = 4 * (rows * per_row**2 + d**3 / 3)
         gram = rows * per_row**2 + 10 * d**3
         # a quarter of the rows' bytes: beside a user's array and the solver's own all stays below 2.5 times the data
@@ -319,7 +339,7 @@ class Worker:
         if not self._settings:
             return Message("restored")
         again = {name: arrays[name] for name in ("steps", "total_weight")}
-        self._prepare(Message("prepare", self._settings | {"keep": True}, again))
+        self._prepare(Message("prepare", self._settings | {"keep": True, "look": False}, again))
         for name in _FROM_ROUND_TO_ROUND:
             setattr(self, name, arrays.get(name))
         return Message("restored", {}, {"b": self._B.copy()})
@@ -333,24 +353,15 @@ class Worker:
             X, blocks = self._blocks.X, self._blocks
             parts = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
             parts += [blocks.y, self._weight(), blocks.starts, blocks.tasks, blocks.shards]
-            self._digest = storage.digest(*parts, words=repr([identity(loss) for loss in self._losses]))
+            kinds = {loss: k for k, loss in enumerate(dict.fromkeys(self._losses))}
+            parts.append(np.array([kinds[loss] for loss in self._losses]))
+            self._digest = storage.digest(*parts, words=repr([identity(loss) for loss in kinds]))
         return self._digest
 
 
-def _kernel_rows(X: Any) -> Any:
-    """CSR as its three arrays; unsigned indices, because signed ones may be negative and compiled code would check.
-    Dense rows that are mostly zeros, as those of pictures are, as their chunks that are not."""
-    if sparse.issparse(X):
-        return X.data, X.indices.view(f"u{X.indices.itemsize}"), X.indptr.view(f"u{X.indptr.itemsize}")
-    return _in_chunks(X) if _mostly_zero(X) else X
-
-
-def _mostly_zero(X: np.ndarray) -> bool:
-    n, d = X.shape
-    if n == 0 or d < 4 * kernels.CHUNK:
-        return False
-    some = X[:: -(-n // _ROWS_ASKED), : d // kernels.CHUNK * kernels.CHUNK] != 0
-    return bool(some.reshape(len(some), -1, kernels.CHUNK).any(axis=2).mean() <= _WORTH_CHUNKS)
+def _csr_arrays(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Unsigned indices, because signed ones may be negative and compiled code would check."""
+    return X.data, X.indices.view(f"u{X.indices.itemsize}"), X.indptr.view(f"u{X.indptr.itemsize}")
 
 
 def _in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

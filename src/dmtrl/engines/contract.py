@@ -36,7 +36,8 @@ def fault_in(message: Message, answer: object, units: int, features: int) -> str
     name, per_unit = _PER_UNIT.get(message.name, (answer.name, ()))
     if answer.name != name:
         return f"answered {message.name!r} with {answer.name!r} instead of {name!r}"
-    for key in per_unit:
+    looked = ("loss_w",) if message.name == "prepare" and message.scalars.get("look") else ()
+    for key in (*per_unit, *looked):
         if key not in answer.arrays:
             return f"left {key!r} out of its answer to {message.name!r}"
         shape = (units, features) if key == "b" else (units,)
