@@ -144,6 +144,12 @@ def test_what_is_timed_has_the_quality(line: str) -> None:
     assert all(figures["seconds"][CERTIFIED].values()), "what dmtrl certifies it has reached"
     text = kernels.table([figures])
     assert len(text.rows) == 3 * len(figures["seconds"])
+    at_a_glance = kernels.summary([figures])
+    assert [row[1] for row in at_a_glance.rows] == ["0.001", "0.0001", "1e-05"]
+    column = at_a_glance.columns.index(LIBLINEAR)
+    for row in at_a_glance.rows:
+        theirs = next(one for one in text.rows if one[1] == row[1] and one[2] == LIBLINEAR)
+        assert row[column] == theirs[4]
 
 
 def test_a_package_that_is_missing_is_left_out_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
