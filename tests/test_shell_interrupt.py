@@ -110,6 +110,22 @@ def test_what_is_kept_is_not_computed_again(tmp_path: Path, request_: FitRequest
     assert (path.rounds > 0).all()
 
 
+def test_a_new_fit_does_not_write_over_an_interrupted_one(
+    tmp_path: Path, request_: FitRequest, prepared: Prepared
+) -> None:
+    out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 2), out)
+    before = {path: path.read_bytes() for path in keep.rglob("*") if path.is_file()}
+    words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", out)
+    result = run(*words, "--lambda", "0.1", "--no-page")
+    assert result.exit_code == 1
+    assert "holds what an interrupted fit found; go on from it with --resume" in result.stderr
+    assert {path: path.read_bytes() for path in keep.rglob("*") if path.is_file()} == before
+    assert run(*words, "--lambda", "0.1", "--no-page", "--force").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
 def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
     keep = tmp_path / "m.checkpoint"
     with pytest.raises(Interrupted):

@@ -296,6 +296,15 @@ def checkpoint_of(out: Path) -> Path:
     return out.with_name(f"{out.name}.checkpoint")
 
 
+def check_nothing_kept(out: Path) -> None:
+    """Refuse a fit that would write over what an interrupted one of the same name found."""
+    kept = checkpoint_of(out)
+    if checkpoint.newest(str(kept)) is not None:
+        raise FileExistsError(
+            f"{kept} holds what an interrupted fit found; go on from it with --resume {kept}, or say --force to lose it"
+        )
+
+
 @contextmanager
 def _interrupts_wait(keeper: Keeper) -> Iterator[None]:
     """A first Ctrl-C waits for the end of the round, so that the checkpoint loses nothing; a second one does not."""

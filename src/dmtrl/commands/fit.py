@@ -66,8 +66,8 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--address", metavar="HOST:PORT", help="Of a Ray cluster that runs already.")
 @click.option("--workers", metavar="N", type=click.IntRange(1), help="Ray actors [one a processor].")
 @click.option("--out", "-o", type=click.Path(), default="model.dmtrl", help="The model's file [model.dmtrl].")
-@click.option("--force", is_flag=True, help="Replace the model that is there.")
-@click.option("--resume", type=click.Path(), help="Go on from an interrupted fit.")
+@click.option("--force", is_flag=True, help="Replace the model, or the checkpoint, that is there.")
+@click.option("--resume", type=click.Path(), metavar="FOLDER", help="Go on from an interrupted fit's checkpoint.")
 @click.option("--compare", is_flag=True, help="Also learn each task alone: whom does sharing help?")
 @click.option("--no-page", is_flag=True, help="Write no page beside the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -92,10 +92,12 @@ def command(
         for path in (Path(out), page):
             if path is not None:
                 check_output(path, force, data)
-    from dmtrl.fitting import FitRequest, Interrupted
+    from dmtrl.fitting import FitRequest, Interrupted, check_nothing_kept
 
     try:
         with told_in_sentences():
+            if resume is None and not force:
+                check_nothing_kept(Path(out))
             found = _fit(FitRequest(data, **wishes), Path(out), page, resume, compare, as_json, quiet)
     except Interrupted as stop:
         _say_how_to_go_on(ctx.find_root().obj, stop.checkpoint)
