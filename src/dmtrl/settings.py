@@ -15,6 +15,10 @@ CHOICES = {
     "sampling": ("shuffled", "uniform"),
     "rho": ("paper", "spectral", "block"),
 }
+_COUNTS = {"max_rounds": 1, "max_passes": 1, "w_rounds": 1, "max_staleness": 0, "seed": 0}  # and the least of each
+_NUMBERS = (
+    "tol", "w_tol", "relaxation", "eta", "local_accuracy", "smoothing", "smoothing_decay", "smoothing_floor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,29 +61,41 @@ class Settings:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            _require(is_number(value) and np.isfinite(value), name, "a finite number", value)
         _require(0 < self.relaxation < 2, "relaxation", "between 0 and 2", self.relaxation)
         _require(0 < self.eta <= 1, "eta", "in (0, 1]", self.eta)
         _require(0 < self.smoothing_decay <= 1, "smoothing_decay", "in (0, 1]", self.smoothing_decay)
         for name in ("tol", "w_tol", "smoothing", "smoothing_floor"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
-        staleness = self.max_staleness
-        _require(is_whole(staleness) and staleness >= 0, "max_staleness", "a whole number, at least 0", staleness)
-        _require(isinstance(self.balance, bool), "balance", "True or False", self.balance)
+        for name, least in _COUNTS.items():
+            value = getattr(self, name)
+            _require(is_whole(value) and value >= least, name, f"at least {least}, a whole number", value)
+        for name in ("balance", "momentum"):
+            _require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
         if self.max_staleness and self.method == "dual":
             raise ValueError("max_staleness needs method='splitting': dual ascent can stall unless steps are in step")
         if self.max_staleness and self.balance:
             raise ValueError(
                 "balance=True shares out rounds in step, and max_staleness has none; choose one of the two"
             )
-        for name in ("max_rounds", "max_passes", "w_rounds"):
-            _require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
+        omega, steps, initial = self.omega_steps, self.steps, self.initial_step
         _require(
-            self.omega_steps is None or self.omega_steps >= 1, "omega_steps", "None or at least 1", self.omega_steps
+            omega is None or (is_whole(omega) and omega >= 1),
+            "omega_steps",
+            "None or at least 1, a whole number",
+            omega,
         )
-        _require(self.steps is None or np.min(self.steps) >= 1, "steps", "None or at least 1", self.steps)
+        each = steps if isinstance(steps, tuple | list) else (1 if steps is None else steps,)
+        enough = all(is_whole(one) and one >= 1 for one in each)
+        _require(enough, "steps", "None or at least 1, whole numbers", steps)
         _require(
-            self.initial_step is None or self.initial_step > 0, "initial_step", "None or positive", self.initial_step
+            initial is None or (is_number(initial) and 0 < initial < np.inf),
+            "initial_step",
+            "None or positive",
+            initial,
         )
 
     @classmethod
