@@ -2,14 +2,18 @@
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dmtrl.blocks import Source
-from dmtrl.losses import AnyLoss
+from dmtrl import Settings, TaskData
+from dmtrl.blocks import ArraySource, Source
+from dmtrl.coordinator import Coordinator, Outcome, RoundRecord
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.message import Engine, Message
+from dmtrl.pace import Trace
+from dmtrl.relationship import Relationship, get_relationship
 from dmtrl.worker import Worker
 
 
@@ -34,12 +38,14 @@ class VirtualEngine(Engine):
         # what a worker answers depends on what it was told, not on when: it can be found at once
         answer = self.workers[k].answer(message)
         seconds = self.slowness[k] * self._work(k, message, answer)
-        if message.name == "round":
+        if message.name in ("round", "look"):
             self.sent.append((k, message))
             self.busy[k] += seconds
         heapq.heappush(self._coming, (self.clock + seconds, len(self.sent) + k, k, answer))
 
     def _work(self, k: int, message: Message, answer: Message) -> float:
+        if message.name == "look":
+            return float(self.rows[k])
         if message.name != "round":
             return 0.0
         ascent = answer.arrays["solver"] == 0
@@ -69,3 +75,34 @@ class VirtualClock:
 
     def perf_counter(self) -> float:
         return self._engine.clock
+
+
+LAM = 0.05
+ONE_SLOW = (1.0, 1.0, 10.0, 1.0)
+
+
+def sources_of(data: TaskData, workers: int, shards: int = 1) -> list[Source]:
+    return [ArraySource(blocks) for blocks in data.partition(workers, shards)]
+
+
+def virtual(data: TaskData, loss: str, slowness: Sequence[float] = ONE_SLOW, shards: int = 1) -> VirtualEngine:
+    return VirtualEngine(sources_of(data, len(slowness), shards), get_loss(loss), slowness)
+
+
+def run(
+    engine: Engine,
+    data: TaskData,
+    relationship: str | Relationship = "learned",
+    watch: Callable[[RoundRecord], object] = lambda record: None,
+    replay: Trace | None = None,
+    common: float = 0.0,
+    lam: float = LAM,
+    **knobs: Any,
+) -> Outcome:
+    settings = Settings(**{"max_staleness": 8, "tol": 1e-3, "max_rounds": 300, **knobs})
+    relation = get_relationship(relationship, data.m, common)
+    return Coordinator(engine, data.m, relation, lam, settings).run([watch], replay=replay)
+
+
+def answers_by_worker(engine: VirtualEngine) -> np.ndarray:
+    return np.bincount([k for k, answer in engine.answers if answer.name == "improved"], minlength=engine.n_workers)

@@ -21,6 +21,7 @@ from dmtrl.settings import Settings
 _MOST_STEP_CHANGES = 30  # finitely many, as in splitting
 _SMALLER_STEP = 0.5  # of splitting's first step size: the frozen rows of a straggler count as curvature 1/s
 _PASSES = 2  # over a unit's rows in one answer: small portions, so that none is made from weights of long ago
+_IN_SIGHT = 2.0  # times tol: a gap from which the end may be a look away
 _PATIENCE = 4  # rounds of the slowest worker that may bring next to nothing
 
 
@@ -76,6 +77,7 @@ class AsynchronousSplitting:
         self._slowest = [(0, np.inf)]  # how often everybody had answered, and the gap then
         self._version = 0  # of the weights
         self._versions = [deque[int](maxlen=self._staleness + 1) for _ in workers]  # that each worker was last sent
+        self._looked = set[int]()  # whose last answer was its loss alone
         self._early: dict[int, Message] = {}  # answers that came before their turn in `arrivals`
         self._again = iter(arrivals)
         self.arrivals: list[tuple[int, ...]] = []
@@ -134,10 +136,41 @@ class AsynchronousSplitting:
                 return False
         return True
 
+    def _lags(self, k: int) -> bool:
+        """Whether worker k answers less than half as often as the others do."""
+        return bool(2 * self._answered[k] < np.median(self._answered))
+
+    def _may_end_with(self, k: int) -> bool:
+        """Whether the certificate may wait for nothing but the loss of a worker that lags: at the present weights, if
+        that is the least it can be (7)."""
+        if self._probes or k in self._looked or not (self._answered[k] and self._lags(k)):
+            return False
+        units, W, loss = self._layout.positions[k], self._W.copy(), self._loss.copy()
+        W[units] = self._Z[self._layout.task[units]]
+        loss[units] = -self._conjugate[units] - np.einsum("ij,ij->i", W[units], self._b[units])
+        objective = loss.sum() + self._lam * self._relationship.penalty(W, self._common)
+        bound = -self._conjugate.sum() - self._relationship.conjugate(self._b) / self._lam
+        return bool(objective - bound <= _IN_SIGHT * self._settings.tol * abs(objective))
+
     def _send(self, k: int, target: float) -> None:
+        """A look alone takes a straggler a fraction of its time for an answer, while the others go on to settle."""
+        if self._may_end_with(k):
+            self._looked.add(k)
+            message = Message("look", {}, {"w": self._Z[self._layout.task[self._layout.positions[k]]]})
+        else:
+            self._looked.discard(k)
+            message = self._order(k, target)
+        self._engine.send(k, message)
+        self._idle.discard(k)
+        self._at_work[k] = message
+        self._versions[k].append(self._version)
+        self.sent += message.nbytes
+
+    def _order(self, k: int, target: float) -> Message:
         layout, units = self._layout, self._layout.positions[k]
         # The first answer is made from where the run begins and is to be had soon: one pass, no factors that only pay
-        # over many answers, and no look, for the loss there is known.
+        # over many answers, and no look, for the loss there is known. One pass also makes the second of one that lags:
+        # the others settle on weights that fit its first, not on those that more passes would be good for.
         first = self._answered[k] == 0
         relax = 0.0 if first else self._settings.relaxation - 1.0
         pace = float(min(self._answered[k] / max(np.median(self._answered), 1.0), 1.0))
@@ -145,16 +178,12 @@ class AsynchronousSplitting:
         scalars["look"] = not (first or self._probes)
         arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
         if self._settings.steps is None:
-            arrays["most"] = (1 if first else self._passes) * layout.rows[units]
+            passes = 1 if self._answered[k] < 1 + self._lags(k) else self._passes
+            arrays["most"] = passes * layout.rows[units]
         if self._probe is not None and k not in self._probe.asked:
             self._probe.asked.add(k)
             arrays["probe"] = self._probe.W[layout.task[units]]
-        message = Message("round", scalars, arrays)
-        self._engine.send(k, message)
-        self._idle.discard(k)
-        self._at_work[k] = message
-        self._versions[k].append(self._version)
-        self.sent += message.nbytes
+        return Message("round", scalars, arrays)
 
     def _receive(self, timeout: float | None = None) -> None:
         k, answer = self._engine.receive(timeout)
@@ -183,8 +212,12 @@ class AsynchronousSplitting:
     # what an answer changes
 
     def _put(self, k: int, answer: Message) -> None:
-        """The worker's rows of U and B, where it arrived from the centre (17) that it used."""
+        """The worker's rows of U and B, where it arrived from the centre (17) that it used; or its loss alone."""
         units, order, arrays = self._layout.positions[k], self._at_work.pop(k), answer.arrays
+        self._idle.add(k)
+        if order.name == "look":
+            self._W[units], self._loss[units] = order.arrays["w"], arrays["loss_w"]
+            return
         b = arrays["b"]
         if not np.isfinite(b).all():
             raise FloatingPointError(f"worker {k} answered NaN or infinity to weights {order.scalars['round']}")
@@ -200,7 +233,6 @@ class AsynchronousSplitting:
         if self._probe is not None and "loss_probe" in arrays:
             self._probe.loss[k] = float(arrays["loss_probe"].sum())
         self._answered[k] += 1
-        self._idle.add(k)
 
     def _renew(self) -> None:
         """New weights from the last points of all (16)."""

@@ -510,19 +510,6 @@ def row_square(X, j, like):  # type: ignore[no-untyped-def]
 
 @overload(row_square, jit_options={"fastmath": FAST})
 def _row_square(X, j, like):  # type: ignore[no-untyped-def]
-    if _is_chunked(X):
-
-        def chunked(X, j, like):  # type: ignore[no-untyped-def]
-            chunks, _, indptr = X
-            total = like.dtype.type(0)
-            for k in range(indptr[j], indptr[j + 1]):
-                for r in range(CHUNK):
-                    x = like.dtype.type(chunks[k, r])
-                    total += x * x
-            return total
-
-        return chunked
-
     if isinstance(X, types.Array):
 
         def dense(X, j, like):  # type: ignore[no-untyped-def]

@@ -47,6 +47,7 @@ class Worker:
         self._digest = ""  # of the rows; made when first saved
         self._chunks: tuple[int, int] | None = None  # not all zero, and asked; counted when first described
         self._packed: Any = None  # the rows in chunks; made when first prepared so
+        self._q: np.ndarray | None = None  # |x|^2 of each row
 
     def answer(self, message: Message) -> Message:
         handler = {
@@ -54,6 +55,7 @@ class Worker:
             "hold_out": self._hold_out,
             "prepare": self._prepare,
             "round": self._round,
+            "look": self._look,
             "score": self._score,
             "save": self._save,
             "restore": self._restore,
@@ -71,11 +73,18 @@ class Worker:
             dense = not sparse.issparse(blocks.X) and self._d >= 4 * kernels.CHUNK
             self._chunks = kernels.chunks_in_use(blocks.X, blocks.starts, _ROWS_ASKED) if dense else (0, 0)
         chunks = dict(zip(("chunks_used", "chunks"), self._chunks, strict=True))
+        self._squared_norms()  # once, so that every run has less to prepare
         return Message("described", {"features": self._d, **chunks, **digest}, arrays)
 
     def _weight(self) -> np.ndarray:
         weight = self._blocks.sample_weight
         return np.ones(len(self._blocks.y)) if weight is None else weight
+
+    def _squared_norms(self) -> np.ndarray:
+        if self._q is None:
+            X, self._q = self._blocks.X, np.empty(len(self._blocks.y))
+            kernels.squared_norms(_csr_arrays(X) if sparse.issparse(X) else X, self._q)
+        return self._q
 
     def _hold_out(self, message: Message) -> Message:
         """Set aside fold `fold` of `folds` (fold -1: nothing), drawn within each unit and, where labels are classes,
@@ -124,8 +133,7 @@ class Worker:
         if blocks.sample_weight is not None:
             p *= blocks.sample_weight
         X = self._rows(float(message.scalars.get("filled", 1.0)))
-        q = np.empty(len(blocks.y))
-        kernels.squared_norms(X, q)
+        q = self._squared_norms()
         loss = np.array([loss.id for loss in self._losses], dtype=np.int64)
         param = np.array([loss.param for loss in self._losses])
         y = blocks.y.astype(float, copy=False)
@@ -144,18 +152,23 @@ class Worker:
         if "w" in message.arrays and not self._alpha.any():
             kernels.slopes(self._units, np.ascontiguousarray(message.arrays["w"]), self._smooth, self._alpha)
         self._B = np.zeros((n_units, self._d))
-        kernels.dual_vectors(self._units, self._alpha, self._B)
+        conjugate = at_zero = self._conjugates(np.zeros_like(self._alpha))
+        if self._alpha.any():
+            kernels.dual_vectors(self._units, self._alpha, self._B)
+            conjugate = self._conjugates(self._alpha)
         self._U: np.ndarray | None = None
         self._W_before: np.ndarray | None = None
         self._B_before: np.ndarray | None = None
         arrays = {
             "b": self._B.copy(),
-            "conjugate": self._conjugates(self._alpha),
-            "conjugate_at_zero": self._conjugates(np.zeros_like(self._alpha)),
+            "conjugate": conjugate,
+            "conjugate_at_zero": at_zero,
             "longest_step": self._longest_step(),
         }
         if message.scalars.get("look"):  # at the weights where the run begins
-            arrays["loss_w"] = self._losses_at(message.arrays.get("w", np.zeros((n_units, self._d))))[0]
+            arrays["loss_w"] = (
+                self._losses_at(message.arrays["w"])[0] if "w" in message.arrays else self._losses_at_zero()
+            )
         return Message("prepared", {}, arrays)
 
     def _rows(self, filled: float) -> Any:
@@ -203,6 +216,20 @@ class Worker:
         value, conjugate, bracket = np.zeros((3, len(W)))
         self._kernels.evaluate(units or self._units, self._alpha, np.ascontiguousarray(W), value, conjugate, bracket)
         return value, conjugate, bracket
+
+    def _losses_at_zero(self) -> np.ndarray:
+        """Known from the labels: no row is read."""
+        rows, X = len(self._blocks.y), self._units.X
+        if isinstance(X, np.ndarray):
+            nothing: Any = np.empty((rows, 0), dtype=X.dtype)
+        else:
+            values, columns, indptr = X
+            nothing = values[:0], columns[:0], np.zeros(rows + 1, dtype=indptr.dtype)
+        return self._losses_at(np.zeros((self._blocks.n_units, 0)), self._units._replace(X=nothing))[0]
+
+    def _look(self, message: Message) -> Message:
+        """The loss at weights, without a step."""
+        return Message("looked", {}, {"loss_w": self._losses_at(message.arrays["w"])[0]})
 
     def _round(self, message: Message) -> Message:
         """Evaluate at the weights that came, then improve alpha on the local problem (6) centred by them."""

@@ -14,7 +14,7 @@ from dmtrl.message import Message
 _IN_MEMORY = 32 << 20  # bytes for each worker
 _BATCH = 8 << 20  # bytes told at a time
 _LENGTH = struct.Struct("<Q")
-_READ_ONLY = ("describe", "score")
+_READ_ONLY = ("describe", "look", "score")
 
 
 class Log:
