@@ -16,11 +16,11 @@ from dmtrl.engines.local import LocalEngine
 from dmtrl.kernels import GRAM, SDCA
 from dmtrl.layout import Layout
 from dmtrl.losses import get_loss
-from dmtrl.message import Engine, Message
+from dmtrl.message import Message
 from dmtrl.pace import Trace
 from dmtrl.relationship import FreeIntercept, get_relationship
 from problems import mean_losses, random_problem
-from virtual_time import LAM, VirtualEngine, answers_by_worker, run, sources_of, virtual
+from virtual_time import LAM, SpyingEngine, answers_by_worker, run, sources_of, virtual
 
 PROBLEMS = {
     "hinge": ("hinge", {}),
@@ -147,35 +147,6 @@ def test_when_nothing_is_gained_any_more_it_falls_into_step() -> None:
     run(engine, data, tol=0.0, max_rounds=600)
     assert max(engine.each[:40]) > 1
     assert max(engine.each[-12:]) == 0
-
-
-class SpyingEngine(Engine):
-    def __init__(self, engine: VirtualEngine):
-        self._engine, self.ahead = engine, 0
-        self.each: list[int] = []  # message after message, how far ahead it puts its worker
-        self._at_work: dict[int, tuple[int, dict[int, int]]] = {}
-
-    @property
-    def n_workers(self) -> int:
-        return self._engine.n_workers
-
-    def send(self, k: int, message: Message) -> None:
-        if message.name == "round":
-            version = int(message.scalars["round"])
-            for since, newer in self._at_work.values():
-                newer[k] = newer.get(k, 0) + (version > since)
-            self.each.append(max((newer[k] for _, newer in self._at_work.values()), default=0))
-            self.ahead = max(self.each)
-            self._at_work[k] = (version, {})
-        self._engine.send(k, message)
-
-    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        k, answer = self._engine.receive(timeout)
-        self._at_work.pop(k, None)
-        return k, answer
-
-    def close(self) -> None:
-        pass
 
 
 def test_a_straggler_holds_nobody() -> None:
@@ -338,6 +309,3 @@ def test_what_cannot_be_had_is_refused(tmp_path: Any) -> None:
     data = random_problem("squared")
     with pytest.raises(ValueError, match="max_staleness at 0"):
         solve(data, loss="squared", reg_lambda=LAM, settings=Settings(max_staleness=4), checkpoint=tmp_path)
-
-
-# work by measured speed

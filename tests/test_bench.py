@@ -97,14 +97,15 @@ def test_a_slow_worker_gives_the_same_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "ways"),
+    ("problem", "workers", "ways"),
     [
-        (16, [stragglers.IN_STEP, stragglers.AS_THEY_COME]),
-        (len(stragglers.SPEEDS), [stragglers.ONE_FOR_ALL, stragglers.BY_SPEED]),
+        ("synthetic 1", 16, [stragglers.IN_STEP, stragglers.AS_THEY_COME]),
+        ("512 tasks, logistic", 64, [stragglers.IN_STEP, stragglers.AS_THEY_COME]),
+        ("synthetic 1", len(stragglers.SPEEDS), [stragglers.ONE_FOR_ALL, stragglers.BY_SPEED]),
     ],
 )
-def test_stragglers_reach_the_gap_with_certificates_that_hold(workers: int, ways: list[str]) -> None:
-    params = {"problem": "synthetic 1", "reg_lambda": 1e-4, "workers": workers, "quick": True}
+def test_stragglers_reach_the_gap_with_certificates_that_hold(problem: str, workers: int, ways: list[str]) -> None:
+    params = {"problem": problem, "reg_lambda": 1e-4, "workers": workers, "quick": True}
     figures = stragglers.measure(**params)
     assert list(figures) == ways
     for way in ways:

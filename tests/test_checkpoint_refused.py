@@ -130,6 +130,9 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
     worker.unlink()
     with pytest.raises(FileNotFoundError, match="a shared folder or a URL"):
         solve(data, **how, resume=tmp_path / "c")
+    (version / "coordinator.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"coordinator.npz is not there, .*: name the one before it"):
+        solve(data, **how, resume=tmp_path / "c")
 
 
 def test_a_state_that_does_not_belong_to_the_workers_is_refused(tmp_path: Path) -> None:

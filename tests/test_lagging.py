@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+import dmtrl.asynchronous
+import dmtrl.coordinator
 from dmtrl import Settings, TaskData, solve
+from dmtrl.asynchronous import AsynchronousSplitting
 from dmtrl.blocks import ArraySource
 from dmtrl.coordinator import RoundRecord
 from dmtrl.datasets import make_synthetic
@@ -18,7 +21,7 @@ from dmtrl.losses import get_loss
 from dmtrl.message import Message
 from dmtrl.worker import Worker
 from problems import random_problem
-from virtual_time import VirtualEngine, run, virtual
+from virtual_time import SpyingEngine, VirtualEngine, answers_by_worker, run, virtual
 
 SLOW = 32
 
@@ -77,19 +80,118 @@ def test_only_the_second_answer_of_one_that_lags_is_one_pass(fleet: TaskData) ->
     assert all(passes[:2] == [1, 2] for passes in asked.values())
 
 
-def test_a_look_is_asked_for_where_the_end_is_in_sight_and_once_between_answers(fleet: TaskData) -> None:
+def looks_of(engine: VirtualEngine) -> list[int]:
+    return [k for k, message in engine.sent if message.name == "look"]
+
+
+def test_the_end_is_a_look_away(fleet: TaskData) -> None:
     engine = one_of_64_slow(fleet, "hinge")
-    seen: list[tuple[int, float]] = []
-    run(engine, fleet, watch=lambda record: seen.append((len(engine.sent), record.gap)), tol=1e-2, lam=1e-3)
-    asked = [(at, message.name) for at, (k, message) in enumerate(engine.sent) if k == SLOW]
-    looks = [at for at, name in asked if name == "look"]
-    assert looks
-    assert asked[0][1] == "round"
-    assert {k for k, message in engine.sent if message.name == "look"} == {SLOW}
-    assert all((one, two) != ("look", "look") for (_, one), (_, two) in pairwise(asked))
-    gap_before = min(gap for at, gap in seen if at <= looks[0])
-    assert gap_before > 1e-2  # its loss was what the gap still waited for
-    assert seen[-1][1] <= 1e-2
+    seen: list[int] = []
+    run(engine, fleet, watch=lambda record: seen.append(len(engine.answers)), tol=1e-2, lam=3e-3)
+    told = [answer.name for k, answer in engine.answers[: seen[-1]] if k == SLOW]
+    assert set(looks_of(engine)) == {SLOW}
+    assert told[-3:] == ["improved", "improved", "looked"]
+
+
+def test_looks_that_do_not_end_the_run_are_few_and_not_in_a_row() -> None:
+    """Else a worker whose loss is asked for again and again never gives an answer, and the run never ends."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge", (1.0, 1.0, 3.0, 1.0))
+    assert run(engine, data, tol=1e-2, lam=1e-3).converged
+    asked = [message.name for k, message in engine.sent if k == 2]
+    assert asked.count("look") == 3
+    assert ("look", "look") not in pairwise(asked)
+
+
+@pytest.fixture
+def methods(monkeypatch: pytest.MonkeyPatch) -> list[AsynchronousSplitting]:
+    """That were made, in order."""
+    made: list[AsynchronousSplitting] = []
+
+    class Kept(AsynchronousSplitting):
+        def __init__(self, *args: Any, **knobs: Any) -> None:
+            super().__init__(*args, **knobs)
+            made.append(self)
+
+    monkeypatch.setattr(dmtrl.coordinator, "AsynchronousSplitting", Kept)
+    return made
+
+
+@pytest.mark.parametrize(("loss", "common"), [("hinge", 0.0), ("squared", 0.5), ("poisson", 0.0)])
+def test_the_least_gap_is_the_gap_but_for_what_a_look_would_tell(
+    loss: str, common: float, methods: list[AsynchronousSplitting]
+) -> None:
+    """Against the objective and the bound summed anew, at the weights the others last looked at and the present ones of
+    the worker in question: the difference is its Fenchel-Young bracket."""
+    data = random_problem(loss, m=8, d=6, rows=40)
+    engine = virtual(data, loss)
+    checked: list[float] = []
+
+    def watch(record: RoundRecord) -> None:
+        method, k = methods[0], 2
+        units = method._layout.positions[k]
+        W, b, lam = method._W.copy(), method._b, method._lam
+        W[units] = method._Z[units]
+        penalty = lam * method._relationship.penalty(W, method._common)
+        bound = -method._conjugate.sum() - method._relationship.conjugate(b) / lam
+        at_z = engine.workers[k].answer(Message("look", {}, {"w": W[units]})).arrays["loss_w"]
+        others = np.delete(method._loss, units).sum()
+        bracket = at_z.sum() + method._conjugate[units].sum() + (W[units] * b[units]).sum()
+        objective = others + at_z.sum() + penalty
+        assert bracket >= -1e-12
+        expected = (objective - bound - bracket) / abs(objective - bracket)
+        assert method._least_gap(k) == pytest.approx(expected, rel=1e-8)
+        checked.append(bracket)
+
+    run(engine, data, watch=watch, common=common, tol=1e-3)
+    assert max(checked) > 1e-6
+
+
+def test_only_steps_count_as_answers(methods: list[AsynchronousSplitting], fleet: TaskData) -> None:
+    engine = one_of_64_slow(fleet, "hinge")
+    run(engine, fleet, tol=1e-2, lam=1e-3)
+    assert looks_of(engine)
+    np.testing.assert_array_equal(methods[0]._answered, answers_by_worker(engine))
+
+
+def test_nobody_looks_in_step(methods: list[AsynchronousSplitting], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once staleness is given up all would wait for it."""
+    monkeypatch.setattr(dmtrl.asynchronous, "_IN_SIGHT", 1e9)
+    monkeypatch.setattr(dmtrl.asynchronous, "_MOST_LOOKS", 1000)
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge")
+    until: list[int] = []
+
+    def watch(record: RoundRecord) -> None:
+        if record.round == 30:
+            methods[0]._staleness = 0
+            until.append(len(engine.sent))
+
+    run(engine, data, watch=watch, tol=1e-9, max_rounds=60)
+    names = [message.name for _, message in engine.sent]
+    assert "look" in names[: until[0]]
+    assert "look" not in names[until[0] :]
+
+
+@pytest.mark.parametrize("case", ["in pieces", "given"])
+def test_nobody_looks_where_losses_are_probed(case: str) -> None:
+    data = random_problem("squared", m=7, d=6, rows=40)
+    engine = virtual(data, "squared", shards=3 if case == "in pieces" else 1)
+    run(engine, data, np.eye(7) / 7 if case == "given" else "learned", tol=1e-2)  # type: ignore[arg-type]
+    assert engine.sent
+    assert not looks_of(engine)
+
+
+@pytest.mark.parametrize("staleness", [3, 8])
+def test_a_look_is_as_stale_as_any_other_message(staleness: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dmtrl.asynchronous, "_IN_SIGHT", 1e9)
+    monkeypatch.setattr(dmtrl.asynchronous, "_MOST_LOOKS", 1000)
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    inside = virtual(data, "hinge", (1.0, 1.0, 40.0, 1.0))
+    engine = SpyingEngine(inside)
+    run(engine, data, max_staleness=staleness, tol=1e-4, max_rounds=60)
+    assert looks_of(inside)
+    assert engine.ahead == staleness
 
 
 def test_a_look_far_from_the_end_is_not_asked_for(fleet: TaskData) -> None:
@@ -100,9 +202,9 @@ def test_a_look_far_from_the_end_is_not_asked_for(fleet: TaskData) -> None:
 
 def test_a_run_with_a_look_is_repeated_to_the_bit(fleet: TaskData) -> None:
     engine = one_of_64_slow(fleet, "hinge")
-    first = run(engine, fleet, tol=1e-2, lam=1e-3)
+    first = run(engine, fleet, tol=1e-2, lam=3e-3)
     assert any(message.name == "look" for _, message in engine.sent)
-    again = run(virtual(fleet, "hinge", [3.0] * 64), fleet, tol=1e-2, lam=1e-3, replay=first.trace)
+    again = run(virtual(fleet, "hinge", [3.0] * 64), fleet, tol=1e-2, lam=3e-3, replay=first.trace)
     np.testing.assert_array_equal(first.W, again.W)
     assert again.certificate == first.certificate
 

@@ -56,6 +56,7 @@ def test_settings(knobs: dict[str, Any], sentence: str) -> None:
         ({"patience": None}, "patience must be a positive number of seconds, got None"),
         ({"patience": np.nan}, "patience must be a positive number of seconds, got nan"),
         ({"patience": 0}, "patience must be a positive number of seconds, got 0"),
+        ({"strategy": "SPRED"}, "strategy must be 'SPREAD', 'DEFAULT' or one of Ray's objects, got 'SPRED'"),
     ],
 )
 def test_ray_options(options: dict[str, Any], sentence: str) -> None:

@@ -66,6 +66,35 @@ class VirtualEngine(Engine):
         pass
 
 
+class SpyingEngine(Engine):
+    def __init__(self, engine: VirtualEngine):
+        self._engine, self.ahead = engine, 0
+        self.each: list[int] = []  # message after message, how far ahead it puts its worker
+        self._at_work: dict[int, tuple[int, dict[int, int]]] = {}
+
+    @property
+    def n_workers(self) -> int:
+        return self._engine.n_workers
+
+    def send(self, k: int, message: Message) -> None:
+        if message.name in ("round", "look"):
+            version = int(message.scalars["round"])
+            for since, newer in self._at_work.values():
+                newer[k] = newer.get(k, 0) + (version > since)
+            self.each.append(max((newer[k] for _, newer in self._at_work.values()), default=0))
+            self.ahead = max(self.each)
+            self._at_work[k] = (version, {})
+        self._engine.send(k, message)
+
+    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        k, answer = self._engine.receive(timeout)
+        self._at_work.pop(k, None)
+        return k, answer
+
+    def close(self) -> None:
+        pass
+
+
 class VirtualClock:
     """Stands in for the time module of whoever measures seconds on such an engine."""
 

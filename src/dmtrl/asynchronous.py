@@ -22,6 +22,7 @@ _MOST_STEP_CHANGES = 30  # finitely many, as in splitting
 _SMALLER_STEP = 0.5  # of splitting's first step size: the frozen rows of a straggler count as curvature 1/s
 _PASSES = 2  # over a unit's rows in one answer: small portions, so that none is made from weights of long ago
 _IN_SIGHT = 2.0  # times tol: a gap from which the end may be a look away
+_MOST_LOOKS = 3  # of one worker that did not end the run: where convergence is slow more are lost than won
 _PATIENCE = 4  # rounds of the slowest worker that may bring next to nothing
 
 
@@ -77,7 +78,8 @@ class AsynchronousSplitting:
         self._slowest = [(0, np.inf)]  # how often everybody had answered, and the gap then
         self._version = 0  # of the weights
         self._versions = [deque[int](maxlen=self._staleness + 1) for _ in workers]  # that each worker was last sent
-        self._looked = set[int]()  # whose last answer was its loss alone
+        self._looks = np.zeros(len(workers), dtype=np.int64)  # how often each was asked for its loss alone
+        self._looked = set[int]()  # who was so with its last message
         self._early: dict[int, Message] = {}  # answers that came before their turn in `arrivals`
         self._again = iter(arrivals)
         self.arrivals: list[tuple[int, ...]] = []
@@ -141,22 +143,30 @@ class AsynchronousSplitting:
         return bool(2 * self._answered[k] < np.median(self._answered))
 
     def _may_end_with(self, k: int) -> bool:
-        """Whether the certificate may wait for nothing but the loss of a worker that lags: at the present weights, if
-        that is the least it can be (7)."""
-        if self._probes or k in self._looked or not (self._answered[k] and self._lags(k)):
+        """Whether the certificate may wait for nothing but the loss of a worker that lags. Never in step, where all
+        would wait for it, and not over and over."""
+        if not self._staleness or self._probes or k in self._looked or self._looks[k] == _MOST_LOOKS:
             return False
+        return bool(self._answered[k]) and self._lags(k) and self._least_gap(k) <= _IN_SIGHT * self._settings.tol
+
+    def _least_gap(self, k: int) -> float:
+        """The relative gap with the rows of worker k at the present weights, if its loss there is the least that it can
+        be (7)."""
         units, W, loss = self._layout.positions[k], self._W.copy(), self._loss.copy()
         W[units] = self._Z[self._layout.task[units]]
         loss[units] = -self._conjugate[units] - np.einsum("ij,ij->i", W[units], self._b[units])
         objective = loss.sum() + self._lam * self._relationship.penalty(W, self._common)
         bound = -self._conjugate.sum() - self._relationship.conjugate(self._b) / self._lam
-        return bool(objective - bound <= _IN_SIGHT * self._settings.tol * abs(objective))
+        return float((objective - bound) / abs(objective)) if np.isfinite(objective) and objective else np.inf
 
     def _send(self, k: int, target: float) -> None:
         """A look alone takes a straggler a fraction of its time for an answer, while the others go on to settle."""
         if self._may_end_with(k):
             self._looked.add(k)
-            message = Message("look", {}, {"w": self._Z[self._layout.task[self._layout.positions[k]]]})
+            self._looks[k] += 1
+            message = Message(
+                "look", {"round": self._version}, {"w": self._Z[self._layout.task[self._layout.positions[k]]]}
+            )
         else:
             self._looked.discard(k)
             message = self._order(k, target)
@@ -169,17 +179,17 @@ class AsynchronousSplitting:
     def _order(self, k: int, target: float) -> Message:
         layout, units = self._layout, self._layout.positions[k]
         # The first answer is made from where the run begins and is to be had soon: one pass, no factors that only pay
-        # over many answers, and no look, for the loss there is known. One pass also makes the second of one that lags:
-        # the others settle on weights that fit its first, not on those that more passes would be good for.
+        # over many answers, and no look, for the loss there is known. The second of one that lags is as brief: the
+        # others have not yet settled on what its first told them.
         first = self._answered[k] == 0
+        brief = first or (self._answered[k] == 1 and self._lags(k))
         relax = 0.0 if first else self._settings.relaxation - 1.0
-        pace = float(min(self._answered[k] / max(np.median(self._answered), 1.0), 1.0))
+        pace = 0.0 if brief else float(min(self._answered[k] / max(np.median(self._answered), 1.0), 1.0))
         scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target, "pace": pace}
         scalars["look"] = not (first or self._probes)
         arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
         if self._settings.steps is None:
-            passes = 1 if self._answered[k] < 1 + self._lags(k) else self._passes
-            arrays["most"] = passes * layout.rows[units]
+            arrays["most"] = (1 if brief else self._passes) * layout.rows[units]
         if self._probe is not None and k not in self._probe.asked:
             self._probe.asked.add(k)
             arrays["probe"] = self._probe.W[layout.task[units]]

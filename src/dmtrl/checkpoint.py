@@ -133,7 +133,13 @@ class Keeper:
         folder = newest(path)
         if folder is None:
             raise FileNotFoundError(f"there is no complete checkpoint at {path}; begin anew without resume")
-        header, arrays = storage.load(storage.join(folder, _STATE), _KIND)
+        where = storage.join(folder, _STATE)
+        try:
+            header, arrays = storage.load(where, _KIND)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{where} is not there, so this version cannot be gone on from: name the one before it, if there is one"
+            ) from error
         cells = [(float(tau), float(lam), int(fold)) for tau, lam, fold in header["cells"]]
         sums = _under("score", arrays)
         self.scores = {cell: {name: values[i] for name, values in sums.items()} for i, cell in enumerate(cells)}

@@ -1,8 +1,8 @@
 """A worker: holds blocks and their dual variables, answers messages.
 
 Room: below the coordinator, above relationship. Rows, labels and alpha never leave it; what it sends is B (d
-numbers a unit) and sums. Message names: describe, hold_out, prepare, round, score, save, restore. The equations cited
-are those of docs/math.md.
+numbers a unit) and sums. Message names: describe, hold_out, prepare, round, look, score, save, restore. The equations
+cited are those of docs/math.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,8 +82,9 @@ class Worker:
 
     def _squared_norms(self) -> np.ndarray:
         if self._q is None:
-            X, self._q = self._blocks.X, np.empty(len(self._blocks.y))
-            kernels.squared_norms(_csr_arrays(X) if sparse.issparse(X) else X, self._q)
+            X, q = self._blocks.X, np.empty(len(self._blocks.y))
+            kernels.squared_norms(_csr_arrays(X) if sparse.issparse(X) else X, q)
+            self._q = q
         return self._q
 
     def _hold_out(self, message: Message) -> Message:

@@ -76,7 +76,7 @@ class PacedWorker:
         began, processor = time.perf_counter(), time.thread_time()
         answer = self._worker.answer(message)
         time.sleep(max(self._pace * (time.thread_time() - processor) - (time.perf_counter() - began), 0.0))
-        if message.name == "round":
+        if message.name in ("round", "look"):
             self.busy += time.perf_counter() - began
         return answer
 
@@ -103,11 +103,13 @@ class Timing:
 def _no_garbage_collection() -> Iterator[None]:
     """Of which the whole process has one, at the cost of the worker in whose thread it happens to begin."""
     gc.collect()
+    wanted = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if wanted:
+            gc.enable()
 
 
 def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH) -> Timing:
@@ -119,10 +121,9 @@ def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings
 
     with PacedEngine(task, slowness, stretch) as engine:
         relation = get_relationship("learned", task.train.m)
-        coordinator = Coordinator(engine, task.train.m, relation, lam, settings)
         with _no_garbage_collection():
             began = time.perf_counter()
-            outcome = coordinator.run([watch])
+            outcome = Coordinator(engine, task.train.m, relation, lam, settings).run([watch])
             wall = time.perf_counter() - began
         idle = 1.0 - sum(worker.busy for worker in engine.paced) / (wall * len(slowness))
     return Timing(reached[0] if reached else np.inf, idle, len(outcome.history), outcome)
@@ -206,5 +207,5 @@ def section(records: Sequence[Record]) -> Section:
     )
 
 
-SETTINGS = {"gap": GAP, "slower": SLOWER, "max_staleness": STALENESS, "speeds": SPEEDS}
+SETTINGS = {"gap": GAP, "slower": SLOWER, "stretch": STRETCH, "max_staleness": STALENESS, "speeds": SPEEDS}
 STRAGGLERS = Experiment("bench stragglers", runs, measure, section, SETTINGS)

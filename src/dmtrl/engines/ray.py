@@ -59,6 +59,8 @@ class RayOptions:
             raise ValueError(f"cpus must be None or at least 0, and finite; got {cpus!r}")
         if not (isinstance(resources, Mapping) and all(map(_amount, resources.values()))):
             raise ValueError(f"resources must say of each name how much, as in {{'gpu_node': 1}}; got {resources!r}")
+        if isinstance(self.strategy, str) and self.strategy not in ("SPREAD", "DEFAULT"):
+            raise ValueError(f"strategy must be 'SPREAD', 'DEFAULT' or one of Ray's objects, got {self.strategy!r}")
         if not (_amount(patience) and patience > 0):
             raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
 
