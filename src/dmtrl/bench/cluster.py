@@ -1,7 +1,8 @@
 """Ray: what a second actor brings, and what the engine costs against threads at the same partition.
 
-Room: bench. The problem is bound by computing: many passes a round over dense rows, and a fixed number of rounds, so
-that every contender does the same work to the bit. Workers hold their rows before a timing begins; how long it takes
+Room: bench. The problem is bound by computing: many passes a round over dense rows, of tasks so small that all passes
+but the first find them in a processor's cache; and a fixed number of rounds, so that every contender does the same
+work to the bit. Workers hold their rows before a timing begins; how long it takes
 until they do is told beside it.
 """
 
@@ -26,11 +27,11 @@ from dmtrl.settings import Settings
 from dmtrl.solver import NotConvergedWarning, solve
 
 ONE, TWO, HERE = "Ray, one actor", "Ray, two actors", "two threads, no Ray"
-TASKS, FEATURES, PASSES, REG_LAMBDA = 8, 200, 10, 1e-4
+TASKS, FEATURES, PASSES, REG_LAMBDA = 64, 100, 200, 1e-4
 
 
 def runs(quick: bool) -> list[Run]:
-    return [Run({"rows": 1000 if quick else 10_000, "rounds": 5 if quick else 80}, 20 if quick else 180)]
+    return [Run({"rows": 50 if quick else 500, "rounds": 5 if quick else 40}, 20 if quick else 180)]
 
 
 def measure(rows: int, rounds: int) -> Mapping[str, Any]:
