@@ -174,7 +174,8 @@ def test_nobody_looks_in_step(methods: list[AsynchronousSplitting], monkeypatch:
 
 
 @pytest.mark.parametrize("case", ["in pieces", "given"])
-def test_nobody_looks_where_losses_are_probed(case: str) -> None:
+def test_nobody_looks_where_losses_are_probed(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dmtrl.asynchronous, "_IN_SIGHT", 1e9)
     data = random_problem("squared", m=7, d=6, rows=40)
     engine = virtual(data, "squared", shards=3 if case == "in pieces" else 1)
     run(engine, data, np.eye(7) / 7 if case == "given" else "learned", tol=1e-2)  # type: ignore[arg-type]
