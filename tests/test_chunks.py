@@ -11,10 +11,11 @@ from scipy import sparse
 from dmtrl import kernels, solve
 from dmtrl.blocks import ArraySource
 from dmtrl.data import TaskData
+from dmtrl.kernel_rows import in_chunks
 from dmtrl.losses import get_loss
 from dmtrl.message import Message
 from dmtrl.settings import Settings
-from dmtrl.worker import Worker, _in_chunks
+from dmtrl.worker import Worker
 from test_passes import _prepared
 
 
@@ -33,7 +34,7 @@ def _pictures(n: int = 60, d: int = 45, share: float = 0.1, seed: int = 0, dtype
 def test_chunks_hold_all_numbers_and_no_chunk_is_empty(d, share, dtype, seed):
     rng = np.random.default_rng(seed)
     X = (rng.standard_normal((5, d)) * (rng.random((5, d)) < share)).astype(dtype)
-    chunks, columns, indptr = _in_chunks(X)
+    chunks, columns, indptr = in_chunks(X)
     again = np.zeros_like(X)
     for j in range(5):
         for k in range(indptr[j], indptr[j + 1]):
@@ -55,7 +56,7 @@ def _row(X, j, u, moved, H, out):
 def test_a_row_in_chunks_is_that_row(d, dtype, work):
     X = _pictures(8, d, dtype=dtype)
     X[0, -1], X[1] = 2.0, 0.0
-    rows, rng = _in_chunks(X), np.random.default_rng(0)
+    rows, rng = in_chunks(X), np.random.default_rng(0)
     near = {"rtol": 1e-5, "atol": 1e-5} if work is np.float32 else {"rtol": 1e-12, "atol": 1e-12}
     for j, x in enumerate(X.astype(float)):
         u, H, out = rng.standard_normal(d).astype(work), np.zeros((d, d)), np.zeros(1)

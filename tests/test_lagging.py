@@ -19,9 +19,8 @@ from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.log import Log
 from dmtrl.losses import get_loss
 from dmtrl.message import Message
-from dmtrl.worker import Worker
 from problems import random_problem
-from virtual_time import SpyingEngine, VirtualEngine, answers_by_worker, run, virtual
+from virtual_time import SpyingEngine, VirtualEngine, answers_by_worker, prepared, run, virtual
 
 SLOW = 32
 
@@ -208,16 +207,6 @@ def test_a_run_with_a_look_is_repeated_to_the_bit(fleet: TaskData) -> None:
     again = run(virtual(fleet, "hinge", [3.0] * 64), fleet, tol=1e-2, lam=3e-3, replay=first.trace)
     np.testing.assert_array_equal(first.W, again.W)
     assert again.certificate == first.certificate
-
-
-def prepared(data: TaskData, loss: str, **arrays: np.ndarray) -> tuple[Worker, Message]:
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
-    described = worker.answer(Message("describe"))
-    scalars: dict[str, Any] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 5}
-    filled = described.scalars["chunks_used"] / max(described.scalars["chunks"], 1) or 1.0
-    steps, total = np.zeros(data.m, dtype=np.int64), described.arrays["weight"]
-    arrays |= {"total_weight": total, "steps": steps}
-    return worker, worker.answer(Message("prepare", scalars | {"keep": False, "look": True, "filled": filled}, arrays))
 
 
 LAYOUTS = {

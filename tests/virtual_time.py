@@ -16,6 +16,8 @@ from dmtrl.pace import Trace
 from dmtrl.relationship import Relationship, get_relationship
 from dmtrl.worker import Worker
 
+WORK = ("round", "catch_up", "look")  # messages that take time
+
 
 class VirtualEngine(Engine):
     """Worker k needs slowness[k] times the work of a message: as many units of time as rows are read, one and a half
@@ -38,7 +40,7 @@ class VirtualEngine(Engine):
         # what a worker answers depends on what it was told, not on when: it can be found at once
         answer = self.workers[k].answer(message)
         seconds = self.slowness[k] * self._work(k, message, answer)
-        if message.name in ("round", "look"):
+        if message.name in WORK:
             self.sent.append((k, message))
             self.busy[k] += seconds
         heapq.heappush(self._coming, (self.clock + seconds, len(self.sent) + k, k, answer))
@@ -46,6 +48,10 @@ class VirtualEngine(Engine):
     def _work(self, k: int, message: Message, answer: Message) -> float:
         if message.name == "look":
             return float(self.rows[k])
+        if message.name == "catch_up":  # rows are read to be seen in few directions, and for b; what follows is quick
+            read = 2.0 + message.arrays["directions"].shape[1] / 4
+            ascent = answer.arrays["solver"] == 0
+            return float((read + (not ascent.all())) * self.rows[k] + 0.5 * answer.arrays["steps"][ascent].sum())
         if message.name != "round":
             return 0.0
         ascent = answer.arrays["solver"] == 0
@@ -77,7 +83,7 @@ class SpyingEngine(Engine):
         return self._engine.n_workers
 
     def send(self, k: int, message: Message) -> None:
-        if message.name in ("round", "look"):
+        if message.name in WORK:
             version = int(message.scalars["round"])
             for since, newer in self._at_work.values():
                 newer[k] = newer.get(k, 0) + (version > since)
@@ -134,4 +140,16 @@ def run(
 
 
 def answers_by_worker(engine: VirtualEngine) -> np.ndarray:
-    return np.bincount([k for k, answer in engine.answers if answer.name == "improved"], minlength=engine.n_workers)
+    return np.bincount(
+        [k for k, answer in engine.answers if answer.name in ("improved", "caught_up")], minlength=engine.n_workers
+    )
+
+
+def prepared(data: TaskData, loss: str, **arrays: np.ndarray) -> tuple[Worker, Message]:
+    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
+    described = worker.answer(Message("describe"))
+    scalars: dict[str, Any] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 5}
+    filled = described.scalars["chunks_used"] / max(described.scalars["chunks"], 1) or 1.0
+    steps, total = np.zeros(data.m, dtype=np.int64), described.arrays["weight"]
+    arrays |= {"total_weight": total, "steps": steps}
+    return worker, worker.answer(Message("prepare", scalars | {"keep": False, "look": True, "filled": filled}, arrays))

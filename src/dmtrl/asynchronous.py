@@ -15,7 +15,7 @@ import numpy as np
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message, Scalar
 from dmtrl.method import Answers, Candidate, Report
-from dmtrl.relationship import Relationship
+from dmtrl.relationship import Relationship, feature_metric
 from dmtrl.settings import Settings
 
 _MOST_STEP_CHANGES = 30  # finitely many, as in splitting
@@ -160,21 +160,37 @@ class AsynchronousSplitting:
         return float((objective - bound) / abs(objective)) if np.isfinite(objective) and objective else np.inf
 
     def _send(self, k: int, target: float) -> None:
-        """A look alone takes a straggler a fraction of its time for an answer, while the others go on to settle."""
-        if self._may_end_with(k):
-            self._looked.add(k)
-            self._looks[k] += 1
-            message = Message(
-                "look", {"round": self._version}, {"w": self._Z[self._layout.task[self._layout.positions[k]]]}
-            )
-        else:
-            self._looked.discard(k)
-            message = self._order(k, target)
+        message = self._look(k) or self._catch_up(k, target) or self._order(k, target)
         self._engine.send(k, message)
         self._idle.discard(k)
         self._at_work[k] = message
         self._versions[k].append(self._version)
         self.sent += message.nbytes
+
+    def _look(self, k: int) -> Message | None:
+        """A look alone takes a straggler a fraction of its time for an answer, while the others go on to settle."""
+        if not self._may_end_with(k):
+            self._looked.discard(k)
+            return None
+        self._looked.add(k)
+        self._looks[k] += 1
+        weights = self._Z[self._layout.task[self._layout.positions[k]]]
+        return Message("look", {"round": self._version}, {"w": weights})
+
+    def _catch_up(self, k: int, target: float) -> Message | None:
+        """What the second answer of one that lags is asked for, where all tasks lie in few directions (36): the others
+        have found these while it made its first, and within them it can go all the way."""
+        settings, units = self._settings, self._layout.positions[k]
+        given = settings.steps is not None or settings.sampling == "uniform"  # the work of an answer
+        if given or self._probes or not self._staleness or self._answered[k] != 1 or not self._lags(k):
+            return None
+        metric = feature_metric(self._relationship, self._Z, self._s * self._lam)
+        if metric is None:
+            return None
+        F, C = metric
+        scale = float(np.sqrt(self._lam))
+        arrays = {"directions": F / scale, "centre": C[self._layout.task[units]] * scale}
+        return Message("catch_up", {"round": self._version, "target": target}, arrays)
 
     def _order(self, k: int, target: float) -> Message:
         layout, units = self._layout, self._layout.positions[k]
@@ -222,7 +238,8 @@ class AsynchronousSplitting:
     # what an answer changes
 
     def _put(self, k: int, answer: Message) -> None:
-        """The worker's rows of U and B, where it arrived from the centre (17) that it used; or its loss alone."""
+        """The worker's rows of U and B, where it arrived from the centre (17), or (37), that it used; or its loss
+        alone."""
         units, order, arrays = self._layout.positions[k], self._at_work.pop(k), answer.arrays
         self._idle.add(k)
         if order.name == "look":
@@ -231,18 +248,25 @@ class AsynchronousSplitting:
         b = arrays["b"]
         if not np.isfinite(b).all():
             raise FloatingPointError(f"worker {k} answered NaN or infinity to weights {order.scalars['round']}")
-        W, step = order.arrays["w"], order.arrays["step"][:, None]
-        relax = float(order.scalars["relax"])
-        anchor = W + relax * (W - self._U[units]) if relax else W
-        self._U[units] = anchor - step * self._b[units] + step * b
-        self._b[units] = b
-        self._conjugate[units] = arrays["conjugate"]
-        if order.scalars["look"]:
-            self._W[units], self._loss[units] = W, arrays["loss_w"]
+        self._U[units] = self._arrived(units, order, b)
+        self._b[units], self._conjugate[units] = b, arrays["conjugate"]
+        if order.name == "catch_up":
+            self._W[units], self._loss[units] = self._U[units], arrays["loss_u"]
+        elif order.scalars["look"]:
+            self._W[units], self._loss[units] = order.arrays["w"], arrays["loss_w"]
         self._solver[units], self._steps[units] = arrays["solver"], arrays["steps"]
         if self._probe is not None and "loss_probe" in arrays:
             self._probe.loss[k] = float(arrays["loss_probe"].sum())
         self._answered[k] += 1
+
+    def _arrived(self, units: np.ndarray, order: Message, b: np.ndarray) -> np.ndarray:
+        if order.name == "catch_up":
+            F, C = order.arrays["directions"], order.arrays["centre"]
+            return np.asarray((C + b @ F) @ F.T)
+        W, step = order.arrays["w"], order.arrays["step"][:, None]
+        relax = float(order.scalars["relax"])
+        anchor = W + relax * (W - self._U[units]) if relax else W
+        return np.asarray(anchor - step * self._b[units] + step * b)
 
     def _renew(self) -> None:
         """New weights from the last points of all (16)."""

@@ -878,6 +878,14 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
+def rows_along(X, directions, out):  # type: ignore[no-untyped-def]
+    """out_jk = x_j . directions_k."""
+    for j in range(out.shape[0]):
+        for k in range(out.shape[1]):
+            out[j, k] = row_dot(X, j, directions[k])
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
 def predictions(units, W, z):  # type: ignore[no-untyped-def]
     """z_ij = w_i . x_ij of every row."""
     for i in range(W.shape[0]):

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from scipy.linalg import block_diag
 
 from dmtrl.covariance import TaskCovariance
 from dmtrl.rowwise import centred_gram, over_rows
 from dmtrl.spectrum import ENOUGH, from_gram, largest_singular_value, nuclear_norm, short_side
+
+_SEEN = 1e-3  # of the largest singular value of W: a direction in which its tasks lie
+_FEW_DIRECTIONS = 16
 
 
 @dataclass(frozen=True)
@@ -199,6 +203,29 @@ class FreeIntercept:
 
     def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
         return self.base.w_conjugate(B[:, :-1], covariance) + 0.5 * float(B[:, -1] @ B[:, -1]) / self.weight
+
+
+def feature_metric(relationship: Relationship, W: np.ndarray, t: float) -> tuple[np.ndarray, np.ndarray] | None:
+    """F (features x r) and C (tasks x r): where a task's own weights are w = F v, its share of the penalty is about
+    |v - c|^2 / 2 (36), if the directions in which the tasks at W lie are those of the end. None where they are many, or
+    not the whole story. A free intercept is held at its present value as a proximal step t would hold it.
+    """
+    if isinstance(relationship, FreeIntercept):
+        inner = feature_metric(relationship.base, W[:, :-1], t)
+        if inner is None:
+            return None
+        (F, C), width = inner, float(np.sqrt(t))
+        return block_diag(F, width), np.column_stack([C, W[:, -1] / width])
+    if type(relationship) is not Learned or relationship.tau:
+        return None
+    s, vectors = short_side(W)
+    rank = int((s > _SEEN * s[0]).sum()) if len(s) and s[0] > 0 else 0
+    if not 0 < rank <= min(W.shape[1] / 8, _FEW_DIRECTIONS):
+        return None
+    s, vectors = s[:rank], vectors[:, :rank]
+    if W.shape[0] <= W.shape[1]:
+        vectors = W.T @ vectors / s
+    return vectors * np.sqrt(s / s.sum()), np.zeros((len(W), rank))
 
 
 def nuclear_prox(

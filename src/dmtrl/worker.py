@@ -1,8 +1,8 @@
 """A worker: holds blocks and their dual variables, answers messages.
 
 Room: below the coordinator, above relationship. Rows, labels and alpha never leave it; what it sends is B (d
-numbers a unit) and sums. Message names: describe, hold_out, prepare, round, look, score, save, restore. The equations
-cited are those of docs/math.md.
+numbers a unit) and sums. Message names: describe, hold_out, prepare, round, catch_up, look, score, save, restore. The
+equations cited are those of docs/math.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ from scipy import sparse
 
 from dmtrl import kernels, storage
 from dmtrl.block_check import check_blocks
-from dmtrl.blocks import Blocks, Source
+from dmtrl.blocks import Source
+from dmtrl.kernel_rows import csr_arrays, gram_factors, in_chunks
 from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss, identity
 from dmtrl.message import Message, Scalar
 from dmtrl.rowwise import row_blocks
@@ -24,6 +25,7 @@ _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _WORTH_CHUNKS, _ROWS_ASKED = 0.5, 64  # share of the chunks that are not all zero, asked of so many rows of a unit
+_PASSES_WITHIN = 2  # a few directions, at most
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 _SAVED = "dmtrl worker 1"
 _FROM_ROUND_TO_ROUND = ("_U", "_W_before", "_B_before", "_calm")  # beside alpha and B, which is made of it; all saved
@@ -55,6 +57,7 @@ class Worker:
             "hold_out": self._hold_out,
             "prepare": self._prepare,
             "round": self._round,
+            "catch_up": self._catch_up,
             "look": self._look,
             "score": self._score,
             "save": self._save,
@@ -83,7 +86,7 @@ class Worker:
     def _squared_norms(self) -> np.ndarray:
         if self._q is None:
             X, q = self._blocks.X, np.empty(len(self._blocks.y))
-            kernels.squared_norms(_csr_arrays(X) if sparse.issparse(X) else X, q)
+            kernels.squared_norms(csr_arrays(X) if sparse.issparse(X) else X, q)
             self._q = q
         return self._q
 
@@ -153,7 +156,8 @@ class Worker:
         if "w" in message.arrays and not self._alpha.any():
             kernels.slopes(self._units, np.ascontiguousarray(message.arrays["w"]), self._smooth, self._alpha)
         self._B = np.zeros((n_units, self._d))
-        conjugate = at_zero = self._conjugates(np.zeros_like(self._alpha))
+        loss_at_zero, at_zero = self._at_zero()
+        conjugate = at_zero
         if self._alpha.any():
             kernels.dual_vectors(self._units, self._alpha, self._B)
             conjugate = self._conjugates(self._alpha)
@@ -167,20 +171,18 @@ class Worker:
             "longest_step": self._longest_step(),
         }
         if message.scalars.get("look"):  # at the weights where the run begins
-            arrays["loss_w"] = (
-                self._losses_at(message.arrays["w"])[0] if "w" in message.arrays else self._losses_at_zero()
-            )
+            arrays["loss_w"] = self._losses_at(message.arrays["w"])[0] if "w" in message.arrays else loss_at_zero
         return Message("prepared", {}, arrays)
 
     def _rows(self, filled: float) -> Any:
         """As the kernels like them. Dense rows that are mostly zeros, as those of pictures are, as their chunks that
         are not; `filled`, of all workers' rows, decides, so that it does not matter who holds which task."""
         if sparse.issparse(self._blocks.X):
-            return _csr_arrays(self._blocks.X)
+            return csr_arrays(self._blocks.X)
         if filled > _WORTH_CHUNKS:
             return self._blocks.X
         if self._packed is None:
-            self._packed = _in_chunks(self._blocks.X)
+            self._packed = in_chunks(self._blocks.X)
         return self._packed
 
     def _rows_in_block(self) -> np.ndarray:
@@ -218,15 +220,18 @@ class Worker:
         self._kernels.evaluate(units or self._units, self._alpha, np.ascontiguousarray(W), value, conjugate, bracket)
         return value, conjugate, bracket
 
-    def _losses_at_zero(self) -> np.ndarray:
-        """Known from the labels: no row is read."""
-        rows, X = len(self._blocks.y), self._units.X
+    def _at_zero(self) -> tuple[np.ndarray, np.ndarray]:
+        """The loss at no weights and the conjugate at no dual variables, known from the labels: no row is read."""
+        rows, n_units, X = len(self._blocks.y), self._blocks.n_units, self._units.X
         if isinstance(X, np.ndarray):
             nothing: Any = np.empty((rows, 0), dtype=X.dtype)
         else:
             values, columns, indptr = X
             nothing = values[:0], columns[:0], np.zeros(rows + 1, dtype=indptr.dtype)
-        return self._losses_at(np.zeros((self._blocks.n_units, 0)), self._units._replace(X=nothing))[0]
+        value, conjugate, bracket = np.zeros((3, n_units))
+        units = self._units._replace(X=nothing)
+        self._kernels.evaluate(units, np.zeros(rows), np.zeros((n_units, 0)), value, conjugate, bracket)
+        return value, conjugate
 
     def _look(self, message: Message) -> Message:
         """The loss at weights, without a step."""
@@ -255,6 +260,35 @@ class Worker:
             arrays["loss_probe"] = self._losses_at(message.arrays["probe"])[0]
         return Message("improved", {}, arrays)
 
+    def _catch_up(self, message: Message) -> Message:
+        """Solve the local problems (37) within the few directions that came: the rows are read once to be seen in
+        these, passes over what is left cost next to nothing, and the loss where they end is known on the way."""
+        F, C, n_units = message.arrays["directions"], message.arrays["centre"], len(self._B)
+        X = np.empty((len(self._alpha), F.shape[1]))
+        kernels.rows_along(self._units.X, np.ascontiguousarray(F.T), X)
+        units = self._units._replace(X=X, q=np.einsum("ij,ij->i", X, X))
+        exact = (units.loss == kernels.SQUARED) & (self._settings["local_solver"] != "sdca")  # one step and done
+        B, U, out = np.zeros_like(C), np.empty_like(C), np.zeros((n_units, 5))
+        kernels.dual_vectors(units, self._alpha, B)
+        solver = np.where(exact, kernels.NEWTON, kernels.SDCA)
+        passes = min(_PASSES_WITHIN, int(self._settings["max_passes"]))
+        self._kernels.local_round(
+            units, self._ids, self._alpha, B, C.copy(), U, U, np.ones(n_units), solver, _NO_GRAM,
+            passes * np.diff(units.starts), self._block, np.full(n_units, float(message.scalars["target"])),
+            int(self._settings["seed"]), int(message.scalars["round"]), np.zeros((n_units, 0)), 0.0, False, True,
+            np.empty(F.shape[1]), np.zeros_like(self._calm), np.zeros_like(self._calm), out,
+        )  # fmt: skip
+        kernels.dual_vectors(self._units, self._alpha, self._B)
+        self._U = U @ F.T
+        arrays: dict[str, np.ndarray] = {
+            "b": self._B.copy(),
+            "loss_u": out[:, 2].copy(),
+            "conjugate": out[:, 3].copy(),
+            "steps": out[:, 4].astype(np.int64),
+            "solver": solver.astype(np.int8),
+        }
+        return Message("caught_up", {}, arrays)
+
     def _centre(self, scalars: Mapping[str, Scalar], W: np.ndarray, step: np.ndarray) -> np.ndarray:
         """The centres (17) of the local problems, made where U stood, which is not needed any more."""
         relax, C = float(scalars.get("relax", 0.0)), self._U
@@ -280,7 +314,7 @@ class Worker:
         rows = np.diff(self._units.starts)
         solver = self._choose(step, float(scalars.get("pace", 1.0)))
         if (solver == kernels.GRAM).any() and self._gram is None:
-            self._gram = _gram_factors(self._blocks, self._units)
+            self._gram = gram_factors(self._blocks, self._units)
         gram = self._gram or _NO_GRAM
         steps, target = self._amount_of_work(rows, float(scalars["target"]))
         if "most" in message.arrays:  # a limit, or with a given H the number itself
@@ -387,24 +421,12 @@ class Worker:
         return self._digest
 
 
-def _csr_arrays(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unsigned indices, because signed ones may be negative and compiled code would check."""
-    return X.data, X.indices.view(f"u{X.indices.itemsize}"), X.indptr.view(f"u{X.indptr.itemsize}")
-
-
-def _in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    n, d = X.shape
-    most = n * -(-d // kernels.CHUNK)  # memory that is never written to is never taken
-    chunks, columns = np.empty((most, kernels.CHUNK), dtype=X.dtype), np.empty(most, dtype=np.uint32)
-    indptr = np.empty(n + 1, dtype=np.int64)
-    found = kernels.pack_chunks(X, X.view(f"u{X.itemsize}"), chunks, columns, indptr)
-    return chunks[:found], columns[:found], indptr
-
-
 def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Each unit's own sum, so that it does not depend on its neighbours; a unit may be empty."""
-    n_units = len(starts) - 1
-    return np.bincount(np.repeat(np.arange(n_units), np.diff(starts)), weights=values, minlength=n_units)
+    sums, filled = np.zeros(len(starts) - 1), starts[:-1] < starts[1:]
+    if filled.any():
+        sums[filled] = np.add.reduceat(values, starts[:-1][filled])
+    return sums
 
 
 def _kernels_for(losses: Sequence[AnyLoss]) -> Any:
@@ -416,17 +438,3 @@ def _kernels_for(losses: Sequence[AnyLoss]) -> Any:
         raise ValueError(f"one problem may use one custom loss beside the built-in ones, got {names}")
     loss = own.pop()
     return kernels.compiled_for(loss.value, loss.conjugate, loss.step)
-
-
-def _gram_factors(blocks: Blocks, units: kernels.Units) -> kernels.GramFactors:
-    d, n_units = blocks.X.shape[1], blocks.n_units
-    values, vectors, target = np.zeros((n_units, d)), np.zeros((n_units, d, d)), np.zeros((n_units, d))
-    for i in range(n_units):
-        rows = slice(blocks.starts[i], blocks.starts[i + 1])
-        X = blocks.X[rows].astype(float)
-        p, y = units.p[rows], units.y[rows]
-        weighted = X.multiply(p[:, None]).tocsr() if sparse.issparse(X) else X * p[:, None]
-        product = X.T @ weighted
-        values[i], vectors[i] = np.linalg.eigh(product.toarray() if sparse.issparse(product) else product)
-        target[i] = (weighted.T @ y) @ vectors[i]
-    return kernels.GramFactors(np.maximum(values, 0.0), vectors, target)

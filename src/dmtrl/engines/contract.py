@@ -13,6 +13,7 @@ _PER_UNIT = {
     "hold_out": ("described", ("tasks", "shards", "rows", "weight")),
     "prepare": ("prepared", ("b", "conjugate", "conjugate_at_zero", "longest_step")),
     "round": ("improved", ("b", "loss_w", "bracket_w", "loss_u", "conjugate", "steps", "solver")),
+    "catch_up": ("caught_up", ("b", "loss_u", "conjugate", "steps", "solver")),
     "look": ("looked", ("loss_w",)),
     "score": ("scored", ("weight", "loss", "squared_error", "wrong")),
     "save": ("saved", ()),

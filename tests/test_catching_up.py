@@ -1,0 +1,238 @@
+"""The second answer of a worker that lags, within the directions the others have found."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from dmtrl import Settings, TaskData, relationship, solve
+from dmtrl.coordinator import RoundRecord
+from dmtrl.datasets import make_synthetic
+from dmtrl.engines.contract import fault_in
+from dmtrl.engines.log import Log
+from dmtrl.message import Message
+from dmtrl.relationship import FreeIntercept, Learned, feature_metric
+from problems import random_problem
+from virtual_time import VirtualEngine, prepared, run, virtual
+
+SLOW = 8
+
+
+@pytest.fixture(scope="module")
+def fleet() -> TaskData:
+    return make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train
+
+
+def one_of_16_slow(data: TaskData, loss: str) -> VirtualEngine:
+    return virtual(data, loss, [10.0 if k == SLOW else 1.0 for k in range(16)])
+
+
+def told(engine: VirtualEngine, k: int) -> list[str]:
+    return [message.name for worker, message in engine.sent if worker == k]
+
+
+def low_rank(m: int, d: int, rank: int) -> np.ndarray:
+    rng = np.random.default_rng(3)
+    return rng.standard_normal((m, rank)) @ rng.standard_normal((rank, d))
+
+
+@pytest.mark.parametrize("shape", [(30, 24), (10, 24)])
+def test_the_metric_is_the_penalty(shape: tuple[int, int]) -> None:
+    """|v|^2 / 2 summed over the tasks, where w = F v; and a change of one task's weights changes both alike at first,
+    because the directions are the best for W."""
+    W = low_rank(*shape, 3)
+    metric = feature_metric(Learned(), W, 1.0)
+    assert metric is not None
+    F, C = metric
+    assert F.shape == (24, 3)
+    assert not C.any()
+    V = np.linalg.lstsq(F, W.T, rcond=None)[0].T
+    penalty = Learned().penalty
+    np.testing.assert_allclose(V @ F.T, W, rtol=1e-9, atol=1e-9)
+    assert 0.5 * (V**2).sum() == pytest.approx(penalty(W, np.zeros(24)), rel=1e-9)
+    moved, size = V.copy(), 1e-5
+    moved[0] += size
+    change = penalty(moved @ F.T, np.zeros(24)) - penalty(W, np.zeros(24))
+    assert 0.5 * (moved**2 - V**2).sum() == pytest.approx(change, rel=1e-3)
+
+
+def test_at_the_optimum_the_metric_gives_the_weights_of_every_task() -> None:
+    """w_i = F F^T b_i / lambda: the stationarity of the whole problem, one task at a time."""
+    data, lam = make_synthetic(1, 0, m=32, rows_per_task=60, d=40).train, 0.1
+    found = solve(data, loss="logistic", reg_lambda=lam, settings=Settings(tol=1e-9))
+    metric = feature_metric(Learned(), found.W, 1.0)
+    assert metric is not None
+    F, _ = metric
+    np.testing.assert_allclose((found.dual.B @ F) @ F.T / lam, found.W, atol=1e-3 * np.abs(found.W).max())
+
+
+def test_an_intercept_is_held_as_a_proximal_step_would() -> None:
+    W = low_rank(30, 24, 2)
+    inner, whole = (
+        feature_metric(Learned(), W, 4.0),
+        feature_metric(FreeIntercept(Learned(), 1e-6), with_intercepts(W), 4.0),
+    )
+    assert inner is not None
+    assert whole is not None
+    F, C = whole
+    np.testing.assert_array_equal(F[:-1, :-1], inner[0])
+    np.testing.assert_array_equal(F[-1], [0.0, 0.0, 2.0])
+    assert not F[:-1, -1].any()
+    np.testing.assert_allclose((C @ F.T)[:, -1], np.arange(30.0))
+    assert not (C @ F.T)[:, :-1].any()
+
+
+def with_intercepts(W: np.ndarray) -> np.ndarray:
+    return np.column_stack([W, np.arange(float(len(W)))])
+
+
+@pytest.mark.parametrize("case", ["given", "common", "many directions", "none", "a relationship of one's own"])
+def test_where_there_is_no_such_metric(case: str) -> None:
+    class Own(Learned):
+        pass
+
+    relations: dict[str, Any] = {
+        "given": relationship.independent(30),
+        "common": Learned(0.5),
+        "a relationship of one's own": Own(),
+    }
+    W = low_rank(30, 24, {"many directions": 4, "none": 0}.get(case, 2))
+    assert feature_metric(relations.get(case, Learned()), W, 1.0) is None
+
+
+LAYOUTS = {
+    "dense": lambda X: X,
+    "float32": lambda X: X.astype(np.float32),
+    "sparse": sparse.csr_array,
+    "in chunks": lambda X: np.where(np.arange(X.shape[1]) < 8, X, 0.0),
+}
+
+
+def caught_up(layout: str, loss: str) -> tuple[TaskData, Any, Message, np.ndarray, np.ndarray]:
+    data = random_problem(loss, m=5, d=40, rows=20)
+    data = TaskData(LAYOUTS[layout](data.X), data.y, None, data.starts, data.names)
+    worker, _ = prepared(data, loss)
+    rng = np.random.default_rng(1)
+    worker.answer(Message("round", {"round": 0, "target": 0.0}, {"w": np.zeros((5, 40)), "step": np.ones(5)}))
+    F, C = 0.3 * rng.standard_normal((40, 3)), rng.standard_normal((5, 3))
+    arrays = {"directions": F, "centre": C}
+    return data, worker, worker.answer(Message("catch_up", {"round": 1, "target": 0.0}, arrays)), F, C
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic", "squared", "absolute"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_answer_says_what_alpha_says(layout: str, loss: str) -> None:
+    data, worker, answer, F, C = caught_up(layout, loss)
+    assert fault_in(Message("catch_up"), answer, 5, 40) == ""
+    b, U = answer.arrays["b"], (C + answer.arrays["b"] @ F) @ F.T
+    X = data.X.toarray() if sparse.issparse(data.X) else data.X.astype(float)
+    by_hand = [
+        X[a:e].T @ (worker._alpha[a:e] / (e - a)) for a, e in zip(data.starts[:-1], data.starts[1:], strict=True)
+    ]
+    np.testing.assert_allclose(b, by_hand, rtol=1e-5, atol=1e-7)
+    at_u = worker.answer(Message("look", {}, {"w": U})).arrays["loss_w"]
+    np.testing.assert_allclose(answer.arrays["loss_u"], at_u, rtol=1e-5)
+    bracket = answer.arrays["loss_u"] + answer.arrays["conjugate"] + (U * b).sum(axis=1)
+    assert (bracket >= -1e-6).all()
+    if loss == "squared":  # solved at once
+        np.testing.assert_allclose(bracket, 0.0, atol=1e-5)
+    # the next round goes on from there
+    np.testing.assert_allclose(worker._U, U, rtol=1e-5, atol=1e-6)
+
+
+def test_an_answer_solves_the_problem_within_the_directions() -> None:
+    """Squared loss: a ridge regression on the rows seen in the directions."""
+    data, _, answer, F, C = caught_up("dense", "squared")
+    for i, (a, e) in enumerate(zip(data.starts[:-1], data.starts[1:], strict=True)):
+        seen = data.X[a:e] @ F
+        v = np.linalg.solve(seen.T @ seen / (e - a) + np.eye(3), seen.T @ data.y[a:e] / (e - a) + C[i])
+        np.testing.assert_allclose(C[i] + answer.arrays["b"][i] @ F, v, rtol=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic"])
+def test_one_that_lags_catches_up_once(fleet: TaskData, loss: str) -> None:
+    engine = one_of_16_slow(fleet, loss)
+    certificates: list[tuple[float, float]] = []
+    run(engine, fleet, watch=lambda r: certificates.append((r.primal, r.dual)), tol=1e-4, lam=1e-2, max_rounds=60)
+    assert told(engine, SLOW)[:2] == ["round", "catch_up"]
+    assert told(engine, SLOW).count("catch_up") == 1
+    assert all("catch_up" not in told(engine, k) for k in range(16) if k != SLOW)
+    best = solve(fleet, loss=loss, reg_lambda=1e-2, settings=Settings(tol=1e-6)).certificate
+    assert all(primal >= best.dual and dual <= best.primal for primal, dual in certificates)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic", "smoothed_hinge"])
+def test_catching_up_makes_runs_shorter_and_none_much_longer(
+    fleet: TaskData, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metric = feature_metric
+    share = []
+    for lam in (3e-3, 1e-2, 3e-2):
+        seconds = {}
+        for allowed in (True, False):
+            monkeypatch.setattr("dmtrl.asynchronous.feature_metric", metric if allowed else lambda *_: None)
+            engine, reached = one_of_16_slow(fleet, loss), list[float]()
+
+            def watch(record: RoundRecord, engine: VirtualEngine = engine, reached: list[float] = reached) -> None:
+                reached.append(engine.clock)
+
+            assert run(engine, fleet, watch=watch, tol=1e-2, lam=lam).converged
+            seconds[allowed] = reached[-1]
+        share.append(seconds[True] / seconds[False])
+    assert min(share) < 0.7
+    assert max(share) < 1.1
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [{"steps": 50}, {"sampling": "uniform"}, {"relationship": "independent"}, {"common": 0.5}],
+    ids=["a given number of steps", "rows drawn one by one", "a given relationship", "a shared part"],
+)
+def test_nobody_catches_up_where(knobs: dict[str, Any], fleet: TaskData) -> None:
+    engine = one_of_16_slow(fleet, "hinge")
+    run(engine, fleet, tol=1e-3, lam=1e-2, max_rounds=30, **knobs)
+    assert len(told(engine, SLOW)) > 1
+    assert "catch_up" not in told(engine, SLOW)
+
+
+def test_nobody_catches_up_where_a_task_is_in_pieces(fleet: TaskData) -> None:
+    engine = virtual(fleet, "hinge", [10.0 if k == SLOW else 1.0 for k in range(16)], shards=2)
+    run(engine, fleet, tol=1e-3, lam=1e-2, max_rounds=30)
+    assert len(told(engine, SLOW)) > 1
+    assert "catch_up" not in told(engine, SLOW)
+
+
+def test_with_an_intercept(fleet: TaskData) -> None:
+    """The last column is the intercept's; the run ends, and with a certificate that holds."""
+    data = TaskData(np.column_stack([fleet.X, np.ones(len(fleet.y))]), fleet.y, None, fleet.starts, fleet.names)
+    relation, engine = FreeIntercept(Learned(), 1e-4), one_of_16_slow(data, "hinge")
+    found = run(engine, data, relation, tol=1e-2, lam=1e-2)
+    assert "catch_up" in told(engine, SLOW)
+    best = run(virtual(data, "hinge", [1.0] * 4), data, relation, tol=1e-6, lam=1e-2, max_staleness=0).certificate
+    assert found.converged
+    assert found.certificate.primal >= best.dual
+    assert found.certificate.dual <= best.primal
+
+
+def test_a_run_is_repeated_to_the_bit(fleet: TaskData) -> None:
+    first_engine = one_of_16_slow(fleet, "hinge")
+    first = run(first_engine, fleet, tol=1e-2, lam=1e-2)
+    assert "catch_up" in told(first_engine, SLOW)
+    again = run(virtual(fleet, "hinge", [3.0] * 16), fleet, tol=1e-2, lam=1e-2, replay=first.trace)
+    np.testing.assert_array_equal(first.W, again.W)
+    assert again.certificate == first.certificate
+
+
+def test_a_new_worker_in_place_of_a_lost_one_hears_of_it() -> None:
+    log = Log()
+    for name in ("round", "catch_up"):
+        log.add(Message(name), Message("improved"))
+    assert [message.name for batch in log.batches() for message in batch] == ["round", "catch_up"]
+    log.close()
+
+
+def test_a_wrong_answer_is_named() -> None:
+    question = Message("catch_up")
+    assert "instead of 'caught_up'" in fault_in(question, Message("improved"), 2, 3)
+    assert "left 'b' out" in fault_in(question, Message("caught_up"), 2, 3)
