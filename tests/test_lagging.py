@@ -27,28 +27,36 @@ SLOW = 32
 
 @pytest.fixture(scope="module")
 def fleet() -> TaskData:
+    """Of too few features for anyone to catch up: that is another file."""
     return make_synthetic(1, 0, m=128, rows_per_task=80, d=20).train
+
+
+@pytest.fixture(scope="module")
+def wide_fleet() -> TaskData:
+    return make_synthetic(1, 0, m=192, rows_per_task=120, d=60).train
 
 
 def one_of_64_slow(data: TaskData, loss: str) -> VirtualEngine:
     return virtual(data, loss, [10.0 if k == SLOW else 1.0 for k in range(64)])
 
 
-@pytest.mark.parametrize(("loss", "lam"), [("hinge", 1e-3), ("hinge", 1e-2), ("logistic", 1e-3), ("logistic", 1e-2)])
-def test_one_slow_worker_of_64_costs_a_third_of_what_it_does_in_step(fleet: TaskData, loss: str, lam: float) -> None:
+@pytest.mark.parametrize(("loss", "lam"), [(loss, lam) for loss in ("hinge", "logistic") for lam in (1e-3, 3e-3, 1e-2)])
+def test_one_slow_worker_of_64_costs_a_third_of_what_it_does_in_step(
+    wide_fleet: TaskData, loss: str, lam: float
+) -> None:
     """To a joint gap of 0.01, on the clock of the engine, with certificates that hold against an optimum known much
     better; `dmtrl bench stragglers` has the same with real seconds."""
-    best = solve(fleet, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-5)).certificate
+    best = solve(wide_fleet, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-5)).certificate
     reached = {}
     for staleness in (0, 8):
-        engine = one_of_64_slow(fleet, loss)
+        engine = one_of_64_slow(wide_fleet, loss)
 
         def watch(record: RoundRecord, engine: VirtualEngine = engine, staleness: int = staleness) -> None:
             reached[staleness] = engine.clock
             assert record.primal >= best.dual
             assert record.dual <= best.primal
 
-        assert run(engine, fleet, watch=watch, max_staleness=staleness, tol=1e-2, lam=lam).converged
+        assert run(engine, wide_fleet, watch=watch, max_staleness=staleness, tol=1e-2, lam=lam).converged
     assert reached[8] <= reached[0] / 3
 
 
@@ -83,10 +91,10 @@ def looks_of(engine: VirtualEngine) -> list[int]:
     return [k for k, message in engine.sent if message.name == "look"]
 
 
-def test_the_end_is_a_look_away(fleet: TaskData) -> None:
-    engine = one_of_64_slow(fleet, "hinge")
+def test_the_end_is_a_look_away(wide_fleet: TaskData) -> None:
+    engine = one_of_64_slow(wide_fleet, "hinge")
     seen: list[int] = []
-    run(engine, fleet, watch=lambda record: seen.append(len(engine.answers)), tol=1e-2, lam=3e-3)
+    run(engine, wide_fleet, watch=lambda record: seen.append(len(engine.answers)), tol=1e-2, lam=1e-3)
     told = [answer.name for k, answer in engine.answers[: seen[-1]] if k == SLOW]
     assert set(looks_of(engine)) == {SLOW}
     assert told[-3:] == ["improved", "improved", "looked"]

@@ -58,6 +58,7 @@ class VirtualEngine(Engine):
         look = 0.5 if ascent.all() else 1.0  # half of it is had on the way of coordinate ascent
         passes = 1.0 + look * message.scalars.get("look", True) + message.scalars.get("at_u", False)
         passes += ("probe" in message.arrays) + (not ascent.all())
+        passes -= bool(message.scalars.get("from_zero", False) and ascent.all())  # b is read off
         return float(passes * self.rows[k] + 1.5 * answer.arrays["steps"][ascent].sum())
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:

@@ -62,8 +62,9 @@ class AsynchronousSplitting:
         self._shards = layout.shards[:, None].astype(float)
         self._Z, self._common = W, common
         self._penalty = relationship.penalty(W, common) if W.any() else 0.0
+        self._cold = not (W.any() or b.any())
         self._U, self._b, self._conjugate = layout.per_unit(W).copy(), b.copy(), conjugate.copy()
-        self._W, self._loss = self._U.copy(), loss.copy()  # at the weights each unit last looked at
+        self._W, self._loss = self._U.copy(), loss.copy()  # at weights of which each unit last told its loss
         self._solver, self._steps = np.zeros(len(b), dtype=np.int8), np.zeros(len(b), dtype=np.int64)
         self._longest_step = longest_step
         first = _SMALLER_STEP / (lam * float(np.sqrt(layout.m)))
@@ -155,7 +156,7 @@ class AsynchronousSplitting:
         units, W, loss = self._layout.positions[k], self._W.copy(), self._loss.copy()
         W[units] = self._Z[self._layout.task[units]]
         loss[units] = -self._conjugate[units] - np.einsum("ij,ij->i", W[units], self._b[units])
-        objective = loss.sum() + self._lam * self._relationship.penalty(W, self._common)
+        objective = self._objective(W, loss)
         bound = -self._conjugate.sum() - self._relationship.conjugate(self._b) / self._lam
         return float((objective - bound) / abs(objective)) if np.isfinite(objective) and objective else np.inf
 
@@ -179,30 +180,30 @@ class AsynchronousSplitting:
 
     def _catch_up(self, k: int, target: float) -> Message | None:
         """What the second answer of one that lags is asked for, where all tasks lie in few directions (36): the others
-        have found these while it made its first, and within them it can go all the way."""
+        have found these while it made its first."""
         settings, units = self._settings, self._layout.positions[k]
-        given = settings.steps is not None or settings.sampling == "uniform"  # the work of an answer
-        if given or self._probes or not self._staleness or self._answered[k] != 1 or not self._lags(k):
+        given = settings.steps is not None or settings.sampling == "uniform" or settings.local_solver != "auto"
+        few = 4 * len(units) <= len(self._layout.task)
+        if given or not few or self._probes or not self._staleness or self._answered[k] != 1 or not self._lags(k):
             return None
-        metric = feature_metric(self._relationship, self._Z, self._s * self._lam)
+        metric = feature_metric(self._relationship, self._Z, self._lam, self._s)
         if metric is None:
             return None
-        F, C = metric
-        scale = float(np.sqrt(self._lam))
-        arrays = {"directions": F / scale, "centre": C[self._layout.task[units]] * scale}
+        arrays = {"directions": metric[0], "centre": metric[1][self._layout.task[units]]}
         return Message("catch_up", {"round": self._version, "target": target}, arrays)
 
     def _order(self, k: int, target: float) -> Message:
         layout, units = self._layout, self._layout.positions[k]
         # The first answer is made from where the run begins and is to be had soon: one pass, no factors that only pay
-        # over many answers, and no look, for the loss there is known. The second of one that lags is as brief: the
-        # others have not yet settled on what its first told them.
+        # over many answers, and no look, for the loss there is known. The second of one that lags is as brief, if it
+        # cannot catch up: the others have not yet settled on what its first told them.
         first = self._answered[k] == 0
         brief = first or (self._answered[k] == 1 and self._lags(k))
         relax = 0.0 if first else self._settings.relaxation - 1.0
         pace = 0.0 if brief else float(min(self._answered[k] / max(np.median(self._answered), 1.0), 1.0))
         scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target, "pace": pace}
         scalars["look"] = not (first or self._probes)
+        scalars["from_zero"] = bool(first and self._cold)
         arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
         if self._settings.steps is None:
             arrays["most"] = (1 if brief else self._passes) * layout.rows[units]
@@ -251,13 +252,26 @@ class AsynchronousSplitting:
         self._U[units] = self._arrived(units, order, b)
         self._b[units], self._conjugate[units] = b, arrays["conjugate"]
         if order.name == "catch_up":
-            self._W[units], self._loss[units] = self._U[units], arrays["loss_u"]
+            self._try(units, self._U[units], arrays["loss_u"])
         elif order.scalars["look"]:
             self._W[units], self._loss[units] = order.arrays["w"], arrays["loss_w"]
         self._solver[units], self._steps[units] = arrays["solver"], arrays["steps"]
         if self._probe is not None and "loss_probe" in arrays:
             self._probe.loss[k] = float(arrays["loss_probe"].sum())
         self._answered[k] += 1
+
+    def _try(self, units: np.ndarray, W: np.ndarray, loss: np.ndarray) -> None:
+        """Take weights of these units, and the loss there, if the objective is lower with them."""
+        before, weights = self._objective(self._W, self._loss), self._W[units].copy()
+        losses = self._loss.copy()
+        self._W[units], losses[units] = W, loss
+        if self._objective(self._W, losses) < before:
+            self._loss = losses
+        else:
+            self._W[units] = weights
+
+    def _objective(self, W: np.ndarray, loss: np.ndarray) -> float:
+        return float(loss.sum()) + self._lam * self._relationship.penalty(W, self._common)
 
     def _arrived(self, units: np.ndarray, order: Message, b: np.ndarray) -> np.ndarray:
         if order.name == "catch_up":
@@ -285,13 +299,10 @@ class AsynchronousSplitting:
             yield Candidate(probe.W, probe.common, loss + self._lam * probe.penalty)
 
     def _candidate(self) -> Candidate:
-        """Of each task the weights its worker last looked at: they need not be of one version, any W will do."""
-        loss = np.inf if self._probes else float(self._loss.sum())
-        if not np.isfinite(loss):
+        """Of each task the weights at which its worker last told its loss: they need not be of one version."""
+        if self._probes or not np.isfinite(self._loss).all():
             return Candidate(self._Z, self._common, np.inf)
-        return Candidate(
-            self._W.copy(), self._common, loss + self._lam * self._relationship.penalty(self._W, self._common)
-        )
+        return Candidate(self._W.copy(), self._common, self._objective(self._W, self._loss))
 
     def _answers(self) -> Answers:
         b = self._b.copy()

@@ -781,13 +781,14 @@ def gram_unit(units, i, alpha, u, c, s, gram):  # type: ignore[no-untyped-def]
 @njit(cache=True, nogil=True)
 def local_round(  # type: ignore[no-untyped-def]
     units, ids, alpha, B, C, U, W, step, solver, gram, steps, block, target, seed, round_number, factor, coupling,
-    look, at_u, work, calm, rest, out
+    look, at_u, from_zero, work, calm, rest, out
 ):  # fmt: skip
     """One round of a worker: `look` at W, solve (6) for each unit, leaving alpha, B (from alpha), U = C + s B.
 
     `block` is the number of rows in a block, 0 where rows are drawn uniformly. `factor` (units x r, r may be 0) holds
     the worker's rows of a covariance factor: with coupling = rho / lambda the units are swept in turn and each feels
-    what the ones before it changed, the block version (10). out[i] is (loss at w, brackets there, loss at u, conjugate,
+    what the ones before it changed, the block version (10). Where all is zero when the round begins (`from_zero`), b is
+    read off u = s b instead of summed anew. out[i] is (loss at w, brackets there, loss at u, conjugate,
     steps); what nobody looks at is infinite.
     """
     d = B.shape[1]
@@ -831,7 +832,10 @@ def local_round(  # type: ignore[no-untyped-def]
                     out[i, 0], out[i, 1] = loss_w, bracket_w
             else:
                 out[i, 4] = uniform_unit(units, i, alpha, work, s, steps[i], state)
-        dual_vector(units, i, alpha, b)
+        if from_zero and descend:
+            b[:] = work / s
+        else:
+            dual_vector(units, i, alpha, b)
         u[:] = c + s * b
         if at_u:
             out[i, 2], out[i, 3], _ = evaluate_unit(units, i, alpha, u)

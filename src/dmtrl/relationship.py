@@ -205,27 +205,29 @@ class FreeIntercept:
         return self.base.w_conjugate(B[:, :-1], covariance) + 0.5 * float(B[:, -1] @ B[:, -1]) / self.weight
 
 
-def feature_metric(relationship: Relationship, W: np.ndarray, t: float) -> tuple[np.ndarray, np.ndarray] | None:
-    """F (features x r) and C (tasks x r): where a task's own weights are w = F v, its share of the penalty is about
-    |v - c|^2 / 2 (36), if the directions in which the tasks at W lie are those of the end. None where they are many, or
-    not the whole story. A free intercept is held at its present value as a proximal step t would hold it.
+def feature_metric(
+    relationship: Relationship, W: np.ndarray, lam: float, step: float
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """F (features x r) and C (tasks x r): with the directions in which the tasks at W lie held fixed, lam * penalty is
+    the sum over tasks of |v - c|^2 / 2 where w = F v (36). None where the directions are many beside tasks or features,
+    or not the whole story. A free intercept is held at its present value, as a proximal step would hold it.
     """
     if isinstance(relationship, FreeIntercept):
-        inner = feature_metric(relationship.base, W[:, :-1], t)
+        inner = feature_metric(relationship.base, W[:, :-1], lam, step)
         if inner is None:
             return None
-        (F, C), width = inner, float(np.sqrt(t))
+        (F, C), width = inner, float(np.sqrt(step))
         return block_diag(F, width), np.column_stack([C, W[:, -1] / width])
     if type(relationship) is not Learned or relationship.tau:
         return None
     s, vectors = short_side(W)
     rank = int((s > _SEEN * s[0]).sum()) if len(s) and s[0] > 0 else 0
-    if not 0 < rank <= min(W.shape[1] / 8, _FEW_DIRECTIONS):
+    if not 0 < rank <= min(W.shape[0] / 8, W.shape[1] / 8, _FEW_DIRECTIONS):
         return None
     s, vectors = s[:rank], vectors[:, :rank]
     if W.shape[0] <= W.shape[1]:
         vectors = W.T @ vectors / s
-    return vectors * np.sqrt(s / s.sum()), np.zeros((len(W), rank))
+    return vectors * np.sqrt(s / (lam * s.sum())), np.zeros((len(W), rank))
 
 
 def nuclear_prox(

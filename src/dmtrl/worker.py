@@ -25,7 +25,7 @@ _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _WORTH_CHUNKS, _ROWS_ASKED = 0.5, 64  # share of the chunks that are not all zero, asked of so many rows of a unit
-_PASSES_WITHIN = 2  # a few directions, at most
+_PASSES_WITHIN = 2  # few directions
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 _SAVED = "dmtrl worker 1"
 _FROM_ROUND_TO_ROUND = ("_U", "_W_before", "_B_before", "_calm")  # beside alpha and B, which is made of it; all saved
@@ -261,25 +261,24 @@ class Worker:
         return Message("improved", {}, arrays)
 
     def _catch_up(self, message: Message) -> Message:
-        """Solve the local problems (37) within the few directions that came: the rows are read once to be seen in
-        these, passes over what is left cost next to nothing, and the loss where they end is known on the way."""
+        """Improve alpha on the local problems (37), within the few directions that came: rows are read to be seen in
+        these, and once more for B. The loss where that ends is had without them."""
         F, C, n_units = message.arrays["directions"], message.arrays["centre"], len(self._B)
         X = np.empty((len(self._alpha), F.shape[1]))
         kernels.rows_along(self._units.X, np.ascontiguousarray(F.T), X)
         units = self._units._replace(X=X, q=np.einsum("ij,ij->i", X, X))
-        exact = (units.loss == kernels.SQUARED) & (self._settings["local_solver"] != "sdca")  # one step and done
+        solver = np.where(units.loss == kernels.SQUARED, kernels.NEWTON, kernels.SDCA)  # one step, or passes
         B, U, out = np.zeros_like(C), np.empty_like(C), np.zeros((n_units, 5))
         kernels.dual_vectors(units, self._alpha, B)
-        solver = np.where(exact, kernels.NEWTON, kernels.SDCA)
         passes = min(_PASSES_WITHIN, int(self._settings["max_passes"]))
         self._kernels.local_round(
             units, self._ids, self._alpha, B, C.copy(), U, U, np.ones(n_units), solver, _NO_GRAM,
             passes * np.diff(units.starts), self._block, np.full(n_units, float(message.scalars["target"])),
-            int(self._settings["seed"]), int(message.scalars["round"]), np.zeros((n_units, 0)), 0.0, False, True,
+            int(self._settings["seed"]), int(message.scalars["round"]), np.zeros((n_units, 0)), 0.0, False, True, False,
             np.empty(F.shape[1]), np.zeros_like(self._calm), np.zeros_like(self._calm), out,
         )  # fmt: skip
         kernels.dual_vectors(self._units, self._alpha, self._B)
-        self._U = U @ F.T
+        self._U = (C + self._B @ F) @ F.T
         arrays: dict[str, np.ndarray] = {
             "b": self._B.copy(),
             "loss_u": out[:, 2].copy(),
@@ -329,7 +328,8 @@ class Worker:
             np.ascontiguousarray(step), solver, gram, steps, self._block, np.full(n_units, target),
             int(settings["seed"]), int(scalars["round"]), np.ascontiguousarray(factor),
             float(scalars.get("coupling", 0.0)), bool(scalars.get("look", True)), bool(scalars.get("at_u", False)),
-            work, self._calm, np.zeros_like(self._calm), out,
+            bool(scalars.get("from_zero", False)) and work.dtype == np.float64, work, self._calm,
+            np.zeros_like(self._calm), out,
         )  # fmt: skip
         return solver, out
 
@@ -423,10 +423,8 @@ class Worker:
 
 def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Each unit's own sum, so that it does not depend on its neighbours; a unit may be empty."""
-    sums, filled = np.zeros(len(starts) - 1), starts[:-1] < starts[1:]
-    if filled.any():
-        sums[filled] = np.add.reduceat(values, starts[:-1][filled])
-    return sums
+    n_units = len(starts) - 1
+    return np.bincount(np.repeat(np.arange(n_units), np.diff(starts)), weights=values, minlength=n_units)
 
 
 def _kernels_for(losses: Sequence[AnyLoss]) -> Any:

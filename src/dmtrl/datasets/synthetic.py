@@ -12,6 +12,7 @@ import numpy as np
 from dmtrl.data import TaskData
 
 PARENTS = (0, 5, 10)  # the paper's w_1, w_6, w_11; the tasks up to the next parent are its copies
+TASKS = 16  # of the paper; further ones copy the parents in the same order again
 MARGIN = 5.0  # standard deviation of w.x for a parent: the labels' own noise leaves an error of about 11 %
 NOISE = 0.2  # length of the noise on a copy, over the parent's length
 SHARED = {1: 0.0, 2: 0.95}  # share of a parent's variance that all parents have in common
@@ -29,7 +30,7 @@ class SyntheticTasks:
 
 
 def make_synthetic(
-    kind: int = 1, seed: int = 0, *, rows_per_task: int = ROWS_PER_TASK, m: int = 16, d: int = 100
+    kind: int = 1, seed: int = 0, *, rows_per_task: int = ROWS_PER_TASK, m: int = TASKS, d: int = 100
 ) -> SyntheticTasks:
     """Tasks of unequal size with labels from the logistic model; rows have a length of about one.
 
@@ -70,7 +71,7 @@ def _directions(rng: np.random.Generator, m: int, d: int, shared: float) -> np.n
     own, common = rng.normal(size=(len(PARENTS), d)), rng.normal(size=d)
     parents = np.sqrt(shared) * common + np.sqrt(1.0 - shared) * own
     parents /= np.linalg.norm(parents, axis=1, keepdims=True)
-    family = np.searchsorted(PARENTS, np.arange(m), side="right") - 1
+    family = np.searchsorted(PARENTS, np.arange(m) % TASKS, side="right") - 1
     sign = rng.choice([-1.0, 1.0], size=m)
     noise = NOISE * rng.normal(scale=d**-0.5, size=(m, d))
     W = sign[:, None] * parents[family] + noise
