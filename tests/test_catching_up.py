@@ -7,7 +7,8 @@ import pytest
 from scipy import sparse
 
 from dmtrl import Settings, TaskData, relationship, solve
-from dmtrl.coordinator import RoundRecord
+from dmtrl.asynchronous import AsynchronousSplitting
+from dmtrl.coordinator import Coordinator, RoundRecord
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.contract import fault_in
 from dmtrl.engines.log import Log
@@ -301,3 +302,70 @@ def test_a_wrong_answer_is_named() -> None:
     question = Message("catch_up")
     assert "instead of 'caught_up'" in fault_in(question, Message("improved"), 2, 3)
     assert "left 'b' out" in fault_in(question, Message("caught_up"), 2, 3)
+
+
+def test_server_and_worker_agree_where_it_arrived(fleet: TaskData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the intercept, whose centre is not zero."""
+    data = TaskData(np.column_stack([fleet.X, np.ones(len(fleet.y))]), fleet.y, None, fleet.starts, fleet.names)
+    engine, arrived, checked = one_of_16_slow(data, "hinge"), AsynchronousSplitting._arrived, list[float]()
+
+    def compare(self: Any, units: np.ndarray, order: Message, b: np.ndarray) -> np.ndarray:
+        U = arrived(self, units, order, b)
+        if order.name == "catch_up":
+            np.testing.assert_allclose(U, engine.workers[SLOW]._U, rtol=1e-12, atol=1e-12)
+            checked.append(float(np.abs(order.arrays["centre"]).max()))
+        return U
+
+    monkeypatch.setattr(AsynchronousSplitting, "_arrived", compare)
+    run(engine, data, FreeIntercept(Learned(), 1e-4), tol=1e-2, lam=1e-2)
+    assert len(checked) == 1
+    assert checked[0] > 0
+
+
+def test_weights_with_which_the_objective_is_higher_are_not_taken(
+    fleet: TaskData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bool] = []
+    attempt = AsynchronousSplitting._try
+
+    def twice(self: Any, units: np.ndarray, W: np.ndarray, loss: np.ndarray) -> None:
+        before = self._W.copy(), self._loss.copy()
+        attempt(self, units, W, loss + 1e6)
+        np.testing.assert_array_equal(self._W, before[0])
+        np.testing.assert_array_equal(self._loss, before[1])
+        attempt(self, units, W, loss)
+        taken.append(bool((self._W[units] == W).all() and (self._loss[units] == loss).all()))
+
+    monkeypatch.setattr(AsynchronousSplitting, "_try", twice)
+    run(one_of_16_slow(fleet, "hinge"), fleet, tol=1e-2, lam=1e-2)
+    assert taken == [True]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_b_of_a_first_answer_is_what_alpha_says(layout: str) -> None:
+    data = random_problem("hinge", m=5, d=40, rows=20)
+    data = TaskData(LAYOUTS[layout](data.X), data.y, None, data.starts, data.names)
+    found = []
+    for from_zero in (True, False):
+        worker, _ = prepared(data, "hinge")
+        scalars = {"round": 0, "target": 0.01, "from_zero": from_zero, "look": False}
+        order = {"w": np.zeros((5, 40)), "step": np.full(5, 3.0), "most": np.diff(data.starts)}
+        found.append(worker.answer(Message("round", scalars, order)).arrays)
+    assert found[0]["b"].any()
+    for name in ("b", "conjugate", "steps"):
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-12, atol=1e-14)
+
+
+def test_only_what_begins_at_zero_is_taken_for_it(fleet: TaskData) -> None:
+    cold = one_of_16_slow(fleet, "hinge")
+    found = run(cold, fleet, tol=1e-1, lam=1e-2)
+    warm = one_of_16_slow(fleet, "hinge")
+    settings = Settings(max_staleness=8, tol=1e-2)
+    again = Coordinator(warm, fleet.m, Learned(), 1e-2, settings).run(start=found)
+    told_so = {
+        engine: [message.scalars.get("from_zero", False) for _, message in engine.sent] for engine in (cold, warm)
+    }
+    assert told_so[cold][:16] == [True] * 16
+    assert not any(told_so[cold][16:])
+    assert not any(told_so[warm])
+    assert again.converged
