@@ -326,7 +326,7 @@ def test_weights_with_which_the_objective_is_higher_are_not_taken(
     fleet: TaskData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[bool] = []
-    attempt = AsynchronousSplitting._try
+    attempt = AsynchronousSplitting._take_if_better
 
     def twice(self: Any, units: np.ndarray, W: np.ndarray, loss: np.ndarray) -> None:
         before = self._W.copy(), self._loss.copy()
@@ -336,7 +336,7 @@ def test_weights_with_which_the_objective_is_higher_are_not_taken(
         attempt(self, units, W, loss)
         taken.append(bool((self._W[units] == W).all() and (self._loss[units] == loss).all()))
 
-    monkeypatch.setattr(AsynchronousSplitting, "_try", twice)
+    monkeypatch.setattr(AsynchronousSplitting, "_take_if_better", twice)
     run(one_of_16_slow(fleet, "hinge"), fleet, tol=1e-2, lam=1e-2)
     assert taken == [True]
 

@@ -252,7 +252,7 @@ class AsynchronousSplitting:
         self._U[units] = self._arrived(units, order, b)
         self._b[units], self._conjugate[units] = b, arrays["conjugate"]
         if order.name == "catch_up":
-            self._try(units, self._U[units], arrays["loss_u"])
+            self._take_if_better(units, self._U[units], arrays["loss_u"])
         elif order.scalars["look"]:
             self._W[units], self._loss[units] = order.arrays["w"], arrays["loss_w"]
         self._solver[units], self._steps[units] = arrays["solver"], arrays["steps"]
@@ -260,7 +260,7 @@ class AsynchronousSplitting:
             self._probe.loss[k] = float(arrays["loss_probe"].sum())
         self._answered[k] += 1
 
-    def _try(self, units: np.ndarray, W: np.ndarray, loss: np.ndarray) -> None:
+    def _take_if_better(self, units: np.ndarray, W: np.ndarray, loss: np.ndarray) -> None:
         """Take weights of these units, and the loss there, if the objective is lower with them."""
         before, weights = self._objective(self._W, self._loss), self._W[units].copy()
         losses = self._loss.copy()
