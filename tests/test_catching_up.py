@@ -1,5 +1,6 @@
 """The second answer of a worker that lags, within the directions the others have found."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ from dmtrl.coordinator import Coordinator, RoundRecord
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.contract import fault_in
 from dmtrl.engines.log import Log
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.message import Message
 from dmtrl.relationship import FreeIntercept, Learned, feature_metric
+from dmtrl.worker import Worker
+from losses_by_hand import halved_absolute
 from problems import random_problem
 from virtual_time import VirtualEngine, prepared, run, virtual
 
@@ -123,33 +127,56 @@ LAYOUTS = {
 }
 
 
-def caught_up(layout: str, loss: str, weighted: bool = False) -> tuple[TaskData, Any, Message, np.ndarray, np.ndarray]:
-    data = random_problem(loss, m=5, d=40, rows=20)
+def first_answer(
+    layout: str, loss: str | Sequence[AnyLoss], weighted: bool = False, fold: int = -1
+) -> tuple[TaskData, Worker, Message]:
+    data = random_problem(loss if isinstance(loss, str) else "hinge", m=5, d=40, rows=20)
     weight = np.random.default_rng(2).integers(0, 3, len(data.y)) + 0.5 if weighted else None
     data = TaskData(LAYOUTS[layout](data.X), data.y, weight, data.starts, data.names)
-    worker, _ = prepared(data, loss)
+    worker, _ = prepared(data, loss, fold)
+    order = {"w": np.zeros((5, 40)), "step": np.ones(5), "most": np.diff(data.starts)}
+    return data, worker, worker.answer(Message("round", {"round": 0, "target": 0.0}, order))
+
+
+def catch_up(number: int = 1) -> Message:
     rng = np.random.default_rng(1)
-    worker.answer(Message("round", {"round": 0, "target": 0.0}, {"w": np.zeros((5, 40)), "step": np.ones(5)}))
-    F, C = 0.3 * rng.standard_normal((40, 3)), rng.standard_normal((5, 3))
-    arrays = {"directions": F, "centre": C}
-    return data, worker, worker.answer(Message("catch_up", {"round": 1, "target": 0.0}, arrays)), F, C
+    arrays = {"directions": 0.3 * rng.standard_normal((40, 3)), "centre": rng.standard_normal((5, 3))}
+    return Message("catch_up", {"round": number, "target": 0.0}, arrays)
 
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic", "squared", "absolute", "poisson"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_answer_says_what_alpha_says(layout: str, loss: str) -> None:
-    check_answer(*caught_up(layout, loss), solved=loss == "squared")
+    check_answer(*first_answer(layout, loss), solved=loss == "squared")
 
 
 def test_an_answer_of_weighted_rows() -> None:
-    check_answer(*caught_up("dense", "hinge", weighted=True), solved=False)
+    check_answer(*first_answer("dense", "hinge", weighted=True))
 
 
-def check_answer(data: TaskData, worker: Any, answer: Message, F: np.ndarray, C: np.ndarray, solved: bool) -> None:
-    assert fault_in(Message("catch_up"), answer, 5, 40) == ""
+def test_an_answer_with_rows_set_aside() -> None:
+    data, worker, first = first_answer("dense", "hinge", fold=1)
+    check_answer(data, worker, first)
+    assert 0 < worker._held.sum() < len(data.y)
+    assert not worker._alpha[worker._held].any()
+
+
+def test_an_answer_of_tasks_with_a_loss_each_one_of_them_of_ones_own() -> None:
+    losses = [get_loss(name) for name in ("hinge", "squared", "logistic", "absolute")]
+    check_answer(*first_answer("dense", [*losses, halved_absolute()]))
+
+
+def check_answer(data: TaskData, worker: Any, first: Message, solved: bool = False) -> None:
+    order = catch_up()
+    F, C = order.arrays["directions"], order.arrays["centre"]
+    answer = worker.answer(order)
+    assert fault_in(order, answer, 5, 40) == ""
     b, U = answer.arrays["b"], (C + answer.arrays["b"] @ F) @ F.T
     X = data.X.toarray() if sparse.issparse(data.X) else data.X
-    weight = np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
+    weight = (np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight) * ~worker._held
+    rise = bound_of_37(answer, F, C) - bound_of_37(first, F, C)
+    assert (rise > -1e-12).all()
+    assert rise.max() > 1e-3
     for i, (a, e) in enumerate(zip(data.starts[:-1], data.starts[1:], strict=True)):
         p = weight[a:e] / weight[a:e].sum()
         np.testing.assert_allclose(b[i], X[a:e].astype(float).T @ (p * worker._alpha[a:e]), rtol=1e-9, atol=1e-12)
@@ -163,19 +190,28 @@ def check_answer(data: TaskData, worker: Any, answer: Message, F: np.ndarray, C:
     np.testing.assert_array_equal(worker._U, U)  # where the next round goes on from
 
 
-def test_a_new_worker_that_hears_all_again_goes_on_with_the_same_bits() -> None:
-    answers = []
-    for _ in range(2):
-        _, worker, _, F, C = caught_up("dense", "hinge")
-        order = {"w": (C @ F.T), "step": np.ones(5)}
-        answers.append(worker.answer(Message("round", {"round": 2, "target": 0.0, "relax": 0.6}, order)))
-    for name, values in answers[0].arrays.items():
-        np.testing.assert_array_equal(values, answers[1].arrays[name])
+def bound_of_37(answer: Message, F: np.ndarray, C: np.ndarray) -> np.ndarray:
+    """The dual value of each unit's problem at the alpha of an answer."""
+    seen = answer.arrays["b"] @ F
+    return -answer.arrays["conjugate"] - (C * seen).sum(axis=1) - 0.5 * (seen**2).sum(axis=1)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "logistic", "absolute", "smoothed_hinge"])
+def test_repeated_it_solves_the_problem_within_the_directions(loss: str) -> None:
+    """The bracket at u (7) is the duality gap of (37)."""
+    _, worker, _ = first_answer("dense", loss)
+    F, C = catch_up().arrays.values()
+    for number in range(1, 60):
+        answer = worker.answer(catch_up(number))
+    b = answer.arrays["b"]
+    bracket = answer.arrays["loss_u"] + answer.arrays["conjugate"] + (((C + b @ F) @ F.T) * b).sum(axis=1)
+    np.testing.assert_allclose(bracket, 0.0, atol=1e-4)
 
 
 def test_an_answer_solves_the_problem_within_the_directions() -> None:
     """Squared loss: a ridge regression on the rows seen in the directions."""
-    data, _, answer, F, C = caught_up("dense", "squared")
+    data, worker, _ = first_answer("dense", "squared")
+    (F, C), answer = catch_up().arrays.values(), worker.answer(catch_up())
     for i, (a, e) in enumerate(zip(data.starts[:-1], data.starts[1:], strict=True)):
         seen = data.X[a:e] @ F
         v = np.linalg.solve(seen.T @ seen / (e - a) + np.eye(3), seen.T @ data.y[a:e] / (e - a) + C[i])
@@ -245,7 +281,7 @@ def test_who_holds_much_of_the_tasks_does_not_catch_up(fleet: TaskData) -> None:
 
 @pytest.mark.parametrize("loss", ["hinge", "logistic"])
 def test_a_slow_worker_whose_tasks_lie_in_a_direction_of_their_own(loss: str) -> None:
-    """The others cannot have found it: the run is no shorter for the answer, but ends, and its certificates hold."""
+    """The run ends, and its certificates hold."""
     made = make_synthetic(1, 0, m=64, rows_per_task=80, d=40)
     mine = [blocks.tasks for blocks in made.train.partition(16, 1)][SLOW]
     rng, starts, y = np.random.default_rng(0), made.train.starts, made.train.y.copy()
@@ -260,6 +296,15 @@ def test_a_slow_worker_whose_tasks_lie_in_a_direction_of_their_own(loss: str) ->
     assert found.converged
     best = solve(data, loss=loss, reg_lambda=1e-2, settings=Settings(tol=1e-6)).certificate
     assert all(primal >= best.dual and dual <= best.primal for primal, dual in certificates)
+
+
+def test_nobody_catches_up_where_the_penalty_hardly_holds(fleet: TaskData) -> None:
+    """Steps would be longer than coordinate ascent can take (docs/math.md, section 6)."""
+    data = TaskData(1e4 * fleet.X, fleet.y, None, fleet.starts, fleet.names)
+    for lam, expected in ((1e6, True), (1e2, False)):
+        engine = one_of_16_slow(data, "hinge")
+        run(engine, data, tol=1e-3, lam=lam, max_rounds=10)
+        assert ("catch_up" in told(engine, SLOW)) is expected
 
 
 def test_nobody_catches_up_where_a_task_is_in_pieces(fleet: TaskData) -> None:
@@ -356,16 +401,22 @@ def test_b_of_a_first_answer_is_what_alpha_says(layout: str) -> None:
         np.testing.assert_allclose(found[0][name], found[1][name], rtol=1e-12, atol=1e-14)
 
 
-def test_only_what_begins_at_zero_is_taken_for_it(fleet: TaskData) -> None:
-    cold = one_of_16_slow(fleet, "hinge")
-    found = run(cold, fleet, tol=1e-1, lam=1e-2)
-    warm = one_of_16_slow(fleet, "hinge")
-    settings = Settings(max_staleness=8, tol=1e-2)
-    again = Coordinator(warm, fleet.m, Learned(), 1e-2, settings).run(start=found)
-    told_so = {
-        engine: [message.scalars.get("from_zero", False) for _, message in engine.sent] for engine in (cold, warm)
-    }
-    assert told_so[cold][:16] == [True] * 16
-    assert not any(told_so[cold][16:])
-    assert not any(told_so[warm])
+@pytest.mark.parametrize("begin", ["weights", "alpha"])
+def test_only_what_begins_at_zero_is_taken_for_it(begin: str) -> None:
+    """Whatever a worker is told, b stays what alpha says."""
+    data = random_problem("hinge", m=5, d=40, rows=20)
+    worker, _ = prepared(data, "hinge")
+    W = np.ones((5, 40)) if begin == "weights" else np.zeros((5, 40))
+    order = {"w": W, "step": np.full(5, 3.0), "most": np.diff(data.starts)}
+    if begin == "alpha":
+        worker.answer(Message("round", {"round": 0, "target": 0.01}, order))
+    b = worker.answer(Message("round", {"round": 1, "target": 0.01, "from_zero": True}, order)).arrays["b"]
+    for i, (a, e) in enumerate(zip(data.starts[:-1], data.starts[1:], strict=True)):
+        np.testing.assert_allclose(b[i], data.X[a:e].T @ worker._alpha[a:e] / (e - a), rtol=1e-12, atol=1e-14)
+
+
+def test_a_run_from_weights_found_before(fleet: TaskData) -> None:
+    found = run(one_of_16_slow(fleet, "hinge"), fleet, tol=1e-1, lam=1e-2)
+    engine = one_of_16_slow(fleet, "hinge")
+    again = Coordinator(engine, fleet.m, Learned(), 1e-2, Settings(max_staleness=8, tol=1e-2)).run(start=found)
     assert again.converged

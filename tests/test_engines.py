@@ -148,6 +148,16 @@ def test_answers_come_as_they_are_ready(pair: Engine) -> None:
     assert pair.receive()[0] == 0
 
 
+def test_answers_that_nobody_waited_for_are_dropped(pair: Engine) -> None:
+    with first_worker_held(pair):
+        pair.send(0, Message("hold_out", {"fold": -1, "folds": 3, "seed": 4}))
+        assert set(pair.asked) == {0}
+    answers = pair.broadcast(Message("describe", {"digest": True}))
+    assert {answer.name for answer in answers.values()} == {"described"}
+    assert all("digest" in answer.scalars for answer in answers.values())
+    assert not pair.asked
+
+
 def test_a_custom_loss_travels() -> None:
     """It is compiled where it is used. That whole rounds work with such a loss is shown without Ray."""
     data = random_problem("squared", m=2)

@@ -20,6 +20,7 @@ from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWa
 from dmtrl.blocks import ArraySource
 from dmtrl.checkpoint import newest
 from dmtrl.coordinator import Coordinator, Outcome
+from dmtrl.datasets import make_synthetic
 from dmtrl.engines import LocalEngine, WorkerLostError, recovery
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.log import Log
@@ -29,6 +30,7 @@ from dmtrl.message import Engine, Message
 from dmtrl.relationship import Learned, covariance, get_relationship
 from dmtrl.worker import Worker
 from problems import random_problem
+from virtual_time import virtual
 
 FAULTS = ("before", "after", "unreachable before", "unreachable after", "nan", "shape", "name")
 STANDARD = Settings(tol=1e-5)
@@ -130,6 +132,36 @@ def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: st
     assert outcome.certificate == undisturbed.certificate
     assert [record.gap for record in outcome.history] == [record.gap for record in undisturbed.history]
     assert carrier.closed
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "nan"])
+def test_a_worker_lost_while_it_catches_up(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And before its next answer, when a new one hears of the catch-up."""
+    data, lam, options = make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train, 1e-2, Settings(tol=1e-4)
+    options = replace(options, max_staleness=8)
+    slowness = [10.0 if k == 8 else 1.0 for k in range(16)]
+    undisturbed = Coordinator(virtual(data, "hinge", slowness), data.m, Learned(), lam, options).run()
+    names, answer = list[str](), Fragile._answer
+
+    def remember(self: Fragile, k: int, number: int, messages: Sequence[Message]) -> Message:
+        names.append(messages[-1].name if k == 8 else "")
+        return answer(self, k, number, messages)
+
+    def again(faults: dict[int, str]) -> tuple[Outcome, int]:
+        with RecoveringEngine(Fragile(data, "hinge", 16, faults)) as engine:
+            found = Coordinator(engine, data.m, Learned(), lam, options).run(replay=undisturbed.trace)
+            return found, engine.losses
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fragile, "_answer", remember)
+        again({})
+    caught_up = names.index("catch_up")
+    later = names.index("round", caught_up)
+    for post in (caught_up, later):
+        found, losses = again({post + 1: fault})
+        assert losses == 1
+        assert found.W.tobytes() == undisturbed.W.tobytes()
+        assert found.certificate == undisturbed.certificate
 
 
 @pytest.mark.parametrize("fault", FAULTS[4:])

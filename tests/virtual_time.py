@@ -20,8 +20,10 @@ WORK = ("round", "catch_up", "look")  # messages that take time
 
 
 class VirtualEngine(Engine):
-    """Worker k needs slowness[k] times the work of a message: as many units of time as rows are read, one and a half
-    for a coordinate step."""
+    """Worker k needs slowness[k] times the work of a message. Its unit is the time to read a row: a coordinate step
+    takes one and a half, on a row seen in few directions half of one, and to see a row in another direction a quarter.
+    Timed on rows of 100 features, a catch-up within 3 to 12 directions is 1.4 to 2.1 times a first answer; so 2.5 to 4
+    times. Messages and preparing cost nothing."""
 
     def __init__(self, sources: Sequence[Source], loss: AnyLoss, slowness: Sequence[float]):
         self.workers = [Worker(source, loss) for source in sources]
@@ -31,6 +33,7 @@ class VirtualEngine(Engine):
         self.sent: list[tuple[int, Message]] = []
         self.answers: list[tuple[int, Message]] = []
         self._coming: list[tuple[float, int, int, Message]] = []
+        self.asked: set[int] = set()
 
     @property
     def n_workers(self) -> int:
@@ -39,6 +42,7 @@ class VirtualEngine(Engine):
     def send(self, k: int, message: Message) -> None:
         # what a worker answers depends on what it was told, not on when: it can be found at once
         answer = self.workers[k].answer(message)
+        self.asked.add(k)
         seconds = self.slowness[k] * self._work(k, message, answer)
         if message.name in WORK:
             self.sent.append((k, message))
@@ -67,6 +71,7 @@ class VirtualEngine(Engine):
         when, _, k, answer = heapq.heappop(self._coming)
         self.clock = max(self.clock, when)
         self.answers.append((k, answer))
+        self.asked.discard(k)
         return k, answer
 
     def close(self) -> None:
@@ -75,7 +80,7 @@ class VirtualEngine(Engine):
 
 class SpyingEngine(Engine):
     def __init__(self, engine: VirtualEngine):
-        self._engine, self.ahead = engine, 0
+        self._engine, self.ahead, self.asked = engine, 0, engine.asked
         self.each: list[int] = []  # message after message, how far ahead it puts its worker
         self._at_work: dict[int, tuple[int, dict[int, int]]] = {}
 
@@ -146,9 +151,12 @@ def answers_by_worker(engine: VirtualEngine) -> np.ndarray:
     )
 
 
-def prepared(data: TaskData, loss: str, **arrays: np.ndarray) -> tuple[Worker, Message]:
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
-    described = worker.answer(Message("describe"))
+def prepared(
+    data: TaskData, loss: str | Sequence[AnyLoss], fold: int = -1, **arrays: np.ndarray
+) -> tuple[Worker, Message]:
+    """A worker with all rows, of which fold `fold` of three is set aside, and what it answered last."""
+    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss) if isinstance(loss, str) else loss)
+    described = worker.answer(Message("hold_out", {"fold": fold, "folds": 3, "seed": 0}))
     scalars: dict[str, Any] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 5}
     filled = described.scalars["chunks_used"] / max(described.scalars["chunks"], 1) or 1.0
     steps, total = np.zeros(data.m, dtype=np.int64), described.arrays["weight"]

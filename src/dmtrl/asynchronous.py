@@ -3,7 +3,7 @@
 Room: below the coordinator, beside splitting, whose iteration this is, one worker at a time. The server keeps the last
 point (u, b) of every unit; an answer replaces those of its worker, the proximal map is taken anew, and the worker goes
 on from there at once. `max_staleness` bounds how far the others may run ahead of one that is at work. A round is as
-many answers as there are workers, whoever gave them.
+many answers as there are workers, whoever gave them, or fewer and the answer of one that lags, which may be the end.
 """
 
 from collections import deque
@@ -17,12 +17,14 @@ from dmtrl.message import Engine, Message, Scalar
 from dmtrl.method import Answers, Candidate, Report
 from dmtrl.relationship import Relationship, feature_metric
 from dmtrl.settings import Settings
+from dmtrl.splitting import first_step
 
 _MOST_STEP_CHANGES = 30  # finitely many, as in splitting
 _SMALLER_STEP = 0.5  # of splitting's first step size: the frozen rows of a straggler count as curvature 1/s
 _PASSES = 2  # over a unit's rows in one answer: small portions, so that none is made from weights of long ago
 _IN_SIGHT = 2.0  # times tol: a gap from which the end may be a look away
 _MOST_LOOKS = 3  # of one worker that did not end the run: where convergence is slow more are lost than won
+_SHARE_THAT_FOLLOWS = 0.25  # of all units: so few may be fitted into the directions that the others have found
 _PATIENCE = 4  # rounds of the slowest worker that may bring next to nothing
 
 
@@ -62,20 +64,19 @@ class AsynchronousSplitting:
         self._shards = layout.shards[:, None].astype(float)
         self._Z, self._common = W, common
         self._penalty = relationship.penalty(W, common) if W.any() else 0.0
-        self._cold = not (W.any() or b.any())
         self._U, self._b, self._conjugate = layout.per_unit(W).copy(), b.copy(), conjugate.copy()
         self._W, self._loss = self._U.copy(), loss.copy()  # at weights of which each unit last told its loss
         self._solver, self._steps = np.zeros(len(b), dtype=np.int8), np.zeros(len(b), dtype=np.int64)
         self._longest_step = longest_step
-        first = _SMALLER_STEP / (lam * float(np.sqrt(layout.m)))
-        self._s = settings.initial_step or min(first, longest_step)
-        self._changes = self._rounds = 0
+        self._s = settings.initial_step or min(_SMALLER_STEP * first_step(lam, layout.m), longest_step)
+        self._changes = self._thoughts = 0  # of the step size
+        self._taken, self._Z_before = 0, W  # answers since the step size was last thought of, and the weights then
         self._staleness, self._accuracy = settings.max_staleness, settings.local_accuracy
         self._passes = min(_PASSES, settings.max_passes)
         workers = range(engine.n_workers)
         self._idle, self._at_work = set(workers), dict[int, Message]()
         self._answered = np.zeros(len(workers), dtype=np.int64)  # how often each worker did
-        self._before = [self._answered.copy()] * 2  # the same, one and two rounds ago
+        self._before = [self._answered.copy()] * 2  # the same, the last two times that the step size was thought of
         self._slowest = [(0, np.inf)]  # how often everybody had answered, and the gap then
         self._version = 0  # of the weights
         self._versions = [deque[int](maxlen=self._staleness + 1) for _ in workers]  # that each worker was last sent
@@ -91,33 +92,26 @@ class AsynchronousSplitting:
         self.sent = self.received = 0  # bytes of the last round
 
     def round(self, gap: float) -> tuple[Answers, Report]:
-        """Take as many answers as there are workers; `gap` is the certified one so far."""
+        """Take as many answers as there are workers, or up to that of one that lags; `gap` is the certified one so
+        far."""
         self.sent = self.received = 0
         self._sharpen(gap)
         target = self._accuracy * gap / len(self._layout.task)
         found: list[Candidate] = []
-        taken = 0
-        Z_before = self._Z
+        awaited = False
         self._send_all(target)
-        while taken < self._engine.n_workers:
+        while self._taken < self._engine.n_workers and not awaited:
             batch = self._next_batch()
             for k, answer in batch.items():
                 self._put(k, answer)
-            taken += len(batch)
+            self._taken += len(batch)
+            awaited = any(map(self._lags, batch))
             found += self._probed()
             self._renew()
             self._send_all(target)  # also after the last: they work while the server makes the certificate
-        self._adapt(Z_before)
-        self._rounds += 1
+        if self._taken >= self._engine.n_workers:
+            self._adapt()
         return self._answers(), Report([*found, self._candidate()], np.inf, float("nan"), float("nan"), self._s)
-
-    def finish(self) -> None:
-        """Take the answers that are still to come, so that the workers are free and B is what their alpha say."""
-        for k in sorted(self._at_work):
-            while k not in self._early:
-                self._receive()
-        for k in sorted(self._at_work):
-            self._put(k, self._early.pop(k))
 
     def work(self) -> tuple[np.ndarray, np.ndarray]:
         """Of each unit: the code of the solver, and the coordinate steps, in its last answer."""
@@ -183,11 +177,11 @@ class AsynchronousSplitting:
         have found these while it made its first."""
         settings, units = self._settings, self._layout.positions[k]
         given = settings.steps is not None or settings.sampling == "uniform" or settings.local_solver != "auto"
-        few = 4 * len(units) <= len(self._layout.task)
-        if given or not few or self._probes or not self._staleness or self._answered[k] != 1 or not self._lags(k):
+        few = len(units) <= _SHARE_THAT_FOLLOWS * len(self._layout.task)
+        if given or not few or self._probes or self._answered[k] != 1 or not self._lags(k):
             return None
         metric = feature_metric(self._relationship, self._Z, self._lam, self._s)
-        if metric is None:
+        if metric is None or np.square(metric[0]).sum(axis=0).max() > self._longest_step:
             return None
         arrays = {"directions": metric[0], "centre": metric[1][self._layout.task[units]]}
         return Message("catch_up", {"round": self._version, "target": target}, arrays)
@@ -197,13 +191,13 @@ class AsynchronousSplitting:
         # The first answer is made from where the run begins and is to be had soon: one pass, no factors that only pay
         # over many answers, and no look, for the loss there is known. The second of one that lags is as brief, if it
         # cannot catch up: the others have not yet settled on what its first told them.
-        first = self._answered[k] == 0
+        first = bool(self._answered[k] == 0)
         brief = first or (self._answered[k] == 1 and self._lags(k))
         relax = 0.0 if first else self._settings.relaxation - 1.0
         pace = 0.0 if brief else float(min(self._answered[k] / max(np.median(self._answered), 1.0), 1.0))
         scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target, "pace": pace}
         scalars["look"] = not (first or self._probes)
-        scalars["from_zero"] = bool(first and self._cold)
+        scalars["from_zero"] = first
         arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
         if self._settings.steps is None:
             arrays["most"] = (1 if brief else self._passes) * layout.rows[units]
@@ -262,13 +256,10 @@ class AsynchronousSplitting:
 
     def _take_if_better(self, units: np.ndarray, W: np.ndarray, loss: np.ndarray) -> None:
         """Take weights of these units, and the loss there, if the objective is lower with them."""
-        before, weights = self._objective(self._W, self._loss), self._W[units].copy()
-        losses = self._loss.copy()
-        self._W[units], losses[units] = W, loss
-        if self._objective(self._W, losses) < before:
-            self._loss = losses
-        else:
-            self._W[units] = weights
+        weights, losses = self._W.copy(), self._loss.copy()
+        weights[units], losses[units] = W, loss
+        if self._objective(weights, losses) < self._objective(self._W, self._loss):
+            self._W, self._loss = weights, losses
 
     def _objective(self, W: np.ndarray, loss: np.ndarray) -> float:
         return float(loss.sum()) + self._lam * self._relationship.penalty(W, self._common)
@@ -312,12 +303,16 @@ class AsynchronousSplitting:
 
     # how large the steps, how fine the answers
 
-    def _adapt(self, Z_before: np.ndarray) -> None:
-        """Balance the residuals (20) every second round, on the tasks of those who answered in both: the rows of one
-        who did not stand still, which says nothing about the step."""
+    def _adapt(self) -> None:
+        """Balance the residuals (20) after every second time that as many answers came as there are workers, on the
+        tasks of those who answered both times: the rows of one who did not stand still, which says nothing about the
+        step."""
         before, self._before = self._before, [self._answered.copy(), self._before[0]]
+        Z_before, self._Z_before, self._taken = self._Z_before, self._Z, 0
         lively = (self._answered > before[0]) & (before[0] > before[1])
-        if self._rounds < 2 or self._rounds % 2 or self._changes >= _MOST_STEP_CHANGES or not lively.any():
+        self._thoughts += 1
+        in_turn = self._thoughts > 2 and self._thoughts % 2
+        if not in_turn or self._changes >= _MOST_STEP_CHANGES or not lively.any():
             return
         units = np.flatnonzero(lively[self._layout.owner])
         tasks = self._layout.task[units]

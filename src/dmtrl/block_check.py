@@ -13,9 +13,10 @@ from dmtrl.blocks import Blocks, all_finite
 from dmtrl.losses import AnyLoss, CustomLoss
 
 
-def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss]) -> None:
-    """Refuse rows the solver cannot use, saying which task, row and column."""
-    clean = all_finite(blocks.X.data if sparse.issparse(blocks.X) else blocks.X) and all_finite(blocks.y)
+def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss], squares: np.ndarray) -> None:
+    """Refuse rows the solver cannot use, saying which task, row and column. `squares`, |x|^2 of each row, which are
+    needed anyway, tell without another reading that all numbers are finite."""
+    clean = all_finite(squares) and all_finite(blocks.y)
     weight = blocks.sample_weight
     clean = clean and (weight is None or (all_finite(weight) and bool((weight >= 0).all())))
     if clean and _labels_fit(blocks, losses):  # all at once; below, one by one, to say where it is wrong

@@ -280,7 +280,6 @@ class Coordinator:
             keeper.round_done(self._engine, name, problem, partial(self._state, method, run), self._over(run))
         trace = Trace(work=self._balance.work if self._balance else ())
         if isinstance(method, AsynchronousSplitting):
-            method.finish()
             trace = Trace(arrivals=method.arrivals)
         best, used = run.best, method.name
         del method  # its weights: room for making Sigma

@@ -503,6 +503,14 @@ def squared_norms(X, q):  # type: ignore[no-untyped-def]
         q[j] = row_square(X, j, one)
 
 
+@njit(cache=True, nogil=True)
+def sums_by_unit(values, starts, sums):  # type: ignore[no-untyped-def]
+    for i in range(sums.shape[0]):
+        sums[i] = 0.0
+        for j in range(starts[i], starts[i + 1]):
+            sums[i] += values[j]
+
+
 def row_square(X, j, like):  # type: ignore[no-untyped-def]
     """x_j . x_j in the precision of `like`."""
     raise TypeError("row_square runs in compiled code only")
@@ -882,11 +890,15 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)
-def rows_along(X, directions, out):  # type: ignore[no-untyped-def]
-    """out_jk = x_j . directions_k."""
+def rows_along(X, directions, out, q):  # type: ignore[no-untyped-def]
+    """out_jk = x_j . directions_k, and q_j the sum of their squares."""
     for j in range(out.shape[0]):
+        total = 0.0
         for k in range(out.shape[1]):
-            out[j, k] = row_dot(X, j, directions[k])
+            along = row_dot(X, j, directions[k])
+            out[j, k] = along
+            total += along * along
+        q[j] = total
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)

@@ -6,7 +6,7 @@ wire would carry: a magic word, the length of a JSON header, the header, then th
 
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -74,6 +74,8 @@ class Engine(Protocol):
     A worker is asked one thing at a time: it may be sent the next message once its answer was received.
     """
 
+    asked: Collection[int] = ()  # workers whose answer was not received yet; empty where every run waits for all
+
     @property
     def n_workers(self) -> int: ...
 
@@ -86,7 +88,10 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
     def exchange(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]:
-        """Send all, then hand back every answer in the order of arrival."""
+        """Send all, then hand back every answer in the order of arrival. Answers that nobody waited for come first and
+        are dropped."""
+        while self.asked:
+            self.receive()
         for k, message in messages.items():
             self.send(k, message)
         for _ in messages:

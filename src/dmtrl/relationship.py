@@ -18,7 +18,7 @@ from dmtrl.rowwise import centred_gram, over_rows
 from dmtrl.spectrum import ENOUGH, from_gram, largest_singular_value, nuclear_norm, short_side
 
 _SEEN = 1e-3  # of the largest singular value of W: a direction in which its tasks lie
-_FEW_DIRECTIONS = 16
+_FEW_DIRECTIONS, _SHARE_OF_ALL = 16, 1 / 8  # the latter of all features, and of all tasks
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def feature_metric(
         return None
     s, vectors = short_side(W)
     rank = int((s > _SEEN * s[0]).sum()) if len(s) and s[0] > 0 else 0
-    if not 0 < rank <= min(W.shape[0] / 8, W.shape[1] / 8, _FEW_DIRECTIONS):
+    if not 0 < rank <= min(_FEW_DIRECTIONS, _SHARE_OF_ALL * min(W.shape)):
         return None
     s, vectors = s[:rank], vectors[:, :rank]
     if W.shape[0] <= W.shape[1]:

@@ -23,6 +23,11 @@ _MANY = 3000  # tasks; with more of the same kind the best step hardly changes
 _MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
 
 
+def first_step(lam: float, m: int) -> float:
+    """The proximal step size with which a run begins."""
+    return 1.0 / (lam * float(np.sqrt(min(m, _MANY))))
+
+
 def _norm(A: np.ndarray) -> float:
     return float(np.linalg.norm(A))
 
@@ -58,7 +63,7 @@ class Splitting:
         self._U: np.ndarray | None = None
         self._lent = False  # whether U was reported as a candidate, so that the next is not written over it
         self._longest_step = longest_step
-        self._s = settings.initial_step or min(1.0 / (lam * float(np.sqrt(min(layout.m, _MANY)))), longest_step)
+        self._s = settings.initial_step or min(first_step(lam, layout.m), longest_step)
         self._round = self._changes = 0
         self._at_u = False  # whether the loss at U is worth a pass
         self._least = np.inf  # objective at Z so far

@@ -13,7 +13,7 @@ from scipy import sparse
 
 from dmtrl import kernels, storage
 from dmtrl.block_check import check_blocks
-from dmtrl.blocks import Source
+from dmtrl.blocks import Blocks, Source
 from dmtrl.kernel_rows import csr_arrays, gram_factors, in_chunks
 from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss, identity
 from dmtrl.message import Message, Scalar
@@ -25,7 +25,7 @@ _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _WORTH_CHUNKS, _ROWS_ASKED = 0.5, 64  # share of the chunks that are not all zero, asked of so many rows of a unit
-_PASSES_WITHIN = 2  # over rows seen in few directions
+_PASSES_WITHIN = 2  # the directions of a catch-up, over the rows seen in them
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 _SAVED = "dmtrl worker 1"
 _FROM_ROUND_TO_ROUND = ("_U", "_W_before", "_B_before", "_calm")  # beside alpha and B, which is made of it; all saved
@@ -37,7 +37,8 @@ class Worker:
     def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
         blocks = source.load()
         self._losses = [losses[t] for t in blocks.tasks] if isinstance(losses, Sequence) else [losses] * blocks.n_units
-        check_blocks(blocks, self._losses)
+        self._q, self._chunks = _measured(blocks)
+        check_blocks(blocks, self._losses, self._q)
         self._blocks = blocks
         self._kernels = _kernels_for(self._losses)
         self._ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
@@ -47,9 +48,7 @@ class Worker:
         self._gram: kernels.GramFactors | None = None  # of the rows that train
         self._settings: dict[str, Any] = {}  # nothing until prepared
         self._digest = ""  # of the rows; made when first saved
-        self._chunks: tuple[int, int] | None = None  # not all zero, and asked; counted when first described
         self._packed: Any = None  # the rows in chunks; made when first prepared so
-        self._q: np.ndarray | None = None  # |x|^2 of each row
 
     def answer(self, message: Message) -> Message:
         handler = {
@@ -72,23 +71,12 @@ class Worker:
         weight = _sum_by_unit(self._weight() * ~self._held, blocks.starts)
         arrays = {"tasks": blocks.tasks, "shards": blocks.shards, "rows": np.diff(blocks.starts), "weight": weight}
         digest = {"digest": self._rows_digest()} if message.scalars.get("digest") else {}
-        if self._chunks is None:
-            dense = not sparse.issparse(blocks.X) and self._d >= 4 * kernels.CHUNK
-            self._chunks = kernels.chunks_in_use(blocks.X, blocks.starts, _ROWS_ASKED) if dense else (0, 0)
         chunks = dict(zip(("chunks_used", "chunks"), self._chunks, strict=True))
-        self._squared_norms()  # once, so that every run has less to prepare
         return Message("described", {"features": self._d, **chunks, **digest}, arrays)
 
     def _weight(self) -> np.ndarray:
         weight = self._blocks.sample_weight
         return np.ones(len(self._blocks.y)) if weight is None else weight
-
-    def _squared_norms(self) -> np.ndarray:
-        if self._q is None:
-            X, q = self._blocks.X, np.empty(len(self._blocks.y))
-            kernels.squared_norms(csr_arrays(X) if sparse.issparse(X) else X, q)
-            self._q = q
-        return self._q
 
     def _hold_out(self, message: Message) -> Message:
         """Set aside fold `fold` of `folds` (fold -1: nothing), drawn within each unit and, where labels are classes,
@@ -137,7 +125,7 @@ class Worker:
         if blocks.sample_weight is not None:
             p *= blocks.sample_weight
         X = self._rows(float(message.scalars.get("filled", 1.0)))
-        q = self._squared_norms()
+        q = self._q
         loss = np.array([loss.id for loss in self._losses], dtype=np.int64)
         param = np.array([loss.param for loss in self._losses])
         y = blocks.y.astype(float, copy=False)
@@ -264,17 +252,17 @@ class Worker:
         """Improve alpha on the local problems (37), within the few directions that came: rows are read to be seen in
         these, and once more for B. The loss where that ends is had without them."""
         F, C, n_units = message.arrays["directions"], message.arrays["centre"], len(self._B)
-        X = np.empty((len(self._alpha), F.shape[1]))
-        kernels.rows_along(self._units.X, np.ascontiguousarray(F.T), X)
-        units = self._units._replace(X=X, q=np.einsum("ij,ij->i", X, X))
+        X, q = np.empty((len(self._alpha), F.shape[1])), np.empty(len(self._alpha))
+        kernels.rows_along(self._units.X, np.ascontiguousarray(F.T), X, q)
+        units = self._units._replace(X=X, q=q)
         solver = np.where(units.loss == kernels.SQUARED, kernels.NEWTON, kernels.SDCA)  # one step, or passes
-        B, U, out = np.zeros_like(C), np.empty_like(C), np.zeros((n_units, 5))
-        kernels.dual_vectors(units, self._alpha, B)
+        B, U, out = self._B @ F, np.empty_like(C), np.zeros((n_units, 5))
         passes = min(_PASSES_WITHIN, int(self._settings["max_passes"]))
+        look, at_u, zero = False, True, False
         self._kernels.local_round(
             units, self._ids, self._alpha, B, C.copy(), U, U, np.ones(n_units), solver, _NO_GRAM,
             passes * np.diff(units.starts), self._block, np.full(n_units, float(message.scalars["target"])),
-            int(self._settings["seed"]), int(message.scalars["round"]), np.zeros((n_units, 0)), 0.0, False, True, False,
+            int(self._settings["seed"]), int(message.scalars["round"]), np.zeros((n_units, 0)), 0.0, look, at_u, zero,
             np.empty(F.shape[1]), np.zeros_like(self._calm), np.zeros_like(self._calm), out,
         )  # fmt: skip
         kernels.dual_vectors(self._units, self._alpha, self._B)
@@ -323,12 +311,13 @@ class Worker:
         out = np.zeros((n_units, 5))
         rough = target < 0 or target > _FLOAT32_ENOUGH  # then float32 rows are improved in float32
         work = np.empty(self._d, dtype=self._blocks.X.dtype if rough else np.float64)
+        zero = not (C.any() or self._B.any())  # then u = s b
         self._kernels.local_round(
             self._units, self._ids, self._alpha, self._B, C, self._U, np.ascontiguousarray(W),
             np.ascontiguousarray(step), solver, gram, steps, self._block, np.full(n_units, target),
             int(settings["seed"]), int(scalars["round"]), np.ascontiguousarray(factor),
             float(scalars.get("coupling", 0.0)), bool(scalars.get("look", True)), bool(scalars.get("at_u", False)),
-            bool(scalars.get("from_zero", False)) and work.dtype == np.float64, work, self._calm,
+            bool(scalars.get("from_zero", False)) and zero and work.dtype == np.float64, work, self._calm,
             np.zeros_like(self._calm), out,
         )  # fmt: skip
         return solver, out
@@ -421,10 +410,22 @@ class Worker:
         return self._digest
 
 
+def _measured(blocks: Blocks) -> tuple[np.ndarray, tuple[int, int]]:
+    """What every run asks of the rows: |x|^2 of each, and how many chunks of some are not all zero, of how many."""
+    X, q = blocks.X, np.empty(len(blocks.y))
+    if sparse.issparse(X):
+        kernels.squared_norms(csr_arrays(X), q)
+        return q, (0, 0)
+    kernels.squared_norms(X, q)
+    wide = X.shape[1] >= 4 * kernels.CHUNK
+    return q, kernels.chunks_in_use(X, blocks.starts, _ROWS_ASKED) if wide else (0, 0)
+
+
 def _sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Each unit's own sum, so that it does not depend on its neighbours; a unit may be empty."""
-    n_units = len(starts) - 1
-    return np.bincount(np.repeat(np.arange(n_units), np.diff(starts)), weights=values, minlength=n_units)
+    sums = np.empty(len(starts) - 1)
+    kernels.sums_by_unit(values, starts, sums)
+    return sums
 
 
 def _kernels_for(losses: Sequence[AnyLoss]) -> Any:

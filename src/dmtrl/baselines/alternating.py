@@ -153,16 +153,16 @@ def require(ok: bool, name: str, rule: str, value: object) -> None:
 def _units(data: TaskData, loss: Loss) -> kernels.Units:
     """All tasks as the units of one worker, after the checks that a worker makes."""
     blocks = data.partition(1)[0]
-    check_blocks(blocks, [loss] * data.m)
+    X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
+    q = np.empty(len(data.y))
+    kernels.squared_norms(X, q)
+    check_blocks(blocks, [loss] * data.m, q)
     weight = np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
     task = np.repeat(np.arange(data.m), np.diff(data.starts))
     total = np.bincount(task, weights=weight, minlength=data.m)
     if (total <= 0).any():
         name = blocks.names[int(np.argmax(total <= 0))]
         raise ValueError(f"task {name!r} has a total sample weight of zero; leave it out or give it data")
-    X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
-    q = np.empty(len(data.y))
-    kernels.squared_norms(X, q)
     ids, params = np.full(data.m, loss.id, dtype=np.int64), np.full(data.m, loss.param)
     starts = blocks.starts.astype(np.int64)
     return kernels.Units(X, np.asarray(data.y, dtype=float), weight / total[task], q, starts, ids, params)

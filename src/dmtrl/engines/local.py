@@ -24,7 +24,7 @@ class LocalEngine(Engine):
         self.seconds: dict[int, float] = {}  # that each worker's last answer took, once a thread was free for it
         self._workers = [Worker(source, losses) for source in sources]
         self._pool = ThreadPoolExecutor(threads) if min(threads, len(self._workers)) > 1 else None
-        self._asked: set[int] = set()
+        self.asked: set[int] = set()
         self._waiting: deque[tuple[int, Message]] = deque()  # without a pool
         self._done: queue.SimpleQueue[tuple[int, Future[Message]]] = queue.SimpleQueue()
 
@@ -33,8 +33,8 @@ class LocalEngine(Engine):
         return len(self._workers)
 
     def send(self, k: int, message: Message) -> None:
-        check_may_send(k, self._asked)
-        self._asked.add(k)
+        check_may_send(k, self.asked)
+        self.asked.add(k)
         if self._pool is None:
             self._waiting.append((k, message))
         else:
@@ -42,16 +42,16 @@ class LocalEngine(Engine):
             future.add_done_callback(lambda done: self._done.put((k, done)))
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        check_may_receive(self._asked)
+        check_may_receive(self.asked)
         if self._pool is None:
             k, message = self._waiting.popleft()
-            self._asked.discard(k)
+            self.asked.discard(k)
             return k, self._answer(k, message)
         try:
             k, future = self._done.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no worker answered within {timeout} seconds") from None
-        self._asked.discard(k)
+        self.asked.discard(k)
         return k, future.result()
 
     def _answer(self, k: int, message: Message) -> Message:
@@ -62,4 +62,4 @@ class LocalEngine(Engine):
 
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -18,14 +18,12 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from dmtrl.blocks import ArraySource, Blocks, Source
-from dmtrl.coordinator import Coordinator
 from dmtrl.engines.choice import Pieces
-from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.recovery import Lost, RecoveringEngine
+from dmtrl.engines.warm_up import warm_up
 from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.message import Engine, Message
-from dmtrl.relationship import get_relationship
-from dmtrl.settings import Settings, is_number, is_whole
+from dmtrl.settings import is_number, is_whole
 from dmtrl.worker import Worker
 
 
@@ -90,7 +88,7 @@ class RayEngine(RecoveringEngine):
         if not sources:
             raise ValueError("the ray engine needs at least one source")
         _check_travels(sources, losses)
-        _warm_up(sources, losses)
+        warm_up(sources, losses)
         super().__init__(_Actors(sources, losses, options), options.patience, names)
 
 
@@ -329,22 +327,3 @@ def _try_to_send(cloudpickle: Any, thing: object, what: str) -> None:
         raise TypeError(
             f"{what} cannot be sent to another process: {error}; let its functions use numbers, arrays and modules only"
         ) from error
-
-
-def _warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
-    """Compile the kernels here, if they are not yet: actors that did it at the same moment would get in each other's
-    way."""
-    kinds = {(np.dtype(float), False)}
-    for source in sources:
-        if isinstance(source, ArraySource):
-            kinds.add((source.blocks.X.dtype, sparse.issparse(source.blocks.X)))
-    some = losses if isinstance(losses, Sequence) else [losses]
-    built_in = next((loss for loss in some if not isinstance(loss, CustomLoss)), None)
-    if built_in is None:
-        return
-    for dtype, csr in kinds:
-        X = np.ones((2, 1), dtype=dtype)
-        numbers = np.arange(1)
-        blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), numbers, numbers, [""])
-        with LocalEngine([ArraySource(blocks)], built_in) as engine:
-            Coordinator(engine, 1, get_relationship("independent", 1, 0.0), 1.0, Settings(max_rounds=1)).run()

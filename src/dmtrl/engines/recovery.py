@@ -84,7 +84,7 @@ class RecoveringEngine(Engine):
 
     def __init__(self, carrier: Carrier, patience: float = 120.0, names: Sequence[str] | None = None):
         self._carrier, self._patience, self._names = carrier, patience, names
-        self._asked: set[int] = set()
+        self.asked: set[int] = set()
         self._workers = [_Worker() for _ in range(carrier.n_workers)]
         self.losses = 0  # how often a worker was lost
         try:
@@ -101,18 +101,18 @@ class RecoveringEngine(Engine):
         return len(self._workers)
 
     def send(self, k: int, message: Message) -> None:
-        check_may_send(k, self._asked)
-        self._asked.add(k)
+        check_may_send(k, self.asked)
+        self.asked.add(k)
         self._workers[k].asked = message
         self._post(k, [message])
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        check_may_receive(self._asked)
+        check_may_receive(self.asked)
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             answered = self._step(end)
             if answered is not None:
-                self._asked.discard(answered[0])
+                self.asked.discard(answered[0])
                 return answered
 
     def close(self) -> None:
