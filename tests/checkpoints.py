@@ -1,6 +1,7 @@
 """Runs that are stopped halfway and leave a checkpoint."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,17 @@ def halfway(data: TaskData, place: Any, stop: int = 7, **more: Any) -> dict[str,
     with pytest.raises(Stopped):
         solve(data, **how, checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)])
     return how
+
+
+def version(place: Path, number: int) -> Path:
+    """The folder of a version, the second part of whose name is its run's own."""
+    (found,) = place.glob(f"version-{number:06d}-*")
+    return found
+
+
+def numbers(place: Path) -> list[int]:
+    """Of the versions at a place."""
+    return sorted(int(path.name.split("-")[1]) for path in place.glob("version-*-*"))
 
 
 def table(classes: int = 0, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,7 +5,6 @@ Most runs have a clock of their own (tests/virtual_time.py): a straggler is ten 
 
 import time
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from dmtrl.message import Message
 from dmtrl.pace import Trace
 from dmtrl.relationship import FreeIntercept, get_relationship
 from problems import mean_losses, random_problem
-from virtual_time import LAM, SpyingEngine, answers_by_worker, run, sources_of, virtual
+from virtual_time import LAM, SpyingEngine, VirtualEngine, answers_by_worker, run, sources_of, virtual
 
 PROBLEMS = {
     "hinge": ("hinge", {}),
@@ -321,11 +320,54 @@ def test_nan_is_named() -> None:
         run(engine, data)
 
 
-def test_what_cannot_be_had_is_refused(tmp_path: Any) -> None:
+def test_what_cannot_be_had_is_refused() -> None:
     with pytest.raises(ValueError, match="splitting"):
         Settings(max_staleness=4, method="dual")
     with pytest.raises(ValueError, match="max_staleness must be"):
         Settings(max_staleness=-1)
-    data = random_problem("squared")
-    with pytest.raises(ValueError, match="max_staleness at 0"):
-        solve(data, loss="squared", reg_lambda=LAM, settings=Settings(max_staleness=4), checkpoint=tmp_path)
+
+
+def test_workers_that_lag_do_not_use_up_the_rounds() -> None:
+    """Far from the end a round is as many answers as there are workers, however many of them are slow."""
+    data = random_problem("hinge", m=16, d=6, rows=40)
+    engine = virtual(data, "hinge", [10.0] * 7 + [1.0] * 9)
+    run(engine, data, tol=1e-9, max_rounds=20)
+    assert answers_by_worker(engine).sum() >= 20 * 16
+
+
+@pytest.mark.parametrize(("relationship", "shards"), [("shared", 1), ("learned", 2)])
+def test_an_objective_is_known_from_the_first_round_on(relationship: str, shards: int) -> None:
+    """That of no weights, where others can be had only of all workers together."""
+    data, gaps = random_problem("hinge", m=8, d=6, rows=40), list[float]()
+    run(virtual(data, "hinge", shards=shards), data, relationship, watch=lambda r: gaps.append(r.gap))
+    assert np.isfinite(gaps).all()
+
+
+class Forgetful(VirtualEngine):
+    """Keeps nobody's name."""
+
+    def __init__(self, engine: VirtualEngine):
+        vars(self).update(vars(engine))
+        self.asked = set()
+
+    def send(self, k: int, message: Message) -> None:
+        super().send(k, message)
+        self.asked.clear()
+
+
+def test_an_engine_that_does_not_keep_who_was_asked_can_be_used_again() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = Forgetful(virtual(data, "hinge"))
+    assert run(engine, data, tol=1e-2).converged
+    assert run(engine, data, tol=1e-2).converged
+
+
+def test_a_run_from_where_another_ended_is_over_at_once() -> None:
+    data = random_problem("logistic", m=8, d=6, rows=40)
+    engine = virtual(data, "logistic")
+    found = run(engine, data, tol=1e-3)
+    settings = Settings(max_staleness=8, tol=2e-3)
+    again = Coordinator(engine, data.m, get_relationship("learned", data.m), LAM, settings).run(start=found)
+    assert len(found.history) > 2
+    assert len(again.history) == 1
+    assert again.converged

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoints import Stopped, halfway, stop_after, table
+from checkpoints import Stopped, halfway, numbers, stop_after, table, version
 from dmtrl import (
     Checkpoint,
     CheckpointWarning,
@@ -24,12 +24,11 @@ from dmtrl import (
     NotConvergedWarning,
     Outcome,
     Settings,
-    checkpoint,
     solve,
     storage,
 )
 from dmtrl.blocks import Blocks
-from dmtrl.checkpoint import Keeper, newest
+from dmtrl.checkpoint import Keeper, keeper_for, newest
 from dmtrl.coordinator import Coordinator
 from dmtrl.engines import WorkerLostError, recovery
 from dmtrl.engines.recovery import RecoveringEngine
@@ -131,7 +130,7 @@ def test_behind_a_url() -> None:
     how = halfway(data, "memory://some/bucket/run")
     assert len(storage.names("memory://some/bucket/run")) == 2
     same_bits(solve(data, **how, resume="memory://some/bucket/run"), solve(data, **how))
-    checkpoint.remove(["memory://some/bucket/run"])
+    Keeper(None, "memory://some/bucket/run").clear()
     assert storage.names("memory://some/bucket/run") == []
     with pytest.raises(OSError, match="nosuch"):
         solve(data, **how, checkpoint="nosuch://place")
@@ -141,31 +140,65 @@ def test_two_versions_stay_and_nothing_else_is_touched(tmp_path: Path) -> None:
     data = random_problem()
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "version-old").mkdir()
+    for name in ("version-2024", "version-000001"):  # somebody else's, by its name or by what lies in it
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.csv").write_text("a,b\n")
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
     how = halfway(data, tmp_path)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["notes.txt", "version-000002", "version-000003", "version-old"]
-    manifest = json.loads((tmp_path / "version-000003" / "manifest.json").read_text())
-    files = sorted(path.name for path in (tmp_path / "version-000003").iterdir())
+    assert numbers(tmp_path) == [3, 4]
+    last = version(tmp_path, 4)
+    manifest = json.loads((last / "manifest.json").read_text())
+    files = sorted(path.name for path in last.iterdir())
     assert files == sorted([*manifest["files"], "manifest.json"])
     assert len(files) == 2 + 2
     for name in manifest["files"]:
-        with np.load(tmp_path / "version-000003" / name, allow_pickle=False) as archive:
+        with np.load(last / name, allow_pickle=False) as archive:
             assert all(archive[key].dtype.kind in "biufU" for key in archive.files)
     whole = solve(data, **how)
-    same_bits(solve(data, **how, resume=tmp_path / "version-000002"), whole)  # an older one may be named
-    checkpoint.remove([tmp_path])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "version-old"]
+    same_bits(solve(data, **how, resume=version(tmp_path, 3)), whole)  # an older one may be named
+    Keeper(None, tmp_path).clear()
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert (tmp_path / "version-old").is_dir()
+
+
+def test_two_runs_that_begin_at_once_in_one_folder(tmp_path: Path) -> None:
+    """Neither overwrites or removes what the other keeps; one is gone on from where its own version is named."""
+    data, every = random_problem(), Checkpoint(tmp_path, every_rounds=1)
+    how: dict[str, Any] = {"loss": "squared", "workers": 2, "settings": Settings(tol=1e-12)}
+    first, second = keeper_for(every, None), keeper_for(every, None)
+    assert first is not None
+    assert second is not None
+
+    def meanwhile(record: Any) -> None:
+        if record.round == 3:
+            with pytest.raises(Stopped):
+                solve(data, reg_lambda=0.5, **how, checkpoint=second, callbacks=[stop_after(6)])  # type: ignore[arg-type]
+        stop_after(7)(record)
+
+    with pytest.raises(Stopped):
+        solve(data, reg_lambda=0.05, **how, checkpoint=first, callbacks=[meanwhile])  # type: ignore[arg-type]
+    assert numbers(tmp_path) == [5, 6, 6, 7]
+    for keeper, lam, other in ((first, 0.05, 0.5), (second, 0.5, 0.05)):
+        assert keeper.last is not None
+        with pytest.raises(ValueError, match=f"lambda is {other:g} here and {lam:g} there"):
+            solve(data, reg_lambda=other, **how, resume=keeper.last)
+        mine = tmp_path / f"{lam:g}"
+        mine.mkdir()
+        whole = solve(data, reg_lambda=lam, **how)
+        same_bits(solve(data, reg_lambda=lam, **how, resume=keeper.last, checkpoint=mine), whole)
+    first.clear()
+    assert numbers(tmp_path) == [5, 6]
 
 
 def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
     data = random_problem()
     how = halfway(data, tmp_path)
     whole = solve(data, **how)
-    (tmp_path / "version-000003" / "manifest.json").write_text('{"kind": "dmtrl chec')
+    (damaged := version(tmp_path, 3) / "manifest.json").write_text('{"kind": "dmtrl chec')
     (tmp_path / "version-000004").mkdir()
-    assert newest(str(tmp_path)) == str(tmp_path / "version-000002")
+    assert newest(str(tmp_path)) == str(version(tmp_path, 2))
     same_bits(solve(data, **how, resume=tmp_path), whole)
-    assert "version-000003" not in [path.name for path in tmp_path.iterdir()], "left over, and in nobody's way"
+    assert not damaged.parent.exists(), "left over, and in nobody's way"
 
 
 @given(
@@ -193,11 +226,12 @@ def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, momen
 
     def stand_in_the_way(record: Any) -> None:
         if record.round == 5:
-            (tmp_path / "version-000003" / "worker-0-0.npz").mkdir(parents=True)
+            third = version(tmp_path, 2).name.replace("2", "3", 1)
+            (tmp_path / third / "worker-0-0.npz").mkdir(parents=True)
 
     with RecoveringEngine(Fragile(data, "hinge", 3, {moment: "before", moment + 1: "after"})) as engine:
         run = Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run
-        with pytest.warns(CheckpointWarning, match="version-000002, stays"):
+        with pytest.warns(CheckpointWarning, match=r"version-000002-\w+, stays"):
             same_bits(run([stand_in_the_way], keeper=keeper), whole)
         assert engine.losses == 2
     assert keeper.last == newest(str(tmp_path))
@@ -253,17 +287,17 @@ def test_only_what_stands_in_the_way_of_a_checkpoint_is_forgiven(tmp_path: Path)
         carrier.sources = [OutOfReach(), OutOfReach()]
         with pytest.raises(ConnectionError, match="the rows are out of reach"):
             solve(data, loss="hinge", reg_lambda=0.1, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
-    names = [path.name for path in (tmp_path / "version-000001").iterdir()]
+    names = [path.name for path in version(tmp_path, 1).iterdir()]
     assert names == ["worker-0-0.npz"], "the other one was saving"
 
 
 def test_a_version_that_goes_while_it_is_looked_at_does_not_count(tmp_path: Path) -> None:
     data = random_problem()
     halfway(data, tmp_path)
-    manifest = tmp_path / "version-000003" / "manifest.json"
+    manifest = version(tmp_path, 3) / "manifest.json"
     manifest.unlink()
     manifest.symlink_to(tmp_path / "gone")  # listed, and not there
-    assert newest(str(tmp_path)) == str(tmp_path / "version-000002")
+    assert newest(str(tmp_path)) == str(version(tmp_path, 2))
 
 
 def test_a_url_without_fsspec_is_an_error_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from checkpoints import halfway, table
+from checkpoints import halfway, table, version
 from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
 from dmtrl.checkpoint import FORMAT
 from dmtrl.losses import AnyLoss
@@ -97,10 +97,31 @@ def test_another_relationship_of_the_same_name_is_refused(tmp_path: Path, interc
     np.testing.assert_array_equal(solve(data, **how, resume=tmp_path).W, whole.W)
 
 
+@pytest.mark.parametrize(
+    ("weight", "other"),
+    [
+        (np.array([1.0, 2.0]), np.array([1.0, 3.0])),
+        (np.float32(0.5), np.float32(0.25)),
+        ([np.int64(3), 4.0], [np.int64(3), 5.0]),
+        ({"a": np.ones(2)}, None),
+    ],
+)
+def test_a_relationship_may_speak_in_numpys_words(tmp_path: Path, weight: Any, other: Any) -> None:
+    mine, another = Ridge(2.0), Ridge(2.0)
+    vars(mine).update(weight=weight, tau=np.float64(0.0))
+    vars(another).update(weight=other)
+    data, settings = random_problem(), Settings(tol=0.0, max_rounds=8)
+    how = halfway(data, tmp_path, stop=4, relationship=mine, loss="absolute", settings=settings)
+    with pytest.raises(ValueError, match="the relationship is"):
+        solve(data, **(how | {"relationship": another}), resume=tmp_path)
+    whole = solve(data, **how)
+    np.testing.assert_array_equal(solve(data, **how, resume=tmp_path).W, whole.W)
+
+
 def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
     data = random_problem()
     how = halfway(data, tmp_path / "c")
-    version = tmp_path / "c" / "version-000003"
+    last = version(tmp_path / "c", 3)
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint at .*nowhere"):
         solve(data, **how, resume=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="say with checkpoint= where"):
@@ -112,25 +133,25 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
         solve(data, **how, checkpoint=tmp_path / "file" / "below")
     with pytest.raises(OSError, match="checkpoints cannot be kept at"):
         solve(data, **how, checkpoint=tmp_path / "file")
-    manifest = version / "manifest.json"
+    manifest = last / "manifest.json"
     text = manifest.read_text()
     for number, advice in ((99, "pip install -U dmtrl"), (1, "begin anew in another folder")):
         manifest.write_text(text.replace(f'"format": {FORMAT}', f'"format": {number}'))
         with pytest.raises(ValueError, match=f"format {number}, and .* from format {FORMAT} only: {advice}"):
             solve(data, **how, resume=tmp_path / "c")
     manifest.write_text(text)
-    worker = next(version.glob("worker-*"))
+    worker = next(last.glob("worker-*"))
     content = worker.read_bytes()
     flipped = bytearray(content)
     flipped[content.index(b"alpha.npy") + 200] ^= 1
-    for damaged in (content[: len(content) // 2], bytes(flipped), b"", (version / "coordinator.npz").read_bytes()):
+    for damaged in (content[: len(content) // 2], bytes(flipped), b"", (last / "coordinator.npz").read_bytes()):
         worker.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"worker-.* (is not a file of a dmtrl checkpoint, or is damaged|holds a)"):
             solve(data, **how, resume=tmp_path / "c")
     worker.unlink()
     with pytest.raises(FileNotFoundError, match="a shared folder or a URL"):
         solve(data, **how, resume=tmp_path / "c")
-    (version / "coordinator.npz").unlink()
+    (last / "coordinator.npz").unlink()
     with pytest.raises(FileNotFoundError, match=r"coordinator.npz is not there, .*: name the one before it"):
         solve(data, **how, resume=tmp_path / "c")
 
@@ -139,8 +160,8 @@ def test_a_state_that_does_not_belong_to_the_workers_is_refused(tmp_path: Path) 
     """Files of two versions mixed: B must be what the workers' dual variables say."""
     data = random_problem("hinge")
     how = halfway(data, tmp_path, loss="hinge", settings=Settings(tol=1e-6))
-    for worker in (tmp_path / "version-000002").glob("worker-*"):
-        (tmp_path / "version-000003" / worker.name).write_bytes(worker.read_bytes())
+    for worker in version(tmp_path, 2).glob("worker-*"):
+        (version(tmp_path, 3) / worker.name).write_bytes(worker.read_bytes())
     with pytest.raises(ValueError, match="do not belong to the coordinator's state"):
         solve(data, **how, resume=tmp_path)
 

@@ -61,6 +61,13 @@ def _file_each(folder: Path) -> SourcePlan:
     return SourcePlan.from_files(folder, target="y", weights="w")
 
 
+def _archive_each(folder: Path) -> SourcePlan:
+    for task in np.unique(TASK):
+        mine = task == TASK
+        np.savez_compressed(folder / f"{task}.npz", X=X[mine], y=Y[mine], w=WEIGHT[mine])
+    return SourcePlan.from_files(folder, target="y", weights="w")
+
+
 def _dataset(folder: Path) -> SourcePlan:
     dataset.write_dataset(TABLE, folder, format="parquet", partitioning=["school"], partitioning_flavor="hive")
     return SourcePlan.from_dataset(str(folder), **COLUMNS)
@@ -74,7 +81,7 @@ def _import_path(folder: Path) -> SourcePlan:
     return SourcePlan.from_callable(f"{__name__}:load", list(range(8, 13)), work=np.bincount(TASK)[8:])
 
 
-PLANS = [_csv, _parquet, _npz, _several_files, _by_task, _file_each, _dataset, _callable, _import_path]
+PLANS = [_csv, _parquet, _npz, _several_files, _by_task, _file_each, _archive_each, _dataset, _callable, _import_path]
 
 
 @pytest.mark.parametrize("make", PLANS)

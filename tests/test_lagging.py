@@ -73,7 +73,7 @@ def test_one_slow_worker_of_16_costs_half_of_what_it_does_in_step() -> None:
     assert reached[8] < reached[0] / 2
 
 
-def test_only_the_second_answer_of_one_that_lags_is_one_pass(fleet: TaskData) -> None:
+def test_the_first_three_answers_of_one_that_lags_are_one_pass_each(fleet: TaskData) -> None:
     engine = one_of_64_slow(fleet, "hinge")
     run(engine, fleet, tol=1e-4, lam=1e-3, max_rounds=60)
     asked: dict[int, list[int]] = {k: [] for k in range(64)}
@@ -82,8 +82,8 @@ def test_only_the_second_answer_of_one_that_lags_is_one_pass(fleet: TaskData) ->
             rows = engine.workers[k].answer(Message("describe")).arrays["rows"]
             asked[k].append(int((message.arrays["most"] // rows).max()))
     slow = asked.pop(SLOW)
-    assert slow[:2] == [1, 1]
-    assert set(slow[2:]) == {2}
+    assert slow[:3] == [1, 1, 1]
+    assert set(slow[3:]) == {2}
     assert all(passes[:2] == [1, 2] for passes in asked.values())
 
 
@@ -91,10 +91,10 @@ def looks_of(engine: VirtualEngine) -> list[int]:
     return [k for k, message in engine.sent if message.name == "look"]
 
 
-def test_the_end_is_a_look_away(wide_fleet: TaskData) -> None:
-    engine = one_of_64_slow(wide_fleet, "hinge")
+def test_the_end_is_a_look_away(fleet: TaskData) -> None:
+    engine = one_of_64_slow(fleet, "hinge")
     seen: list[int] = []
-    run(engine, wide_fleet, watch=lambda record: seen.append(len(engine.answers)), tol=1e-2, lam=1e-3)
+    run(engine, fleet, watch=lambda record: seen.append(len(engine.answers)), tol=1e-2, lam=3e-4)
     told = [answer.name for k, answer in engine.answers[: seen[-1]] if k == SLOW]
     assert set(looks_of(engine)) == {SLOW}
     assert told[-3:] == ["improved", "improved", "looked"]
@@ -156,7 +156,7 @@ def test_the_least_gap_is_the_gap_but_for_what_a_look_would_tell(
 
 def test_only_steps_count_as_answers(methods: list[AsynchronousSplitting], fleet: TaskData) -> None:
     engine = one_of_64_slow(fleet, "hinge")
-    run(engine, fleet, tol=1e-2, lam=1e-3)
+    run(engine, fleet, tol=1e-2, lam=3e-4)
     assert looks_of(engine)
     np.testing.assert_array_equal(methods[0]._answered, answers_by_worker(engine))
 

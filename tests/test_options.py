@@ -1,12 +1,25 @@
-"""Settings, Checkpoint, RayOptions and solve: what is of a wrong kind gets one clear sentence, before anything runs."""
+"""Settings, Checkpoint, RayOptions, solve and the estimators: what is of a wrong kind gets one clear sentence, before
+anything runs; what is not reaches the run."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
-from dmtrl import Checkpoint, Settings, solve
+from checkpoints import table
+from dmtrl import (
+    Checkpoint,
+    MTRLClassifier,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    MTRLRegressorCV,
+    Settings,
+    coordinator,
+    solve,
+)
+from dmtrl.asynchronous import AsynchronousSplitting
 from dmtrl.checkpoint import newest
 from dmtrl.engines.ray import RayOptions
 from problems import random_problem
@@ -139,3 +152,49 @@ def test_a_fresh_run_leaves_the_checkpoint_of_another_alone(tmp_path: Path) -> N
     assert newest_version is not None
     for words in ({"resume": True}, {"resume": f"{old}/"}, {"resume": newest_version}):
         assert solve(data, **STANDARD, checkpoint=old, **words).W.tobytes() == first.W.tobytes()
+
+
+ESTIMATORS = [
+    MTRLRegressor(reg_lambda=0.01, tol=1e-4),
+    MTRLClassifier(tol=1e-4),
+    MTRLRegressorCV(lambdas=(0.1, 0.01), commons=(0.0, 1.0), cv=3),
+    MTRLClassifierCV(lambdas=(0.1, 0.01), commons=(0.0,), cv=3),
+]
+
+
+@pytest.mark.parametrize("model", ESTIMATORS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("staleness", [-1, 1.5, "2", None, True])
+def test_estimators_refuse_a_staleness_before_they_look_at_a_row(model: Any, staleness: Any) -> None:
+    with pytest.raises(ValueError, match="max_staleness must be at least 0, a whole number, got"):
+        clone(model).set_params(max_staleness=staleness).fit("no rows at all")
+
+
+@pytest.mark.parametrize("model", ESTIMATORS, ids=lambda model: type(model).__name__)
+def test_estimators_without_a_barrier(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run of a fit is one, those that choose lambda too, and it ends at the same optimum."""
+    runs: list[int] = []
+
+    class Counted(AsynchronousSplitting):
+        def __init__(self, *about: Any, **more: Any) -> None:
+            super().__init__(*about, **more)
+            runs.append(self._engine.n_workers)
+
+    monkeypatch.setattr(coordinator, "AsynchronousSplitting", Counted)
+    X, y, tasks = table(2 if isinstance(model, MTRLClassifier) else 0)
+    in_step = clone(model).fit(X, y, tasks=tasks)
+    assert in_step.max_staleness == 0
+    assert runs == []
+    impatient = clone(clone(model).set_params(max_staleness=8, engine="local", n_jobs=2))
+    assert impatient.get_params()["max_staleness"] == 8
+    impatient.fit(X, y, tasks=tasks)
+    cells = impatient.cv_path_.rounds.size if hasattr(impatient, "cv_path_") else 0
+    assert runs == [2] * (cells + 1)
+    assert impatient.certificate_.relative_gap <= impatient.tol
+    if cells == 0:
+        primal, other = in_step.certificate_.primal, impatient.certificate_.primal
+        assert abs(primal - other) <= model.tol * max(primal, other)
+        impatient.set_params(warm_start=True).fit(X, y, tasks=tasks)
+        assert impatient.history_[0]["primal"] == pytest.approx(other, rel=1e-9), "it begins where it was"
+    else:
+        nearly = pytest.approx(in_step.cv_path_.mean("loss"), rel=0.1)  # each fit is within its own tol of the best
+        assert impatient.cv_path_.mean("loss") == nearly

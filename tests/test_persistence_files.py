@@ -16,9 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
-from dmtrl import MTRLClassifier, MTRLRegressor
+from dmtrl import MTRLClassifier, MTRLRegressor, storage
+from dmtrl.pace import Trace
 from dmtrl.persistence import FORMAT, load, save
-from test_persistence import LABELS, TASKS, D, M, make
+from test_persistence import LABELS, TASKS, D, M, assert_same, make
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,29 @@ def test_a_newer_format_says_what_to_do(whole: bytes, scratch: Path) -> None:
     load(scratch)
 
 
+def test_a_file_from_before_a_parameter_has_its_default(whole: bytes, scratch: Path) -> None:
+    def forget(header: Any) -> None:
+        parameters = header["model"][1]["dict"]
+        parameters.remove(["max_staleness", 0])
+
+    scratch.write_bytes(whole)
+    rewrite(scratch, forget)
+    model = load(scratch)
+    assert model.max_staleness == 0
+    X, y = make("two")
+    model.set_params(warm_start=True).fit(X, y, tasks=LABELS["text"][TASKS])
+
+
+def test_a_model_that_waited_for_nobody(tmp_path: Path) -> None:
+    X, y = make()
+    model = MTRLRegressor(tol=0.01, max_staleness=8, n_jobs=2).fit(X, y, tasks=TASKS)
+    save(model, tmp_path / "model.dmtrl")
+    loaded = load(tmp_path / "model.dmtrl")
+    assert_same(vars(model), vars(loaded))
+    assert loaded.max_staleness == 8
+    assert loaded._outcome.trace == Trace(), "who answered when is of no use to a model"
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -178,6 +202,22 @@ def test_a_failed_write_leaves_the_old_file_alone(step: str, tmp_path: Path, mon
             save(MTRLRegressor(tol=0.02).fit(X, y, tasks=TASKS), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders that can be synced")
+def test_the_name_of_a_file_reaches_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, synced = tmp_path / "file", []
+
+    def fsync(number: int) -> None:
+        folder = stat.S_ISDIR(os.fstat(number).st_mode)
+        synced.append((folder, path.exists()))
+        if folder:
+            raise OSError(22, "Invalid argument")  # as some file systems say: the file is there all the same
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    storage.write(str(path), b"content")
+    assert synced == [(False, False), (True, True)]
+    assert [file.read_bytes() for file in tmp_path.iterdir()] == [b"content"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes and links as POSIX has them")

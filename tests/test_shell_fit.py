@@ -2,7 +2,11 @@
 
 import json
 import os
+import re
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +14,14 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 import dmtrl
+from dmtrl import checkpoint, load
+from dmtrl.checkpoint import newest
+from dmtrl.engines import recovery
+from dmtrl.engines.choice import Local, Pieces
+from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.fitting import FitRequest, Prepared, estimator
 from shell_data import run, shops, write
+from test_engines_recovery import Fragile
 
 QUICK = ("--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1", "--quiet")
 
@@ -259,6 +270,60 @@ def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_rounds_without_a_barrier_can_be_asked_for(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def enough(prepared: Prepared, request: FitRequest, *_: object) -> None:
+        asked.append(estimator(prepared, request).max_staleness)
+        raise ValueError("that is all that was to be known")
+
+    monkeypatch.setattr("dmtrl.fitting.fit", enough)
+    for more in ((), ("--max-staleness", "8"), ("--max-staleness", "3", "--lambda", "auto")):
+        result = run("fit", csv, *QUICK, *more, "-o", tmp_path / "m")
+        assert "that is all" in result.stderr, result.output
+    assert asked == [0, 8, 3]
+
+
+def test_a_worker_that_stays_lost_is_told_in_a_sentence(
+    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real workers, which are lost again and again; the command that is told then goes on."""
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    words = ("fit", csv, *QUICK, "--jobs", "2", "--tol", "1e-8", "--no-page", "-o", folder / "m")
+
+    def start(local: Local, pieces: Pieces, losses: Any, names: Any = None) -> RecoveringEngine:
+        data: Any = SimpleNamespace(sources=pieces)
+        return RecoveringEngine(Fragile(data, losses, local.threads, dict.fromkeys(range(30, 400), "before")), 9, names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "start", start)
+        patch.setattr(recovery, "_BREATH", 0.0)
+        patch.setattr(checkpoint, "_SECONDS", 0.0)
+        result = run(*words)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert re.match(r"Error: worker \d \(tasks '00\d', .*\) was lost 11 times in a row", last)
+    advice, option, kept = last.rpartition(" --resume ")
+    assert advice.endswith("what was found until then is kept: go on with")
+    assert shlex.split(kept) == [newest(str(folder / "m.checkpoint"))]
+    resumed, whole = run(*words, option.strip(), *shlex.split(kept)), run(*words[:-1], tmp_path / "whole")
+    assert (resumed.exit_code, whole.exit_code) == (0, 0), resumed.output
+    assert load(folder / "m").coef_.tobytes() == load(tmp_path / "whole").coef_.tobytes()
+    assert [path.name for path in folder.iterdir()] == ["m"]
+
+
+def test_an_error_of_the_program_keeps_its_traceback(
+    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("dmtrl.fitting.fit", broken)
+    result = run("fit", csv, *QUICK, "-o", tmp_path / "m")
+    assert isinstance(result.exception, RuntimeError)
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
 def test_no_permission(tmp_path: Path, csv: Path) -> None:
     csv.chmod(0)
@@ -281,7 +346,8 @@ def test_a_million_tasks_are_refused_and_many_allowed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words", [("fit",), ("fit", "a.csv", "--lambda", "-1"), ("fit", "a.csv", "--lambda", "much"), ("predict", "m"),
-              ("fit", "a.csv", "--kind", "guess"), ("fit", "--taks", "x"), ("predict", "m", "a.csv", "--json")],
+              ("fit", "a.csv", "--kind", "guess"), ("fit", "a.csv", "--max-staleness", "-1"),
+              ("fit", "--taks", "x"), ("predict", "m", "a.csv", "--json")],
 )  # fmt: skip
 def test_misspelt_commands_exit_with_2(words: tuple[str, ...]) -> None:
     result = run(*words)

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 import dmtrl
-from dmtrl import storage
+from dmtrl import MTRLRegressor, storage
 from dmtrl.checkpoint import newest
 from dmtrl.fitting import FitRequest, Interrupted, Prepared, Silence, fit, prepare
 from dmtrl.predicting import PredictRequest, predict
@@ -93,6 +94,99 @@ def test_a_fit_may_be_interrupted_many_times(tmp_path: Path, request_: FitReques
             keep, times = stopped.checkpoint, times + 1
     assert times > 2
     same_bits(resumed, fit(prepared, request))
+
+
+def kinds_of_places(folder: Path) -> dict[str, str]:
+    return {
+        "folder": str(folder / "kept"),
+        "file URL": f"file://{folder}/kept",
+        "memory URL": f"memory://{folder}/kept",
+    }
+
+
+@pytest.mark.parametrize("kind", ["folder", "file URL", "memory URL"])
+@pytest.mark.parametrize("again", ["as printed", "resume alone", "a version"])
+def test_a_checkpoint_is_kept_where_that_is_said(
+    tmp_path: Path, request_: FitRequest, monkeypatch: pytest.MonkeyPatch, kind: str, again: str
+) -> None:
+    """A folder or a URL: what Ctrl-C prints goes on from there and is kept there, and in the end only versions go."""
+    place = kinds_of_places(tmp_path)[kind]
+    storage.make_folder(storage.join(place, "version-7"))
+    storage.write(storage.join(place, "notes.txt"), b"mine")
+    storage.write(storage.join(place, "version-7/data.csv"), b"mine too")
+    words = ["fit", *map(str, request_.data), "--task", "shop", "--target", "sales", "--drop", "verdict"]
+    words += ["--lambda", "0.01", "--tol", "1e-7", "--no-page", "-o", str(tmp_path / "m")]
+    said, resume = ["--checkpoint", place], []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("dmtrl.commands.fit.display", lambda quiet: nullcontext(StopsAt("round", 4)))
+            result = run(*words, *said, *resume)
+        assert result.exit_code == 130, result.output
+        line = result.stderr.splitlines()[-1].strip()
+        assert line == shlex.join(["dmtrl", *words, *said, "--resume", place])
+        assert [path.name for path in tmp_path.iterdir() if path.name != "kept"] == [], "nothing beside the model"
+        said = said if again == "as printed" else []
+        resume = ["--resume", str(newest(place)) if again == "a version" else place]
+    words += [*said, *resume]
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    undisturbed = run(*words[: words.index("-o")], "-o", tmp_path / "whole", "--json")
+    assert undisturbed.exit_code == 0, undisturbed.output
+    same_bits(dmtrl.load(tmp_path / "m"), dmtrl.load(tmp_path / "whole"))
+    assert json.loads(result.stdout)["rounds"] == json.loads(undisturbed.stdout)["rounds"] > 8
+    assert storage.names(place) == ["notes.txt", "version-7"]
+    assert storage.names(storage.join(place, "version-7")) == ["data.csv"]
+
+
+def test_a_place_that_is_taken_or_cannot_be(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    taken = f"memory://{tmp_path}/taken"
+    with pytest.raises(Interrupted) as stopped:
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m", checkpoint=taken)
+    assert stopped.value.checkpoint == taken
+    before = storage.names(taken)
+    words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1")
+    words = (*words, "--no-page", "-o", tmp_path / "m")
+    go_on = f"{taken} holds what an interrupted fit found; go on from it with --resume {taken}, or say --force"
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "other")
+    cases = {
+        ("--checkpoint", taken): go_on,
+        ("--checkpoint", taken, "--resume", tmp_path / "other.checkpoint"): go_on,
+        ("--checkpoint", "nosuch://place"): "cannot open nosuch://place",
+        ("--resume", "nosuch://place/"): "cannot open nosuch://place",
+        ("--resume", f"memory://{tmp_path}/nothing"): f"no complete checkpoint at memory://{tmp_path}/nothing",
+        ("--checkpoint", ""): "the path of a checkpoint must be a folder or URL",
+        ("--checkpoint", tmp_path / "m"): "the model and its checkpoint cannot both be",
+    }
+    for more, sentence in cases.items():
+        result = run(*words, *more)
+        assert result.exit_code == 1, (more, result.output)
+        assert sentence in result.stderr.splitlines()[-1]
+    assert storage.names(taken) == before
+    assert run(*words, "--checkpoint", taken, "--force").exit_code == 0
+    assert storage.names(taken) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "other.checkpoint"]
+
+
+def test_ctrl_c_at_once_leaves_what_was_there(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    """A fit that takes the place of another, but is stopped before it has got anywhere."""
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    request = replace(request_, reg_lambda=0.1)
+
+    class AtOnce(Silence):
+        def stage(self, text: str) -> None:
+            if text == "fitting":
+                monkeypatch.setattr(MTRLRegressor, "fit", pressed)
+
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted) as stopped:
+        fit(prepared, request, AtOnce(), tmp_path / "m")
+    assert stopped.value.checkpoint is None
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_what_is_kept_is_not_computed_again(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:

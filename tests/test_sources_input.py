@@ -1,5 +1,6 @@
 """What a plan is given: labels that are missing or written otherwise, parts that do not fit, any names and work."""
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from scipy import sparse
 
 from dmtrl import SourcePlan
 from dmtrl.sources import TaskSource
+from dmtrl.tables import open_source
 from dmtrl.tables.cells import CellError
 
 pa = pytest.importorskip("pyarrow")
@@ -199,3 +201,56 @@ def test_only_proportions_of_work_count() -> None:
 def test_work_that_cannot_be(work: Any) -> None:
     with pytest.raises(ValueError, match="work must be one finite number for each of the 2 tasks"):
         SourcePlan.from_callable("package.module:load", ["a", "b"], work)
+
+
+def _spoil(path: Path, member: str) -> None:
+    """Other bytes in the middle of one array of an archive."""
+    with zipfile.ZipFile(path) as archive:
+        entry = archive.getinfo(member)
+    with open(path, "rb+") as file:
+        file.seek(entry.header_offset + entry.compress_size // 2)
+        file.write(b"\xff" * 200)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_plan_of_an_archive_does_not_read_its_rows(save: Any, tmp_path: Path) -> None:
+    """Its X is damaged behind the header, which nobody sees who does not read it."""
+    path, rng = tmp_path / "a.npz", np.random.default_rng(0)
+    save(path, X=rng.normal(size=(3000, 40)), y=np.arange(3000) % 2, t=np.repeat(["a", "b", "c"], 1000))
+    whole = SourcePlan.from_files(path, "y", "t", positive=1)
+    assert whole.sources(1)[0].load().X.shape == (3000, 40)
+    _spoil(path, "X.npy")
+    plan = SourcePlan.from_files(path, "y", "t", positive=1)
+    assert (plan.names.tolist(), plan.work.tolist()) == (whole.names.tolist(), whole.work.tolist())
+    assert plan.work.tolist() == [1000 * 41.0] * 3
+    with pytest.raises(ValueError, match=r"a\.npz cannot be read as npz: "):
+        plan.sources(1)[0].load()
+    _spoil(path, "t.npy")
+    with pytest.raises(ValueError, match=r"a\.npz cannot be read as npz: "):
+        SourcePlan.from_files(path, "y", "t", positive=1)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.ones((2, 2))}, "needs a two-dimensional array of numbers named X; it holds x, y$"),
+        ({"X": np.ones(2)}, "needs a two-dimensional array of numbers named X; it holds y$"),
+        ({"X": np.array([["a", "b"], ["c", "d"]])}, "needs a two-dimensional array of numbers named X"),
+        ({"X": np.ones((0, 2))}, "has columns but no rows"),
+        ({"X": np.ones((2, 2)), "t": np.array(["a", None])}, "cannot be read as npz: its array 't' holds objects"),
+    ],
+)
+def test_archives_that_cannot_be(arrays: dict[str, Any], words: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", **arrays, y=np.ones(2))
+    with pytest.raises(ValueError, match=words):
+        SourcePlan.from_files(tmp_path / "a.npz", "y")
+
+
+def test_what_is_no_column_of_an_archive(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    strange = np.zeros(3, dtype=[("μέγεθος", float)])  # whose header is of a third kind
+    with pytest.warns(UserWarning, match="can only be read by"):
+        np.savez(path, X=np.ones((3, 2)), y=np.ones(3), more=np.ones(4), strange=strange, feature_names=["a", "b", "c"])
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("notes.txt", "no array")
+    assert open_source([path]).names == ["x0", "x1", "y", "feature_names"]

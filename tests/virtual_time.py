@@ -52,10 +52,13 @@ class VirtualEngine(Engine):
     def _work(self, k: int, message: Message, answer: Message) -> float:
         if message.name == "look":
             return float(self.rows[k])
-        if message.name == "catch_up":  # rows are read to be seen in few directions, and for b; what follows is quick
-            read = 2.0 + message.arrays["directions"].shape[1] / 4
-            ascent = answer.arrays["solver"] == 0
-            return float((read + (not ascent.all())) * self.rows[k] + 0.5 * answer.arrays["steps"][ascent].sum())
+        if (
+            message.name == "catch_up"
+        ):  # the first pass sees rows along the directions; without a floor the second reads none
+            seen, steps = message.arrays["directions"].shape[1] / 4, answer.arrays["steps"].sum()
+            if message.scalars["floor"]:
+                return float(seen * self.rows[k] + 1.5 * steps)
+            return float((2.0 + seen) * self.rows[k] + 0.5 * steps)
         if message.name != "round":
             return 0.0
         ascent = answer.arrays["solver"] == 0

@@ -13,7 +13,7 @@ from virtual_time import prepared
 
 def catch_up(data: TaskData) -> None:
     arrays = {"directions": np.ones((data.X.shape[1], 1)), "centre": np.zeros((data.m, 1))}
-    prepared(data, "squared")[0].answer(Message("catch_up", {"round": 0, "target": 0.0}, arrays))
+    prepared(data, "squared")[0].answer(Message("catch_up", {"round": 0, "floor": 0.0}, arrays))
 
 
 if __name__ == "__main__":

@@ -3,28 +3,33 @@
 Room: below the coordinator, beside splitting, whose iteration this is, one worker at a time. The server keeps the last
 point (u, b) of every unit; an answer replaces those of its worker, the proximal map is taken anew, and the worker goes
 on from there at once. `max_staleness` bounds how far the others may run ahead of one that is at work. A round is as
-many answers as there are workers, whoever gave them, or fewer and the answer of one that lags, which may be the end.
+many answers as there are workers, whoever gave them, or fewer where that of one that lags may be the end.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dmtrl.layout import Layout
 from dmtrl.message import Engine, Message, Scalar
-from dmtrl.method import Answers, Candidate, Report
-from dmtrl.relationship import Relationship, feature_metric
+from dmtrl.method import Answers, Candidate, Report, put_state, take_state
+from dmtrl.relationship import Metric, Relationship, feature_metric
 from dmtrl.settings import Settings
-from dmtrl.splitting import first_step
+from dmtrl.splitting import STRIDE, first_step, norm, straight
 
 _MOST_STEP_CHANGES = 30  # finitely many, as in splitting
 _SMALLER_STEP = 0.5  # of splitting's first step size: the frozen rows of a straggler count as curvature 1/s
 _PASSES = 2  # over a unit's rows in one answer: small portions, so that none is made from weights of long ago
-_IN_SIGHT = 2.0  # times tol: a gap from which the end may be a look away
+_IN_SIGHT = 2.0  # times tol: a gap from which the end may be a look away, or here already by a better bound
 _MOST_LOOKS = 3  # of one worker that did not end the run: where convergence is slow more are lost than won
 _SHARE_THAT_FOLLOWS = 0.25  # of all units: so few may be fitted into the directions that the others have found
+_STATE = (
+    "_Z", "_common", "_penalty", "_U", "_conjugate", "_W", "_loss", "_solver", "_steps", "_s", "_changes", "_thoughts",
+    "_taken", "_Z_before", "_b_before", "_staleness", "_accuracy", "_passes", "_answered", "_before", "_slowest",
+    "_version", "_looks", "_looked",
+)  # fmt: skip
 _PATIENCE = 4  # rounds of the slowest worker that may bring next to nothing
 
 
@@ -70,7 +75,8 @@ class AsynchronousSplitting:
         self._longest_step = longest_step
         self._s = settings.initial_step or min(_SMALLER_STEP * first_step(lam, layout.m), longest_step)
         self._changes = self._thoughts = 0  # of the step size
-        self._taken, self._Z_before = 0, W  # answers since the step size was last thought of, and the weights then
+        self._taken = 0  # answers since the step size was last thought of
+        self._Z_before, self._b_before = W, b.copy()  # as they were then
         self._staleness, self._accuracy = settings.max_staleness, settings.local_accuracy
         self._passes = min(_PASSES, settings.max_passes)
         workers = range(engine.n_workers)
@@ -81,7 +87,7 @@ class AsynchronousSplitting:
         self._version = 0  # of the weights
         self._versions = [deque[int](maxlen=self._staleness + 1) for _ in workers]  # that each worker was last sent
         self._looks = np.zeros(len(workers), dtype=np.int64)  # how often each was asked for its loss alone
-        self._looked = set[int]()  # who was so with its last message
+        self._looked = np.zeros(len(workers), dtype=bool)  # who was so with its last message
         self._early: dict[int, Message] = {}  # answers that came before their turn in `arrivals`
         self._again = iter(arrivals)
         self.arrivals: list[tuple[int, ...]] = []
@@ -92,20 +98,17 @@ class AsynchronousSplitting:
         self.sent = self.received = 0  # bytes of the last round
 
     def round(self, gap: float) -> tuple[Answers, Report]:
-        """Take as many answers as there are workers, or up to that of one that lags; `gap` is the certified one so
-        far."""
+        """Take as many answers as there are workers, or up to the one of a worker that lags with which all may be over;
+        `gap` is the certified one so far."""
         self.sent = self.received = 0
         self._sharpen(gap)
         target = self._accuracy * gap / len(self._layout.task)
         found: list[Candidate] = []
-        awaited = False
+        over = False
         self._send_all(target)
-        while self._taken < self._engine.n_workers and not awaited:
-            batch = self._next_batch()
-            for k, answer in batch.items():
-                self._put(k, answer)
-            self._taken += len(batch)
-            awaited = any(map(self._lags, batch))
+        while self._taken < self._engine.n_workers and not over:
+            batch = self._take()
+            over = any(map(self._lags, batch)) and self._gap(self._W, self._loss) <= _IN_SIGHT * self._settings.tol
             found += self._probed()
             self._renew()
             self._send_all(target)  # also after the last: they work while the server makes the certificate
@@ -116,6 +119,32 @@ class AsynchronousSplitting:
     def work(self) -> tuple[np.ndarray, np.ndarray]:
         """Of each unit: the code of the solver, and the coordinate steps, in its last answer."""
         return self._solver, self._steps
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All that the next rounds depend on. Everybody's answer is waited for first: so what a worker writes down now
+        is what the server knows of it."""
+        while self._at_work:
+            self._take()
+        self._renew()
+        self._probe = None
+        return take_state(self, _STATE)
+
+    def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
+        put_state(self, _STATE, state)
+        self._slowest = [(int(count), float(gap)) for count, gap in self._slowest]
+        self._b = b.copy()
+
+    @property
+    def b(self) -> np.ndarray:
+        """Of each unit, as last answered."""
+        return self._b.copy()
+
+    def leave(self) -> None:
+        """The run is over. An engine that keeps who was asked drops their answers later; with any other they are waited
+        for here."""
+        while self._at_work and not self._engine.asked:
+            k, _ = self._engine.receive()
+            del self._at_work[k]
 
     # who goes on when
 
@@ -140,7 +169,7 @@ class AsynchronousSplitting:
     def _may_end_with(self, k: int) -> bool:
         """Whether the certificate may wait for nothing but the loss of a worker that lags. Never in step, where all
         would wait for it, and not over and over."""
-        if not self._staleness or self._probes or k in self._looked or self._looks[k] == _MOST_LOOKS:
+        if not self._staleness or self._probes or self._looked[k] or self._looks[k] == _MOST_LOOKS:
             return False
         return bool(self._answered[k]) and self._lags(k) and self._least_gap(k) <= _IN_SIGHT * self._settings.tol
 
@@ -150,12 +179,18 @@ class AsynchronousSplitting:
         units, W, loss = self._layout.positions[k], self._W.copy(), self._loss.copy()
         W[units] = self._Z[self._layout.task[units]]
         loss[units] = -self._conjugate[units] - np.einsum("ij,ij->i", W[units], self._b[units])
+        return self._gap(W, loss)
+
+    def _gap(self, W: np.ndarray, loss: np.ndarray) -> float:
+        """The relative gap with these weights, and loss there, of each unit; infinite where no such loss is known."""
+        if self._probes or not np.isfinite(loss).all():
+            return np.inf
         objective = self._objective(W, loss)
         bound = -self._conjugate.sum() - self._relationship.conjugate(self._b) / self._lam
-        return float((objective - bound) / abs(objective)) if np.isfinite(objective) and objective else np.inf
+        return float((objective - bound) / abs(objective)) if objective else np.inf
 
     def _send(self, k: int, target: float) -> None:
-        message = self._look(k) or self._catch_up(k, target) or self._order(k, target)
+        message = self._look(k) or self._catch_up(k) or self._order(k, target)
         self._engine.send(k, message)
         self._idle.discard(k)
         self._at_work[k] = message
@@ -165,14 +200,14 @@ class AsynchronousSplitting:
     def _look(self, k: int) -> Message | None:
         """A look alone takes a straggler a fraction of its time for an answer, while the others go on to settle."""
         if not self._may_end_with(k):
-            self._looked.discard(k)
+            self._looked[k] = False
             return None
-        self._looked.add(k)
+        self._looked[k] = True
         self._looks[k] += 1
         weights = self._Z[self._layout.task[self._layout.positions[k]]]
         return Message("look", {"round": self._version}, {"w": weights})
 
-    def _catch_up(self, k: int, target: float) -> Message | None:
+    def _catch_up(self, k: int) -> Message | None:
         """What the second answer of one that lags is asked for, where all tasks lie in few directions (36): the others
         have found these while it made its first."""
         settings, units = self._settings, self._layout.positions[k]
@@ -181,18 +216,18 @@ class AsynchronousSplitting:
         if given or not few or self._probes or self._answered[k] != 1 or not self._lags(k):
             return None
         metric = feature_metric(self._relationship, self._Z, self._lam, self._s)
-        if metric is None or np.square(metric[0]).sum(axis=0).max() > self._longest_step:
+        if metric is None or metric.longest > self._longest_step:
             return None
-        arrays = {"directions": metric[0], "centre": metric[1][self._layout.task[units]]}
-        return Message("catch_up", {"round": self._version, "target": target}, arrays)
+        arrays = {"directions": metric.directions, "centre": metric.centre[self._layout.task[units]]}
+        return Message("catch_up", {"round": self._version, "floor": metric.floor}, arrays)
 
     def _order(self, k: int, target: float) -> Message:
         layout, units = self._layout, self._layout.positions[k]
         # The first answer is made from where the run begins and is to be had soon: one pass, no factors that only pay
         # over many answers, and no look, for the loss there is known. The second of one that lags is as brief, if it
-        # cannot catch up: the others have not yet settled on what its first told them.
-        first = bool(self._answered[k] == 0)
-        brief = first or (self._answered[k] == 1 and self._lags(k))
+        # cannot catch up; the third has as few passes: the others have not yet settled on what it told them before.
+        first, lags = bool(self._answered[k] == 0), self._lags(k)
+        brief = first or (self._answered[k] == 1 and lags)
         relax = 0.0 if first else self._settings.relaxation - 1.0
         pace = 0.0 if brief else float(min(self._answered[k] / max(np.median(self._answered), 1.0), 1.0))
         scalars: dict[str, Scalar] = {"relax": relax, "round": self._version, "target": target, "pace": pace}
@@ -200,7 +235,7 @@ class AsynchronousSplitting:
         scalars["from_zero"] = first
         arrays = {"w": self._Z[layout.task[units]], "step": self._s * self._shards[units, 0]}
         if self._settings.steps is None:
-            arrays["most"] = (1 if brief else self._passes) * layout.rows[units]
+            arrays["most"] = (1 if first or (lags and self._answered[k] <= 2) else self._passes) * layout.rows[units]
         if self._probe is not None and k not in self._probe.asked:
             self._probe.asked.add(k)
             arrays["probe"] = self._probe.W[layout.task[units]]
@@ -231,6 +266,14 @@ class AsynchronousSplitting:
         return {k: self._early.pop(k) for k in batch}
 
     # what an answer changes
+
+    def _take(self) -> Sequence[int]:
+        """The next answers, and whose they were."""
+        batch = self._next_batch()
+        for k, answer in batch.items():
+            self._put(k, answer)
+        self._taken += len(batch)
+        return list(batch)
 
     def _put(self, k: int, answer: Message) -> None:
         """The worker's rows of U and B, where it arrived from the centre (17), or (37), that it used; or its loss
@@ -266,8 +309,7 @@ class AsynchronousSplitting:
 
     def _arrived(self, units: np.ndarray, order: Message, b: np.ndarray) -> np.ndarray:
         if order.name == "catch_up":
-            F, C = order.arrays["directions"], order.arrays["centre"]
-            return np.asarray((C + b @ F) @ F.T)
+            return Metric.told(order).weights(b)
         W, step = order.arrays["w"], order.arrays["step"][:, None]
         relax = float(order.scalars["relax"])
         anchor = W + relax * (W - self._U[units]) if relax else W
@@ -296,7 +338,7 @@ class AsynchronousSplitting:
         return Candidate(self._W.copy(), self._common, self._objective(self._W, self._loss))
 
     def _answers(self) -> Answers:
-        b = self._b.copy()
+        b = self.b
         return Answers(
             b, self._layout.per_task(b), float(self._loss.sum()), np.inf, np.inf, float(self._conjugate.sum())
         )
@@ -304,26 +346,31 @@ class AsynchronousSplitting:
     # how large the steps, how fine the answers
 
     def _adapt(self) -> None:
-        """Balance the residuals (20) after every second time that as many answers came as there are workers, on the
-        tasks of those who answered both times: the rows of one who did not stand still, which says nothing about the
-        step."""
+        """When as many answers came as there are workers: a long stride where the losses are straight, or every second
+        time a balance of the residuals (20). As seen on the tasks of those who answered both times: the rows of one who
+        did not stand still, which says nothing about the step."""
         before, self._before = self._before, [self._answered.copy(), self._before[0]]
         Z_before, self._Z_before, self._taken = self._Z_before, self._Z, 0
+        b_before, self._b_before = self._b_before, self._b.copy()
         lively = (self._answered > before[0]) & (before[0] > before[1])
         self._thoughts += 1
-        in_turn = self._thoughts > 2 and self._thoughts % 2
-        if not in_turn or self._changes >= _MOST_STEP_CHANGES or not lively.any():
+        if self._changes >= _MOST_STEP_CHANGES or not lively.any():
             return
         units = np.flatnonzero(lively[self._layout.owner])
         tasks = self._layout.task[units]
         U, Z, b = self._U[units], self._Z[tasks], self._b[units]
-        primal = _norm(U - Z) / max(_norm(U), _norm(Z), 1e-300)
-        dual = _norm(Z - Z_before[tasks]) / (self._s * max(_norm(b), 1e-300))
-        if primal > 0 and dual > 0:
-            change = float(np.clip(np.sqrt(dual / primal), 0.2, min(5.0, self._longest_step / self._s)))
-            if not 1 / 1.5 < change < 1.5:
-                self._s *= change
-                self._changes += 1
+        moved, size, slope = norm(Z - Z_before[tasks]), norm(Z), max(norm(b), 1e-300)
+        change = 1.0
+        if straight(moved, size, norm(b - b_before[units]), slope):
+            change = STRIDE
+        elif self._thoughts > 2 and self._thoughts % 2:
+            primal, dual = norm(U - Z) / max(norm(U), size, 1e-300), moved / (self._s * slope)
+            if primal > 0 and dual > 0:
+                change = float(np.clip(np.sqrt(dual / primal), 0.2, 5.0))
+        change = min(change, self._longest_step / self._s)
+        if not 1 / 1.5 < change < 1.5:
+            self._s *= change
+            self._changes += 1
 
     def _sharpen(self, gap: float) -> None:
         """When four answers of the slowest brought next to nothing, be finer and less stale: in the end as exact and as
@@ -338,7 +385,3 @@ class AsynchronousSplitting:
             self._passes = min(2 * self._passes, self._settings.max_passes)
             self._staleness //= 2
             self._slowest = [(everybody, gap)]
-
-
-def _norm(A: np.ndarray) -> float:
-    return float(np.linalg.norm(A))

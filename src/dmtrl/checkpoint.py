@@ -1,17 +1,20 @@
 """Checkpoints: where a run stands, kept in a folder or behind a URL, so that it can go on with the same bits.
 
-Room: beside the methods, below the coordinator. `<path>/version-000007/` holds a file of each worker, written by the
-worker itself at its own place, one of the coordinator, and a manifest that is written last: a version without one does
-not count. The last two versions stay. What is saved is a whole position: the cross-validation fits that are done, and
-the run that was under way, at the end of a round.
+Room: beside the methods, below the coordinator. `<path>/version-000007-1f3c9a02/` holds a file of each worker, written
+by the worker itself at its own place, one of the coordinator, and a manifest that is written last: a version without
+one does not count. The second part of the name is the run's own: two that begin at once in one folder do not mix their
+files. The last two versions stay. What is saved is a whole position: the cross-validation fits that are done, and the
+run that was under way, at the end of a round.
 """
 
 import contextlib
 import json
 import os
+import re
+import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from typing import Any
@@ -29,7 +32,9 @@ from dmtrl.settings import Settings, is_number, is_whole
 FORMAT = 2
 FIT = "fit"  # the run on all rows; others are cells of a cross-validation
 _KIND = "dmtrl checkpoint"
-_STATE, _MANIFEST, _VERSION = "coordinator.npz", "manifest.json", "version-"
+_STATE, _MANIFEST = "coordinator.npz", "manifest.json"
+_VERSION = re.compile(r"version-([0-9]{6,})(-[0-9a-f]{8})?")  # at first there was no second part
+_ITS_FILES = re.compile(r"coordinator\.npz|manifest\.json|worker-[0-9]+-[0-9]+\.npz|\..*")
 _WHEN_TO_STOP = {"tol", "max_rounds", "omega_steps"}
 _SECONDS = 60.0  # between checkpoints when nothing is said
 Place = str | os.PathLike[str]
@@ -104,6 +109,8 @@ class Keeper:
         self._checkpoint, self._warned = checkpoint, False
         self._rounds, self._saved_at = 0, time.monotonic()
         self._loaded: _Version | None = None
+        self._mark = secrets.token_hex(4)
+        self._before: list[str] = []  # versions that lay there when it began: it takes their place
         if resume is not None:
             self._load(_absolute(resume))
         if checkpoint is not None:
@@ -124,15 +131,17 @@ class Keeper:
     def _look_at(self, folder: str) -> None:
         try:
             storage.check_folder(folder)
-            numbers = [_number(name) for name in storage.names(folder)]
+            versions = _versions(folder)
         except OSError as error:
             raise OSError(f"checkpoints cannot be kept at {folder}: {error}") from error
-        self._next = 1 + max(numbers, default=0)
+        self._before += versions
+        self._next = 1 + max(map(_number, versions), default=0)
 
     def _load(self, path: str) -> None:
         folder = newest(path)
         if folder is None:
             raise FileNotFoundError(f"there is no complete checkpoint at {path}; begin anew without resume")
+        self._before += _versions(path)
         where = storage.join(folder, _STATE)
         try:
             header, arrays = storage.load(where, _KIND)
@@ -174,7 +183,7 @@ class Keeper:
         self._rounds += 1
         if over and run != FIT:  # cell_done comes next
             return
-        if self.stop_asked or self._due() or over:
+        if self.writes and (self.stop_asked or self._due() or over):  # a state may have to be waited for
             self._save(engine, run, problem, state())
         self._stop_if_asked()
 
@@ -202,7 +211,7 @@ class Keeper:
     def _save(self, engine: Engine, run: str | None, problem: Mapping[str, Any], state: State) -> None:
         if self._checkpoint is None:
             return
-        folder = storage.join(self._checkpoint.folder, f"{_VERSION}{self._next:06d}")
+        folder = storage.join(self._checkpoint.folder, f"version-{self._next:06d}-{self._mark}")
         # what an engine raises here (a worker stays lost, or cannot read its rows) is no matter of checkpoints
         answers = engine.broadcast(Message("save", {"to": folder, "last": self.last or ""}))
         try:
@@ -217,10 +226,9 @@ class Keeper:
         keep = {folder, self.last}  # a worker that is lost now may still be brought back from the one before
         self.last, self._next, self.saved = folder, self._next + 1, True
         with contextlib.suppress(OSError):
-            for name in storage.names(self._checkpoint.folder):
-                old = storage.join(self._checkpoint.folder, name)
-                if _number(name) and old not in keep:
-                    storage.remove(old)
+            for old in _versions(self._checkpoint.folder):
+                if old not in keep and (old.endswith(self._mark) or old in self._before):
+                    _remove(old)
 
     def _write(
         self,
@@ -253,6 +261,14 @@ class Keeper:
         manifest = {"kind": _KIND, "format": FORMAT, "run": run, "cells": len(cells), "files": files}
         storage.write(storage.join(folder, _MANIFEST), json.dumps(manifest, indent=1).encode())
 
+    def clear(self, before: bool = True) -> None:
+        """Remove the versions of this run and, unless somebody may yet go on from them, those that lay there before.
+        Whatever else lies beside them stays."""
+        here = [] if self._checkpoint is None else _versions(self._checkpoint.folder)
+        own = [version for version in here if version.endswith(self._mark)]
+        for version in own + (self._before if before else []):
+            _remove(version)
+
     def _warn(self, error: OSError) -> None:
         if not self._warned:
             kept = f"the last one, {self.last}, stays" if self.last else "there is none yet"
@@ -280,9 +296,7 @@ def keeper_for(checkpoint: "Place | Checkpoint | Keeper | None", resume: Place |
             _refuse_occupied(checkpoint.folder)
         return None if checkpoint is None else Keeper(checkpoint)
     _check_place("resume", resume)
-    path = _absolute(resume).rstrip("/")
-    folder, name = path.rsplit("/", 1) if storage.is_url(path) else os.path.split(path)
-    home = folder if _number(name) else path
+    home = home_of(resume)
     if checkpoint is None:
         checkpoint = Checkpoint(home)
     elif checkpoint.folder.rstrip("/") != home:
@@ -290,8 +304,14 @@ def keeper_for(checkpoint: "Place | Checkpoint | Keeper | None", resume: Place |
     return Keeper(checkpoint, resume)
 
 
+def home_of(path: Place) -> str:
+    """The folder in which versions lie, from its own path or that of one of them."""
+    path = _absolute(path).rstrip("/")
+    return storage.split(path)[0] if _number(path) else path
+
+
 def _refuse_occupied(folder: str) -> None:
-    """A run keeps its own last versions and removes all others: those of another run must not lie there."""
+    """A run removes the versions that lay there when it began: those of another run must not be among them."""
     if newest(folder) is not None:
         raise FileExistsError(
             f"{folder} holds the checkpoint of an earlier run; say resume=True to go on from it, or name another folder"
@@ -306,8 +326,7 @@ def within(checkpoint: Checkpoint) -> Checkpoint:
 
 def newest(path: str) -> str | None:
     """The folder of the newest complete version at a path, which may itself be a version; None if there is none."""
-    versions = sorted((name for name in storage.names(path) if _number(name)), key=_number, reverse=True)
-    for folder in (path, *(storage.join(path, name) for name in versions)):
+    for folder in (path, *reversed(_versions(path))):
         if _MANIFEST not in storage.names(folder):
             continue
         where = storage.join(folder, _MANIFEST)
@@ -343,10 +362,20 @@ def problem_of(layout: Layout, relationship: Relationship, lam: float, settings:
 
 def _relation(relationship: Any) -> list[Any]:
     facts = [type(relationship).__name__, relationship.name, relationship.tau, getattr(relationship, "weight", None)]
+    facts = [_plain(fact) for fact in facts]
     covariance, base = getattr(relationship, "covariance", None), getattr(relationship, "base", None)
     if isinstance(covariance, TaskCovariance):
         facts.append(_digest(covariance.basis, covariance.values, np.array(covariance.floor)))
     return facts if base is None else [*facts, _relation(base)]
+
+
+def _plain(fact: Any) -> Any:
+    """As JSON can hold it: somebody's own relationship may say it in numpy's numbers, or in anything."""
+    if isinstance(fact, np.ndarray | np.generic) and fact.dtype.kind in "biufU":
+        return fact.item() if fact.ndim == 0 else _digest(np.asarray(fact))
+    if isinstance(fact, list | tuple):
+        return [_plain(part) for part in fact]
+    return fact if fact is None or isinstance(fact, str | int | float) else type(fact).__name__
 
 
 def _sample(relationship: Any, m: int, d: int) -> dict[str, Any]:
@@ -386,22 +415,23 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _number(name: str) -> int:
-    """Of a version's folder; 0 for any other name."""
-    digits = name.removeprefix(_VERSION)
-    return int(digits) if name.startswith(_VERSION) and digits.isdigit() else 0
+def _number(path: str) -> int:
+    """Of a version, by the name of its folder; 0 for any other."""
+    found = _VERSION.fullmatch(storage.split(path)[1])
+    return int(found[1]) if found else 0
+
+
+def _versions(folder: str) -> list[str]:
+    """Folders of versions, the newest last."""
+    return sorted((storage.join(folder, name) for name in storage.names(folder) if _number(name)), key=_number)
+
+
+def _remove(version: str) -> None:
+    """Unless something lies in it that is not a version's: then somebody else gave a folder such a name."""
+    if all(map(_ITS_FILES.fullmatch, storage.names(version))):
+        storage.remove(version)
 
 
 def _under(prefix: str, arrays: Mapping[str, np.ndarray]) -> State:
     start = f"{prefix}."
     return {name.removeprefix(start): values for name, values in arrays.items() if name.startswith(start)}
-
-
-def remove(places: Sequence[Place]) -> None:
-    """Checkpoints that nobody needs any more; whatever else lies beside them stays."""
-    for path in map(_absolute, places):
-        for name in storage.names(path):
-            if _number(name):
-                storage.remove(storage.join(path, name))
-        if not storage.names(path):
-            storage.remove(path)

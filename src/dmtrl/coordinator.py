@@ -247,8 +247,6 @@ class Coordinator:
         name: str,
     ) -> Outcome:
         layout, settings, relationship = self._layout, self._settings, self._relationship
-        if settings.max_staleness and keeper.writes:
-            raise ValueError("checkpoints are written between rounds in step; leave max_staleness at 0 to keep them")
         problem = {} if keeper.idle else problem_of(layout, relationship, self._lam, settings)
         saved = keeper.begin_run(name, problem)
         self._balance = Balance(layout, self._replay.work) if settings.balance else None
@@ -278,14 +276,19 @@ class Coordinator:
             run.omega_steps += report.omega
             del answers, report, now  # their weights: not kept through the next round
             keeper.round_done(self._engine, name, problem, partial(self._state, method, run), self._over(run))
-        trace = Trace(work=self._balance.work if self._balance else ())
         if isinstance(method, AsynchronousSplitting):
-            trace = Trace(arrivals=method.arrivals)
+            method.leave()
+        trace = self._trace(method, keeper) if saved is None else Trace()  # of the part before nothing is known here
         best, used = run.best, method.name
         del method  # its weights: room for making Sigma
         covariance = relationship.update(best.W - best.common)
         converged = run.certificate.relative_gap <= settings.tol
         return Outcome(best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, used, trace)
+
+    def _trace(self, method: Method | AsynchronousSplitting, keeper: Keeper) -> Trace:
+        if isinstance(method, AsynchronousSplitting):  # all were waited for wherever a checkpoint was written
+            return Trace() if keeper.writes else Trace(arrivals=method.arrivals)
+        return Trace(work=self._balance.work if self._balance else ())
 
     def _round(
         self, method: Method | AsynchronousSplitting, run: "_Run", number: int
@@ -330,16 +333,27 @@ class Coordinator:
         run = _Run(Candidate(W, common, np.inf), dual, self._settings.local_accuracy, b)
         if self._settings.max_staleness == 0:
             return self._method(b, W, common), run
-        known = (W, common, b, self._losses, self._conjugates, self._longest_step, self._replay.arrivals)
-        return AsynchronousSplitting(self._engine, self._relationship, self._lam, layout, self._settings, *known), run
+        penalty = self._relationship.penalty(W, common) if W.any() else 0.0
+        run.best = Candidate(W, common, float(self._losses.sum()) + self._lam * penalty)
+        return self._without_barrier(W, common, b, self._losses, self._conjugates), run
+
+    def _without_barrier(
+        self, W: np.ndarray, common: np.ndarray, b: np.ndarray, losses: np.ndarray, conjugates: np.ndarray
+    ) -> AsynchronousSplitting:
+        return AsynchronousSplitting(
+            self._engine, self._relationship, self._lam, self._layout, self._settings, W, common, b, losses, conjugates,
+            self._longest_step, self._replay.arrivals,
+        )  # fmt: skip
 
     def _state(self, method: Method | AsynchronousSplitting, run: "_Run") -> State:
         """Where a run stands at the end of a round."""
-        own = {} if isinstance(method, AsynchronousSplitting) else method.state()  # whose runs are not kept
+        own = method.state()
+        if isinstance(method, AsynchronousSplitting):
+            run.b = method.b  # with the answers that it waited for
         state = run.state() | {f"method.{name}": values for name, values in own.items()}
         return state | {"longest_step": np.array(self._longest_step)}
 
-    def _go_on(self, folder: str, state: State) -> tuple[Method, "_Run"]:
+    def _go_on(self, folder: str, state: State) -> tuple[Method | AsynchronousSplitting, "_Run"]:
         """The same run again. B comes from the workers, so that it is what their dual variables say."""
         layout = self._layout
         run = _Run.from_state(state)
@@ -348,7 +362,12 @@ class Coordinator:
             raise ValueError(f"{folder}: the dual variables of the workers do not belong to the coordinator's state")
         self._conjugate, self._at_zero = run.dual.conjugate, run.dual.conjugate_at_zero
         self._longest_step = float(state["longest_step"])
-        method = self._method(b, np.zeros((layout.m, layout.d)), np.zeros(layout.d))
+        W, common, nothing = np.zeros((layout.m, layout.d)), np.zeros(layout.d), np.zeros(len(b))
+        method: Method | AsynchronousSplitting = (
+            self._without_barrier(W, common, b, nothing, nothing)
+            if self._settings.max_staleness
+            else self._method(b, W, common)
+        )
         method.restore({k.removeprefix("method."): v for k, v in state.items() if k.startswith("method.")}, b)
         return method, run
 

@@ -24,6 +24,7 @@ from dmtrl.feature_maps import get_feature_map
 from dmtrl.insight import Insight
 from dmtrl.losses import BUILTIN, REGRESSION, AnyLoss, get_loss
 from dmtrl.message import Engine
+from dmtrl.pace import Trace
 from dmtrl.persistence import Savable
 from dmtrl.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
 from dmtrl.progress import live_line
@@ -33,85 +34,6 @@ from dmtrl.solver import naming_checkpoint, thread_count, warn_unless_converged
 
 INTERCEPT_RIDGE = 1e-6  # on a free intercept: what a certificate needs, too little to be seen
 SHIFTED = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z: y may be centred
-
-PARAMETERS = """Parameters
-    ----------
-    loss : str or Loss, default <loss>
-        <losses>
-    reg_lambda : float, default <reg_lambda>
-        How strongly large and unrelated coefficients are held back: the problem is the sum over tasks of the mean loss
-        plus reg_lambda/2 tr(W^T Sigma^-1 W). <lambda>
-    relationship : "learned", "independent", "shared", a sparse graph, a covariance array or a Relationship
-        How the tasks are related. "learned" finds the covariance; all else is given.
-    common : float or "auto", default "auto"
-        Strength (tau) of a component that all tasks share, beside the learned relations; 0 is the paper's problem.
-        "auto" is 1 where the relationship between tasks is learned, and 0 beside a given one and between more than two
-        classes. A single task has none, whatever is set.
-    feature_map : None, "rff" or transformer, default None
-        "rff" are 300 random Fourier features; RFF(n_components, gamma) says how many and how wide. Any scikit-learn
-        transformer will do. coef_ is in the mapped features.
-    fit_intercept : True, False or "penalised", default True
-        True: one per task, outside the relationship and practically free. "penalised": as one more related coefficient.
-    tol : float, default 1e-3
-        The fit stops when the objective is proven to be within this share of the best possible.
-    max_rounds : int, default 1000
-        The most rounds of messages; if they do not suffice there is a NotConvergedWarning.
-    engine : "local", "ray" or RayOptions, default "local"
-        Where the work is done: in this process, or by the actors of a Ray cluster.
-    n_jobs : int, optional
-        Threads of the local engine; -1 for all cores.
-    random_state : int, RandomState or None
-        The seed. None is 0: a fit is repeatable unless something else is asked for.
-    warm_start : bool, default False
-        Begin from the last fit's coefficients if it was of the same tasks and features.
-    verbose : int, default 0
-        1: a live line on a terminal; 2: a line per round.
-    callbacks : sequence of callables, optional
-        Each is given the record of every round.
-    task_column : str or int, optional
-        The column of X that names the task, instead of tasks=. It may hold text and is not a feature.
-    unknown_tasks : "raise" or "common", default "raise"
-        At predict, a task that was not there in fit is an error, or is predicted from the common component."""
-
-ATTRIBUTES = """Attributes
-    ----------
-    tasks_ : ndarray of shape (m,)
-        In the order of the rows of coef_: sorted, or as given in a list, a dict or the columns of y.
-    coef_ : ndarray of shape <shape>
-    intercept_ : ndarray of shape <ishape>
-    common_coef_, common_intercept_ : ndarray of shape (d,) and float
-        What all tasks share; zero without a common component.
-    reg_lambda_, common_strength_ : float
-        The lambda and tau that were used.
-    unit_names_ : ndarray
-        The rows of the task covariance: tasks_<units>.
-    task_covariance_ : ndarray, or a TaskCovariance above 5000 units
-        Trace one; of the whole weights, what all tasks share included.
-    task_correlation_ : DataFrame, or ndarray without pandas
-    certificate_ : Certificate
-        .primal, .dual, .gap, .relative_gap: nothing can be better than .dual.
-    history_ : list of dict
-        One record a round.
-    n_rounds_ : int
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had column names.
-    feature_map_ : transformer or None
-    layout_ : "alone", "long" or "wide"
-        No tasks, a task per row, or a column of y per task."""
-
-
-def documented(**words: str) -> Any:
-    """Fills <parameters> and <attributes> in a class's docstring, and the words in angle brackets in those."""
-
-    def fill(cls: type) -> type:
-        doc = (cls.__doc__ or "").replace("<parameters>", PARAMETERS).replace("<attributes>", ATTRIBUTES)
-        for word, text in words.items():
-            doc = doc.replace(f"<{word}>", text)
-        cls.__doc__ = doc
-        return cls
-
-    return fill
 
 
 class MTRLBase(Insight, Savable, ABC):
@@ -131,6 +53,7 @@ class MTRLBase(Insight, Savable, ABC):
     fit_intercept: bool | str
     tol: float
     max_rounds: int
+    max_staleness: int
     engine: Any
     n_jobs: int | None
     random_state: Any
@@ -202,6 +125,11 @@ class MTRLBase(Insight, Savable, ABC):
         given: Any = self.reg_lambda
         if not (isinstance(given, Real) and 0 < float(given) < np.inf):
             raise ValueError(f"reg_lambda must be positive and finite, got {self.reg_lambda!r}")
+        self._settings(0)  # refuses what cannot be before anything is read or started
+
+    def _settings(self, seed: int, tol: float | None = None) -> Settings:
+        tol = self.tol if tol is None else tol
+        return Settings(tol=tol, max_rounds=self.max_rounds, max_staleness=self.max_staleness, seed=seed)
 
     def _read(self, X: Any, y: Any, tasks: Any, sample_weight: Any, reset: bool = True) -> intake.Table:
         """Rows and labels as a checked table."""
@@ -245,7 +173,7 @@ class MTRLBase(Insight, Savable, ABC):
         return lam, float(getattr(relationship, "tau", learned))
 
     def _solve(self, problem: Problem, lam: float, tau: float) -> Outcome:
-        settings = Settings(tol=self.tol, max_rounds=self.max_rounds, seed=self._seed())
+        settings = self._settings(self._seed())
         with self._engine(problem) as engine, live_line(int(self.verbose), settings.tol) as show:
             coordinator = Coordinator(engine, problem.data.m, self._relation(problem, lam, tau), lam, settings)
             heard = [] if self._keeper is None else [self._keeper.on_round]
@@ -307,7 +235,8 @@ class MTRLBase(Insight, Savable, ABC):
         self.history_ = [record.as_dict() for record in outcome.history]
         self.n_rounds_ = len(outcome.history)
         self._covariance = pad(self._relations(outcome, tau), units)
-        self._outcome = replace(outcome, history=[])  # in the problem's coordinates: where a later fit can go on from
+        # in the problem's coordinates: where a later fit can go on from; no fit is ever replayed
+        self._outcome = replace(outcome, history=[], trace=Trace())
         self._coordinates = problem.coordinates
 
     def _keep_common(self, outcome: Outcome, tau: float, coordinates: Coordinates) -> None:

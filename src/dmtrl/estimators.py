@@ -1,6 +1,7 @@
 """MTRLRegressor and MTRLClassifier: `solve` in scikit-learn's clothes.
 
-Room: on top of estimator_base, beside the baselines. Here labels become units and scores become answers.
+Room: on top of estimator_base, beside the baselines. Here labels become units and scores become answers, and here is
+what both say of their parameters.
 """
 
 from collections.abc import Sequence
@@ -14,11 +15,94 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from dmtrl import intake
 from dmtrl.coordinator import Callback
-from dmtrl.estimator_base import MTRLBase, choose, documented
+from dmtrl.estimator_base import MTRLBase, choose
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
 from dmtrl.problem import Units, by_task
 
 NEVER = -1e6  # the score of a class that a task never had
+
+PARAMETERS = """Parameters
+    ----------
+    loss : str or Loss, default <loss>
+        <losses>
+    reg_lambda : float, default <reg_lambda>
+        How strongly large and unrelated coefficients are held back: the problem is the sum over tasks of the mean loss
+        plus reg_lambda/2 tr(W^T Sigma^-1 W). <lambda>
+    relationship : "learned", "independent", "shared", a sparse graph, a covariance array or a Relationship
+        How the tasks are related. "learned" finds the covariance; all else is given.
+    common : float or "auto", default "auto"
+        Strength (tau) of a component that all tasks share, beside the learned relations; 0 is the paper's problem.
+        "auto" is 1 where the relationship between tasks is learned, and 0 beside a given one and between more than two
+        classes. A single task has none, whatever is set.
+    feature_map : None, "rff" or transformer, default None
+        "rff" are 300 random Fourier features; RFF(n_components, gamma) says how many and how wide. Any scikit-learn
+        transformer will do. coef_ is in the mapped features.
+    fit_intercept : True, False or "penalised", default True
+        True: one per task, outside the relationship and practically free. "penalised": as one more related coefficient.
+    tol : float, default 1e-3
+        The fit stops when the objective is proven to be within this share of the best possible.
+    max_rounds : int, default 1000
+        The most rounds of messages; if they do not suffice there is a NotConvergedWarning.
+    max_staleness : int, default 0
+        0: rounds in step, all wait for the slowest worker. Above: every answer counts when it comes, and a worker may
+        go on this many times while another is still at work. Certified as ever; which answer within tol depends on
+        time.
+    engine : "local", "ray" or RayOptions, default "local"
+        Where the work is done: in this process, or by the actors of a Ray cluster.
+    n_jobs : int, optional
+        Threads of the local engine; -1 for all cores.
+    random_state : int, RandomState or None
+        The seed. None is 0: a fit is repeatable unless something else is asked for.
+    warm_start : bool, default False
+        Begin from the last fit's coefficients if it was of the same tasks and features.
+    verbose : int, default 0
+        1: a live line on a terminal; 2: a line per round.
+    callbacks : sequence of callables, optional
+        Each is given the record of every round.
+    task_column : str or int, optional
+        The column of X that names the task, instead of tasks=. It may hold text and is not a feature.
+    unknown_tasks : "raise" or "common", default "raise"
+        At predict, a task that was not there in fit is an error, or is predicted from the common component."""
+
+ATTRIBUTES = """Attributes
+    ----------
+    tasks_ : ndarray of shape (m,)
+        In the order of the rows of coef_: sorted, or as given in a list, a dict or the columns of y.
+    coef_ : ndarray of shape <shape>
+    intercept_ : ndarray of shape <ishape>
+    common_coef_, common_intercept_ : ndarray of shape (d,) and float
+        What all tasks share; zero without a common component.
+    reg_lambda_, common_strength_ : float
+        The lambda and tau that were used.
+    unit_names_ : ndarray
+        The rows of the task covariance: tasks_<units>.
+    task_covariance_ : ndarray, or a TaskCovariance above 5000 units
+        Trace one; of the whole weights, what all tasks share included.
+    task_correlation_ : DataFrame, or ndarray without pandas
+    certificate_ : Certificate
+        .primal, .dual, .gap, .relative_gap: nothing can be better than .dual.
+    history_ : list of dict
+        One record a round.
+    n_rounds_ : int
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Only where X had column names.
+    feature_map_ : transformer or None
+    layout_ : "alone", "long" or "wide"
+        No tasks, a task per row, or a column of y per task."""
+
+
+def documented(**words: str) -> Any:
+    """Fills <parameters> and <attributes> in a class's docstring, and the words in angle brackets in those."""
+
+    def fill(cls: type) -> type:
+        doc = (cls.__doc__ or "").replace("<parameters>", PARAMETERS).replace("<attributes>", ATTRIBUTES)
+        for word, text in words.items():
+            doc = doc.replace(f"<{word}>", text)
+        cls.__doc__ = doc
+        return cls
+
+    return fill
 
 
 @documented(
@@ -64,6 +148,7 @@ class MTRLRegressor(MTRLBase, RegressorMixin, BaseEstimator):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
+        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -81,6 +166,7 @@ class MTRLRegressor(MTRLBase, RegressorMixin, BaseEstimator):
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.max_rounds = max_rounds
+        self.max_staleness = max_staleness
         self.engine = engine
         self.n_jobs = n_jobs
         self.random_state = random_state
@@ -137,6 +223,7 @@ class MTRLClassifier(MTRLBase, ClassifierMixin, BaseEstimator):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
+        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -155,6 +242,7 @@ class MTRLClassifier(MTRLBase, ClassifierMixin, BaseEstimator):
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.max_rounds = max_rounds
+        self.max_staleness = max_staleness
         self.engine = engine
         self.n_jobs = n_jobs
         self.random_state = random_state

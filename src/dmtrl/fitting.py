@@ -5,20 +5,20 @@ target) and says so in `notes`; `fit` chooses lambda, solves and certifies, and 
 interrupted. What came out, as plain values, is `findings.document`.
 """
 
+import os
 import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from dmtrl import checkpoint
-from dmtrl.checkpoint import Checkpoint, Keeper
+from dmtrl.checkpoint import Checkpoint, Keeper, Place, home_of, newest
 from dmtrl.engines import RayOptions
 from dmtrl.estimators import MTRLClassifier, MTRLRegressor
 from dmtrl.losses import CLASSIFICATION, Loss, get_loss
@@ -31,14 +31,13 @@ from dmtrl.targets import check_target, read_target
 
 MOST_TASKS = 10_000  # above, the task column is rather a mistake; --many-tasks says it is not
 FOLDS = 5
-KEEP_EVERY = 60.0  # seconds between checkpoints while all goes well
 SMALL = 1_000_000  # with fewer numbers in X a second thread costs more than it brings
 
 
 class Interrupted(KeyboardInterrupt):
     """A fit was stopped; `checkpoint` is where it goes on from, None if it had not got anywhere."""
 
-    def __init__(self, checkpoint: Path | None):
+    def __init__(self, checkpoint: Place | None):
         super().__init__("interrupted")
         self.checkpoint = checkpoint
 
@@ -84,6 +83,7 @@ class FitRequest:
     engine: str = "local"
     address: str | None = None
     workers: int | None = None
+    max_staleness: int = 0
 
 
 @dataclass
@@ -244,6 +244,7 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     shared: dict[str, Any] = {
         "loss": prepared.loss,
         "tol": request.tol,
+        "max_staleness": request.max_staleness,
         "random_state": request.seed,
         "n_jobs": _threads(prepared, request),
         "engine": _engine(request),
@@ -265,15 +266,16 @@ def fit(
     request: FitRequest,
     watcher: Watcher | None = None,
     out: Path | None = None,
-    resume: Path | None = None,
+    resume: Place | None = None,
+    checkpoint: Place | None = None,
 ) -> Any:
-    """The fitted model, with `preparation_`. With `out` it is saved there; if the fit is interrupted, `checkpoint_of`
-    says where that name keeps what was found, and `resume` goes on from such a folder, to the same bits."""
+    """The fitted model, with `preparation_`. With `out` it is saved there. What was found when a fit is interrupted is
+    kept where `place_of` says, and `resume` goes on from such a folder or URL, to the same bits."""
     watcher, model = watcher or Silence(), estimator(prepared, request)
     if prepared.loss.kind == CLASSIFICATION:
         _note_single_classes(prepared)
-    place = None if out is None else Checkpoint(checkpoint_of(out), every_seconds=KEEP_EVERY)
-    keeper = Keeper(place, resume)
+    place = place_of(out, resume, checkpoint)
+    keeper = Keeper(None if place is None else Checkpoint(place), resume)
     began = time.perf_counter()
     _listen(keeper, watcher, request.tol, lambda: prepared.seconds.update(choosing=time.perf_counter() - began))
     watcher.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
@@ -282,26 +284,52 @@ def fit(
             warnings.simplefilter("always", NotConvergedWarning)
             model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=keeper)
     except KeyboardInterrupt:
-        raise Interrupted(_kept(keeper, out, resume)) from None
+        if keeper.saved:
+            raise Interrupted(place) from None
+        _clean_up(keeper, out, prepared.notes, before=False)  # of a fit that had not got anywhere
+        raise Interrupted(resume) from None
     prepared.seconds["fitting"] = time.perf_counter() - began - prepared.seconds.get("choosing", 0.0)
     prepared.notes += [str(warning.message) for warning in said]
     model.preparation_ = prepared.preparation
     if out is not None:
         model.save(out)
-        checkpoint.remove([checkpoint_of(out), resume or checkpoint_of(out)])  # nothing to go on from any more
+        _clean_up(keeper, out, prepared.notes)  # nothing to go on from any more
     return model
 
 
-def checkpoint_of(out: Path) -> Path:
+def place_of(out: Path | None, resume: Place | None, checkpoint: Place | None) -> Place | None:
+    """Where checkpoints of a fit are kept: where that is said, or where it goes on from, or beside the model."""
+    if checkpoint is not None and out is not None and Checkpoint(checkpoint).folder == os.path.abspath(out):
+        raise ValueError(f"the model and its checkpoint cannot both be {out}; give one of them another name")
+    if checkpoint is not None or out is None:
+        return checkpoint
+    return _beside(out) if resume is None else home_of(resume)
+
+
+def _beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.checkpoint")
 
 
-def check_nothing_kept(out: Path) -> None:
-    """Refuse a fit that would write over what an interrupted one of the same name found."""
-    kept = checkpoint_of(out)
-    if checkpoint.newest(str(kept)) is not None:
+def _clean_up(keeper: Keeper, out: Path | None, notes: list[str], before: bool = True) -> None:
+    """Versions go, and the folder beside the model if that leaves it empty; one that was named stays."""
+    try:
+        keeper.clear(before)
+    except OSError as error:
+        notes.append(f"the checkpoint could not be removed: {error}")
+    if out is not None:
+        with suppress(OSError):
+            _beside(out).rmdir()
+
+
+def check_nothing_kept(out: Path, resume: Place | None, checkpoint: Place | None) -> None:
+    """Refuse a fit that would take the place of what an interrupted one found, and does not go on from there."""
+    place = place_of(out, resume, checkpoint)
+    assert place is not None
+    folder = Checkpoint(place).folder
+    if (resume is None or folder.rstrip("/") != home_of(resume)) and newest(folder) is not None:
         raise FileExistsError(
-            f"{kept} holds what an interrupted fit found; go on from it with --resume {kept}, or say --force to lose it"
+            f"{place} holds what an interrupted fit found; go on from it with --resume {place}, or say --force to lose "
+            "it"
         )
 
 
@@ -321,15 +349,6 @@ def _interrupts_wait(keeper: Keeper) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _kept(keeper: Keeper, out: Path | None, resume: Path | None) -> Path | None:
-    """Where an interrupted fit can go on from; nothing is left behind if it had not got anywhere."""
-    if keeper.saved:
-        return None if out is None else checkpoint_of(out)
-    if out is not None and (resume is None or checkpoint_of(out) != resume):
-        checkpoint.remove([checkpoint_of(out)])
-    return resume
 
 
 def _listen(keeper: Keeper, watcher: Watcher, tol: float, chosen: Callable[[], object]) -> None:

@@ -854,6 +854,81 @@ def local_round(  # type: ignore[no-untyped-def]
                 moved[r] += factor[i, r] * (b - b_before)
 
 
+@njit(cache=True, nogil=True, fastmath=FAST)
+def metric_unit(  # type: ignore[no-untyped-def]
+    units, i, alpha, b, v, directions, floor, passes, block, state, order, along, q, before, e
+):  # fmt: skip
+    """Passes of coordinate ascent on (37) for unit i, in the metric F F^T + floor I; `directions` are the columns of F.
+
+    v = c + F^T b and e = floor b follow alpha. The first pass keeps what it sees of the rows along the directions:
+    without a floor later passes need no more of them, and b is made up for where alpha has changed. Returns the loss at
+    u, known without another reading only where there is no floor.
+    """
+    first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
+    loss, param, r = units.loss[i], units.param[i], len(v)
+    n_blocks = (n + block - 1) // block
+    for k in range(n_blocks):
+        order[k] = k
+    before[:n] = alpha[first : first + n]
+    e[:] = floor * b
+    for number in range(passes if n > 0 else 0):
+        state = _shuffle(order, n_blocks, state)
+        for k in range(n_blocks):
+            begin = first + order[k] * block
+            for j in range(begin, min(begin + block, first + n)):
+                p, a, x = units.p[j], alpha[j], along[j - first]
+                if p <= 0:
+                    continue
+                if number == 0:
+                    q[j - first] = floor * units.q[j]
+                    for c in range(r):
+                        x[c] = row_dot(units.X, j, directions[c])
+                        q[j - first] += x[c] * x[c]
+                z = np.float64(row_dot(units.X, j, e)) if floor > 0 else 0.0
+                for c in range(r):
+                    z += x[c] * v[c]
+                new = loss_step(loss, param, a, z, units.y[j], p * q[j - first])
+                if new != a:
+                    alpha[j] = new
+                    for c in range(r):
+                        v[c] += p * (new - a) * x[c]
+                    if floor > 0:
+                        row_axpy(units.X, j, floor * p * (new - a), e)
+    if floor > 0:
+        b[:] = e / floor
+        return np.inf
+    value = 0.0
+    for j in range(first, first + n):
+        p, f, z = units.p[j], units.p[j] * (alpha[j] - before[j - first]), 0.0
+        if p <= 0:
+            continue
+        if f != 0:
+            row_axpy(units.X, j, f, b)
+        for c in range(r):
+            z += along[j - first, c] * v[c]
+        value += p * loss_value(loss, param, z, units.y[j])
+    return value
+
+
+@njit(cache=True, nogil=True)
+def catch_up(  # type: ignore[no-untyped-def]
+    units, ids, alpha, B, C, directions, floor, passes, block, seed, round_number, out
+):  # fmt: skip
+    """Improve alpha and B on the problems (37) of all units; out[i] is (loss at u or infinity, conjugate, steps)."""
+    r, d, longest = directions.shape[0], B.shape[1], 0
+    for i in range(B.shape[0]):
+        longest = max(longest, units.starts[i + 1] - units.starts[i])
+    order, along, q = np.empty(longest, np.int64), np.empty((longest, r)), np.empty(longest)
+    before, e = np.empty(longest), np.empty(d)
+    for i in range(B.shape[0]):
+        v, state = C[i] + np.dot(directions, B[i]), stream(seed, ids[i], round_number)
+        out[i, 0] = metric_unit(
+            units, i, alpha, B[i], v, directions, floor, passes, block[i], state, order, along, q, before, e
+        )
+        out[i, 1] = conjugate_unit(units, i, alpha)
+        out[i, 2] = passes * (units.starts[i + 1] - units.starts[i])
+
+
 def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNamespace:
     """The kernels that look at the loss, compiled anew from the same source with an author's own functions for
     CUSTOM.
@@ -881,24 +956,13 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step, loss_bracket=any_bracket)
     names = (
         "uniform_unit", "sdca_unit", "evaluate_unit", "conjugate_unit", "evaluate", "conjugates", "local_round",
+        "metric_unit", "catch_up",
     )  # fmt: skip
     for name in names:
         source = globals()[name].py_func
         fast: Any = FAST if name.endswith("_unit") else False
         scope[name] = njit(nogil=True, fastmath=fast)(python_types.FunctionType(source.__code__, scope, name))
     return python_types.SimpleNamespace(**{name: scope[name] for name in names})
-
-
-@njit(cache=True, nogil=True, fastmath=FAST)
-def rows_along(X, directions, out, q):  # type: ignore[no-untyped-def]
-    """out_jk = x_j . directions_k, and q_j the sum of their squares."""
-    for j in range(out.shape[0]):
-        total = 0.0
-        for k in range(out.shape[1]):
-            along = row_dot(X, j, directions[k])
-            out[j, k] = along
-            total += along * along
-        q[j] = total
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)

@@ -7,7 +7,6 @@ unseen. These two places, and `format` and `dmtrl` in the first, stay in every l
 in a file; nothing in it is ever run or unpickled.
 """
 
-import contextlib
 import copy
 import hashlib
 import importlib
@@ -90,12 +89,6 @@ def save(model: Any, path: _Path) -> None:
             _write(file, header, arrays)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}: not saved, and nothing was changed", str(path)) from error
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # where a folder can be synced, its new name reaches the disk too
-        folder = os.open(target.parent, os.O_DIRECTORY)
-        os.fsync(folder)
-        os.close(folder)
 
 
 def load(path: _Path) -> Any:

@@ -14,10 +14,11 @@ import numpy as np
 from scipy.linalg import block_diag
 
 from dmtrl.covariance import TaskCovariance
+from dmtrl.message import Message
 from dmtrl.rowwise import centred_gram, over_rows
 from dmtrl.spectrum import ENOUGH, from_gram, largest_singular_value, nuclear_norm, short_side
 
-_SEEN = 1e-3  # of the largest singular value of W: a direction in which its tasks lie
+_SEEN, _OUTSTANDING = 1e-3, 0.1  # of the largest singular value of W: a direction its tasks lie in, and mostly so
 _FEW_DIRECTIONS, _SHARE_OF_ALL = 16, 1 / 8  # the latter of all features, and of all tasks
 
 
@@ -205,29 +206,58 @@ class FreeIntercept:
         return self.base.w_conjugate(B[:, :-1], covariance) + 0.5 * float(B[:, -1] @ B[:, -1]) / self.weight
 
 
-def feature_metric(
-    relationship: Relationship, W: np.ndarray, lam: float, step: float
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """F (features x r) and C (tasks x r): with the directions in which the tasks at W lie held fixed, lam * penalty is
-    the sum over tasks of |v - c|^2 / 2 where w = F v (36). None where the directions are many beside tasks or features,
-    or not the whole story. A free intercept is held at its present value, as a proximal step would hold it.
+@dataclass(frozen=True)
+class Metric:
+    """M = F F^T + floor I between features, in which weights are measured from centres F c of the tasks (36)."""
+
+    directions: np.ndarray  # F, features x r
+    centre: np.ndarray  # c of each task, tasks x r
+    floor: float
+
+    @property
+    def longest(self) -> float:
+        """The largest step that it takes along one of its directions."""
+        return float(np.square(self.directions).sum(axis=0).max()) + self.floor
+
+    def weights(self, b: np.ndarray) -> np.ndarray:
+        """Where b of the same tasks leads (37)."""
+        F = self.directions
+        return np.asarray((self.centre + b @ F) @ F.T + self.floor * b)
+
+    @classmethod
+    def told(cls, message: Message) -> "Metric":
+        """That came with a message."""
+        return cls(message.arrays["directions"], message.arrays["centre"], float(message.scalars["floor"]))
+
+
+def feature_metric(relationship: Relationship, W: np.ndarray, lam: float, step: float) -> Metric | None:
+    """With the covariance of the features at W held, lam * penalty is the sum over tasks of w . M^-1 w / 2 (36). None
+    where the directions that stand out are many beside tasks or features, or not the whole story. A free intercept is
+    held at its present value, as a proximal step would hold it.
     """
     if isinstance(relationship, FreeIntercept):
         inner = feature_metric(relationship.base, W[:, :-1], lam, step)
         if inner is None:
             return None
-        (F, C), width = inner, float(np.sqrt(step))
-        return block_diag(F, width), np.column_stack([C, W[:, -1] / width])
+        width = float(np.sqrt(step))
+        centre = np.column_stack([inner.centre, W[:, -1] / width])
+        return Metric(block_diag(inner.directions, width), centre, inner.floor)
     if type(relationship) is not Learned or relationship.tau:
         return None
     s, vectors = short_side(W)
-    rank = int((s > _SEEN * s[0]).sum()) if len(s) and s[0] > 0 else 0
-    if not 0 < rank <= min(_FEW_DIRECTIONS, _SHARE_OF_ALL * min(W.shape)):
+    if not (len(s) and s[0] > 0):
         return None
+    seen, few = int((s > _SEEN * s[0]).sum()), int(min(_FEW_DIRECTIONS, _SHARE_OF_ALL * min(W.shape)))
+    rank = seen if seen <= few else int((s > _OUTSTANDING * s[0]).sum())
+    if rank > few:
+        return None
+    rest = float(s[rank:seen].sum())
     s, vectors = s[:rank], vectors[:, :rank]
     if W.shape[0] <= W.shape[1]:
         vectors = W.T @ vectors / s
-    return vectors * np.sqrt(s / (lam * s.sum())), np.zeros((len(W), rank))
+    scale = 1.0 / (lam * (s.sum() + rest))
+    floor = scale * rest / max(seen - rank, 1)  # as in one of the other directions
+    return Metric(vectors * np.sqrt(scale * s - floor), np.zeros((len(W), rank)), floor)
 
 
 def nuclear_prox(

@@ -17,7 +17,6 @@ from dmtrl.insight import default_lambdas, default_measure
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.problem import Problem
 from dmtrl.progress import bar
-from dmtrl.settings import Settings
 from dmtrl.validation import MEASURES, Path, cross_validate
 
 
@@ -46,7 +45,7 @@ class _Choosing:
         # a common component is for several tasks that share labels; one task has none
         commons = [0.0] if len(self.tasks_) == 1 or len(problem.units.names) != len(self.tasks_) else list(self.commons)
         # choosing needs less accuracy than the final fit
-        settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=self._seed())
+        settings = self._settings(self._seed(), max(self.tol, 3e-3))
         total = len(lambdas) * len(commons) * int(self.cv)
         keeper = self._keeper or Keeper()
         with self._engine(problem) as engine, bar(self.verbose, "choosing lambda and tau", total) as step:
@@ -89,6 +88,7 @@ class MTRLRegressorCV(_Choosing, MTRLRegressor):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
+        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -99,8 +99,8 @@ class MTRLRegressorCV(_Choosing, MTRLRegressor):
     ):
         super().__init__(
             loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
-            max_rounds=max_rounds, engine=engine, n_jobs=n_jobs, random_state=random_state, verbose=verbose,
-            callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
+            max_rounds=max_rounds, max_staleness=max_staleness, engine=engine, n_jobs=n_jobs, random_state=random_state,
+            verbose=verbose, callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
         )  # fmt: skip
         self.lambdas = lambdas
         self.commons = commons
@@ -127,6 +127,7 @@ class MTRLClassifierCV(_Choosing, MTRLClassifier):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
+        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -138,8 +139,9 @@ class MTRLClassifierCV(_Choosing, MTRLClassifier):
     ):
         super().__init__(
             loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
-            max_rounds=max_rounds, engine=engine, n_jobs=n_jobs, random_state=random_state, verbose=verbose,
-            callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks, on_single_class=on_single_class,
+            max_rounds=max_rounds, max_staleness=max_staleness, engine=engine, n_jobs=n_jobs, random_state=random_state,
+            verbose=verbose, callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
+            on_single_class=on_single_class,
         )  # fmt: skip
         self.lambdas = lambdas
         self.commons = commons

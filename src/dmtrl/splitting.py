@@ -16,7 +16,7 @@ from dmtrl.rowwise import distance, over_rows
 from dmtrl.settings import Settings
 
 _STATE = ("_Z", "_common", "_w_conjugate", "_penalty", "_U", "_s", "_round", "_changes", "_at_u", "_least")  # and b
-_STRIDE = 8.0  # how much longer the step becomes where the losses prove straight
+STRIDE = 8.0  # how much longer the step becomes where the losses prove straight
 _SHARE, _POWER = 0.8, 0.7  # in the balance (20); counted out over data sets and lambdas
 _NEAR = 0.03  # W-step gap over objective, below which U is looked at when it may be better; no round depends on tol
 _MANY = 3000  # tasks; with more of the same kind the best step hardly changes
@@ -28,7 +28,12 @@ def first_step(lam: float, m: int) -> float:
     return 1.0 / (lam * float(np.sqrt(min(m, _MANY))))
 
 
-def _norm(A: np.ndarray) -> float:
+def straight(moved: float, size: float, turned: float, slope: float) -> bool:
+    """Whether the losses are, as far as it can be seen: weights of this size have moved, and b of this size has not."""
+    return moved > 0.1 * size and turned <= 0.01 * slope
+
+
+def norm(A: np.ndarray) -> float:
     return float(np.linalg.norm(A))
 
 
@@ -142,11 +147,11 @@ class Splitting:
         the weights move and the dual variables do not (B by `turned`), because there the losses are straight."""
         if not self._may_adapt:
             return
-        moved, size, slope = distance(Z, self._Z), _norm(Z), max(_norm(self._B), 1e-300)
-        if moved > 0.1 * size and turned <= 0.01 * slope:
-            change = _STRIDE
+        moved, size, slope = distance(Z, self._Z), norm(Z), max(norm(self._B), 1e-300)
+        if straight(moved, size, turned, slope):
+            change = STRIDE
         elif self._round > 1 and self._round % 2 == 0:
-            primal = distance(U, self._layout.per_unit(Z)) / max(_norm(U), size, 1e-300)
+            primal = distance(U, self._layout.per_unit(Z)) / max(norm(U), size, 1e-300)
             dual = moved / (self._s * slope)
             change = float(np.clip(_SHARE * (dual / primal) ** _POWER, 0.2, 5.0)) if primal > 0 and dual > 0 else 1.0
         else:

@@ -1,8 +1,8 @@
 """Files that are whole or not there, and those of a checkpoint: numbers and a header in one numpy archive.
 
 Room: the ground. No pickle. What people and checkpoints keep on a disk goes through `whole_file`: to a temporary name,
-which is then renamed. A checkpoint may also lie behind any fsspec URL, each file written in one piece. Whatever goes
-wrong here is an OSError, whichever package it came from.
+which is then renamed, both synced. A checkpoint may also lie behind any fsspec URL, each file written in one piece.
+Whatever goes wrong here is an OSError, whichever package it came from.
 """
 
 import hashlib
@@ -28,6 +28,14 @@ def is_url(path: str) -> bool:
 
 def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if is_url(folder) else os.path.join(folder, name)
+
+
+def split(path: str) -> tuple[str, str]:
+    """A folder, and the name in it."""
+    if not is_url(path):
+        return os.path.split(path)
+    folder, _, name = path.rpartition("/")
+    return folder, name
 
 
 def _remote(url: str) -> tuple[Any, str]:
@@ -90,8 +98,19 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
             with suppress(OSError):  # some file systems know no modes
                 os.chmod(temporary, target.stat().st_mode)
         os.replace(temporary, target)
+        _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Where a folder can be synced, the new name in it reaches the disk too."""
+    with suppress(OSError, AttributeError):  # elsewhere a folder cannot be opened
+        opened = os.open(folder, os.O_DIRECTORY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:

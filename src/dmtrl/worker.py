@@ -17,6 +17,7 @@ from dmtrl.blocks import Blocks, Source
 from dmtrl.kernel_rows import csr_arrays, gram_factors, in_chunks
 from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss, identity
 from dmtrl.message import Message, Scalar
+from dmtrl.relationship import Metric
 from dmtrl.rowwise import row_blocks
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
@@ -25,7 +26,7 @@ _EXACT_LIMIT = 512  # features; above it a Newton step is dearer than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _WORTH_CHUNKS, _ROWS_ASKED = 0.5, 64  # share of the chunks that are not all zero, asked of so many rows of a unit
-_PASSES_WITHIN = 2  # the directions of a catch-up, over the rows seen in them
+_PASSES_ALONG, _PASSES_IN_METRIC = 2, 3  # of a catch-up, without and with a floor: after fewer too little has settled
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 _SAVED = "dmtrl worker 1"
 _FROM_ROUND_TO_ROUND = ("_U", "_W_before", "_B_before", "_calm")  # beside alpha and B, which is made of it; all saved
@@ -249,30 +250,22 @@ class Worker:
         return Message("improved", {}, arrays)
 
     def _catch_up(self, message: Message) -> Message:
-        """Improve alpha on the local problems (37), within the few directions that came: rows are read to be seen in
-        these, and once more for B. The loss where that ends is had without them."""
-        F, C, n_units = message.arrays["directions"], message.arrays["centre"], len(self._B)
-        X, q = np.empty((len(self._alpha), F.shape[1])), np.empty(len(self._alpha))
-        kernels.rows_along(self._units.X, np.ascontiguousarray(F.T), X, q)
-        units = self._units._replace(X=X, q=q)
-        solver = np.where(units.loss == kernels.SQUARED, kernels.NEWTON, kernels.SDCA)  # one step, or passes
-        B, U, out = self._B @ F, np.empty_like(C), np.zeros((n_units, 5))
-        passes = min(_PASSES_WITHIN, int(self._settings["max_passes"]))
-        look, at_u, zero = False, True, False
-        self._kernels.local_round(
-            units, self._ids, self._alpha, B, C.copy(), U, U, np.ones(n_units), solver, _NO_GRAM,
-            passes * np.diff(units.starts), self._block, np.full(n_units, float(message.scalars["target"])),
-            int(self._settings["seed"]), int(message.scalars["round"]), np.zeros((n_units, 0)), 0.0, look, at_u, zero,
-            np.empty(F.shape[1]), np.zeros_like(self._calm), np.zeros_like(self._calm), out,
+        """Improve alpha on the local problems (37), in a metric that came, with the loss where that ends if it is known
+        without another reading of the rows."""
+        metric, out, settings = Metric.told(message), np.zeros((len(self._B), 3)), self._settings
+        passes = _PASSES_IN_METRIC if metric.floor else _PASSES_ALONG
+        self._kernels.catch_up(
+            self._units, self._ids, self._alpha, self._B, metric.centre, np.ascontiguousarray(metric.directions.T),
+            metric.floor, min(passes, int(settings["max_passes"])), self._block, int(settings["seed"]),
+            int(message.scalars["round"]), out,
         )  # fmt: skip
-        kernels.dual_vectors(self._units, self._alpha, self._B)
-        self._U = (C + self._B @ F) @ F.T
+        self._U = metric.weights(self._B)
         arrays: dict[str, np.ndarray] = {
             "b": self._B.copy(),
-            "loss_u": out[:, 2].copy(),
-            "conjugate": out[:, 3].copy(),
-            "steps": out[:, 4].astype(np.int64),
-            "solver": solver.astype(np.int8),
+            "loss_u": out[:, 0].copy(),
+            "conjugate": out[:, 1].copy(),
+            "steps": out[:, 2].astype(np.int64),
+            "solver": np.full(len(self._B), kernels.SDCA, dtype=np.int8),
         }
         return Message("caught_up", {}, arrays)
 

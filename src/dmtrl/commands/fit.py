@@ -19,6 +19,7 @@ from dmtrl.tables.discovery import find_parts
 from dmtrl.tables.output import check_output
 
 if TYPE_CHECKING:
+    from dmtrl.checkpoint import Place
     from dmtrl.fitting import FitRequest, Prepared
 
 KINDS = ("regression", "classification")
@@ -49,7 +50,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.argument("data", nargs=-1, required=True, type=click.Path(), metavar="DATA...")
 @click.option("--task", metavar="COL", help="Column that names the task of each row.")
 @click.option("--target", metavar="COL", help="Column to predict.")
-@click.option("--kind", type=click.Choice(KINDS), help="Instead of guessing from the target.")
+@click.option("--kind", type=click.Choice(KINDS), metavar="KIND", help=f"{' or '.join(KINDS)} [guessed].")
 @click.option("--loss", metavar="NAME[=X]", shell_complete=_losses, help="As logistic, huber=2, quantile=0.9.")
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Chosen by cross-validation, or given.")
 @click.option("--common/--no-common", default=None, help="A part all tasks share, or none [both tried].")
@@ -65,17 +66,25 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--engine", type=click.Choice(("local", "ray")), default="local", help="Threads here, or a cluster.")
 @click.option("--address", metavar="HOST:PORT", help="Of a Ray cluster that runs already.")
 @click.option("--workers", metavar="N", type=click.IntRange(1), help="Ray actors [one a processor].")
+@click.option(
+    "--max-staleness", metavar="N", type=click.IntRange(0), default=0,
+    help="Do not wait for the slowest worker: others may run N answers ahead [0].",
+)  # fmt: skip
 @click.option("--out", "-o", type=click.Path(), default="model.dmtrl", help="The model's file [model.dmtrl].")
 @click.option("--force", is_flag=True, help="Replace the model, or the checkpoint, that is there.")
-@click.option("--resume", type=click.Path(), metavar="FOLDER", help="Go on from an interrupted fit's checkpoint.")
+@click.option(
+    "--checkpoint", type=click.Path(), metavar="PATH|URL",
+    help="Where to keep how far the fit is, for all machines to see [beside the model].",
+)  # fmt: skip
+@click.option("--resume", type=click.Path(), metavar="PATH|URL", help="Go on from an interrupted fit's checkpoint.")
 @click.option("--compare", is_flag=True, help="Also learn each task alone: whom does sharing help?")
 @click.option("--no-page", is_flag=True, help="Write no page beside the model.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--quiet", "-q", is_flag=True, help="Print nothing but errors.")
 @click.pass_context
 def command(
-    ctx: click.Context, data: tuple[str, ...], out: str, force: bool, resume: str | None, compare: bool,
-    no_page: bool, as_json: bool, quiet: bool, **wishes: Any,
+    ctx: click.Context, data: tuple[str, ...], out: str, force: bool, resume: str | None, checkpoint: str | None,
+    compare: bool, no_page: bool, as_json: bool, quiet: bool, **wishes: Any,
 ) -> None:  # fmt: skip
     """Learn one model per task from data files.
 
@@ -96,9 +105,9 @@ def command(
 
     try:
         with told_in_sentences():
-            if resume is None and not force:
-                check_nothing_kept(Path(out))
-            found = _fit(FitRequest(data, **wishes), Path(out), page, resume, compare, as_json, quiet)
+            if not force:
+                check_nothing_kept(Path(out), resume, checkpoint)
+            found = _fit(FitRequest(data, **wishes), Path(out), page, resume, checkpoint, compare, as_json, quiet)
     except Interrupted as stop:
         _say_how_to_go_on(ctx.find_root().obj, stop.checkpoint)
         ctx.exit(INTERRUPTED)
@@ -115,8 +124,8 @@ def command(
 
 
 def _fit(
-    request: "FitRequest", out: Path, page: Path | None, resume: str | None, compare: bool,
-    as_json: bool, quiet: bool,
+    request: "FitRequest", out: Path, page: Path | None, resume: str | None, checkpoint: str | None,
+    compare: bool, as_json: bool, quiet: bool,
 ) -> dict[str, Any]:  # fmt: skip
     from dmtrl import __version__
     from dmtrl.findings import document
@@ -134,7 +143,7 @@ def _fit(
     with display(quiet) as watcher:
         # Ray tells of a lost process on stdout, which is for what was asked for
         with redirect_stdout(sys.stderr) if request.engine == "ray" else nullcontext():
-            model = fit(prepared, request, watcher, out, None if resume is None else Path(resume))
+            model = fit(prepared, request, watcher, out, resume, checkpoint)
         if compare:
             watcher.stage("comparing with each task alone and all tasks as one (Ctrl-C leaves this out)")
             try:
@@ -163,7 +172,7 @@ def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison:
     return None
 
 
-def _say_how_to_go_on(words: list[str], checkpoint: Path | None) -> None:
+def _say_how_to_go_on(words: list[str], checkpoint: "Place | None") -> None:
     if checkpoint is None:
         click.echo("stopped; nothing was written", err=True)
         return

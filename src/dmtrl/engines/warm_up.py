@@ -37,4 +37,4 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
         with LocalEngine([ArraySource(blocks)], built_in) as engine:
             Coordinator(engine, 1, get_relationship("independent", 1, 0.0), 1.0, Settings(max_rounds=1)).run()
             arrays = {"directions": np.ones((_WIDTH, 1)), "centre": np.zeros((1, 1))}
-            engine.broadcast(Message("catch_up", {"round": 1, "target": 0.0}, arrays))
+            engine.broadcast(Message("catch_up", {"round": 1, "floor": 0.0}, arrays))
