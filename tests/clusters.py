@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -18,18 +18,19 @@ def alone(cpus: int = 2) -> Iterator[Any]:
     """A cluster of one node that engines find initialised."""
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE,
-             log_to_driver=False, logging_level="ERROR")  # fmt: skip
+    context = ray.init(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE,
+                       log_to_driver=False, logging_level="ERROR")  # fmt: skip
     try:
         yield ray
     finally:
         ray.shutdown()
-        assert leftovers() == []
+        assert leftovers(context.address_info["session_dir"]) == []
 
 
 @contextlib.contextmanager
-def of_nodes(count: int, cpus: int = 1) -> Iterator[Any]:
-    """A cluster of several nodes, as processes of this machine, to which nobody is connected yet."""
+def of_nodes(count: int, cpus: int = 1, resources: Mapping[str, float] | None = None) -> Iterator[Any]:
+    """A cluster of several nodes, as processes of this machine, to which nobody is connected yet; resources are of the
+    last."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
@@ -40,12 +41,13 @@ def of_nodes(count: int, cpus: int = 1) -> Iterator[Any]:
     head = {**node, "include_dashboard": False, "_system_config": watch}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        for _ in range(count - 1):
-            cluster.add_node(**node)
+        for number in range(1, count):
+            cluster.add_node(**node, resources=dict(resources or {}) if number == count - 1 else {})
         yield cluster
     finally:
+        session = cluster.head_node.get_session_dir_path()
         cluster.shutdown()
-        assert leftovers() == []
+        assert leftovers(session) == []
 
 
 def actors() -> list[psutil.Process]:
@@ -77,16 +79,49 @@ def kill(process: psutil.Process) -> bool:
     return True
 
 
-def leftovers(patience: float = 20.0, besides: Sequence[str] = ()) -> list[str]:
-    """What is still running of a cluster that was started from here, besides what is known to."""
+def stop(process: psutil.Process) -> None:
+    """Alive and silent from here on."""
+    os.kill(process.pid, signal.SIGSTOP)
+
+
+def lose(cluster: Any, node: Any) -> int:
+    """Take a node away with all that runs there; how many actors did."""
+    there = actors_below(node)
+    cluster.remove_node(node, allow_graceful=False)
+    for process in there:
+        kill(process)
+    return len(there)
+
+
+def leftovers(session: str | None = None, patience: float = 20.0, besides: Sequence[str] = ()) -> list[str]:
+    """What is still running of a cluster that was started from here, besides what is known to. With the folder of its
+    session also what is not below this process any more: whoever ran below a killed process has another parent."""
     end = time.monotonic() + patience
     while True:
-        titles = [_title(process) for process in _descendants()]
-        left = [title for title in titles if "ray::" in title or "raylet" in title or "gcs_server" in title]
+        left = [title for title in map(_title, _descendants()) if _is_ray(title)]
+        left += [] if session is None else _with_files_in(session)
         left = [title for title in left if title not in besides]
         if not left or time.monotonic() > end:
             return left
         time.sleep(0.2)
+
+
+def _is_ray(title: str) -> bool:
+    return any(word in title for word in ("ray::", "raylet", "gcs_server"))
+
+
+def _with_files_in(folder: str) -> list[str]:
+    """Processes that name the folder, or hold files there open, as all of a session do; the environment tells less, as
+    some of them wipe it."""
+    others = [process for process in psutil.process_iter() if process.pid != os.getpid()]
+    return [_title(process) for process in others if _title(process) and _has_to_do_with(process, folder)]
+
+
+def _has_to_do_with(process: psutil.Process, folder: str) -> bool:
+    try:
+        return folder in _title(process) or any(file.path.startswith(folder) for file in process.open_files())
+    except psutil.Error:
+        return False
 
 
 def _descendants() -> list[psutil.Process]:

@@ -33,12 +33,7 @@ class NodeKiller:
 
     def __call__(self, record: RoundRecord) -> None:
         if record.round == self._when:
-            node = self._nodes.pop(self._which)
-            there = clusters.actors_below(node)
-            self._cluster.remove_node(node, allow_graceful=False)
-            for process in there:
-                clusters.kill(process)
-            self.killed = len(there)
+            self.killed = clusters.lose(self._cluster, self._nodes.pop(self._which))
 
     def join(self) -> None:
         self._nodes.append(one_more(self._cluster))

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Checkpoint, MTRLClassifier, Settings, TaskData, solve
+from dmtrl import Checkpoint, MTRLClassifier, Settings, TaskData, asynchronous, solve
+from dmtrl.asynchronous import AsynchronousSplitting
 from dmtrl.checkpoint import Keeper, keeper_for
 from dmtrl.coordinator import Coordinator, Outcome
 from dmtrl.datasets import make_synthetic
@@ -49,6 +50,27 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert [record.gap for record in rest.history] == [record.gap for record in whole.history]
     np.testing.assert_array_equal(rest.W, whole.W)
     assert rest.certificate == whole.certificate
+
+
+def test_all_that_changes_in_a_run_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what is empty when everybody has answered, and what the workers know themselves."""
+    made: list[AsynchronousSplitting] = []
+
+    class Kept(AsynchronousSplitting):
+        def __init__(self, *args: Any, **knobs: Any) -> None:
+            super().__init__(*args, **knobs)
+            made.append(self)
+
+    monkeypatch.setattr("dmtrl.coordinator.AsynchronousSplitting", Kept)
+    data, lam = make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train, 1e-2
+    for rounds in (1, 24):
+        engine = virtual(data, "hinge", [10.0 if k == 8 else 1.0 for k in range(16)])
+        kept_run(engine, data, lam, None, max_rounds=rounds)
+    of_others = {"_versions", "_at_work", "_idle", "_early", "_again", "arrivals", "sent", "received", "_b", "_engine"}
+    early, late = (vars(method) for method in made)
+    changed = {name for name in early if repr(early[name]) != repr(late[name])} - of_others
+    assert {"_Z", "_U", "_answered", "_before"} <= changed
+    assert changed - {"_relationship", "_layout", "_settings"} <= set(asynchronous._STATE)
 
 
 def test_what_is_resumed_is_certified(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 No cluster is needed: real workers in this process, carried by something that drops them.
 """
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -17,14 +18,13 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
-from dmtrl.blocks import ArraySource
+from dmtrl.blocks import ArraySource, Source
 from dmtrl.checkpoint import newest
 from dmtrl.coordinator import Coordinator, Outcome
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines import LocalEngine, WorkerLostError, recovery
 from dmtrl.engines.choice import Pieces
-from dmtrl.engines.log import Log
-from dmtrl.engines.recovery import Lost, RecoveringEngine
+from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.message import Engine, Message
 from dmtrl.relationship import Learned, covariance, get_relationship
@@ -39,16 +39,24 @@ PRECISE = Settings(tol=1e-10)
 
 class Fragile:
     """Carries messages to workers in this process. `faults` says what happens at which post (counted over all
-    workers), `dead` which workers, once lost, never come back."""
+    workers), `dead` which workers, once lost, never come back, `absent` which never come at all."""
 
-    def __init__(self, data: TaskData, loss: str, workers: int, faults: dict[int, str], dead: Sequence[int] = ()):
-        self.sources = data.sources(workers)
+    def __init__(
+        self,
+        data: TaskData | Sequence[Source],
+        loss: str,
+        workers: int,
+        faults: dict[int, str],
+        dead: Sequence[int] = (),
+        absent: Sequence[int] = (),
+    ):
+        self.sources = data.sources(workers) if isinstance(data, TaskData) else list(data)
         self._loss, self._faults, self._dead = get_loss(loss), faults, dead
         self._workers: list[Worker | None] = [None] * len(self.sources)
         self._last: list[tuple[int, Message]] = [(0, Message("nothing"))] * len(self.sources)
         self._posted: list[tuple[int, int, Sequence[Message]]] = []
         self.posts = self.worked = self.retold = 0
-        self._silent: set[int] = set()
+        self._silent = set(absent)
         self.closed = False
 
     @property
@@ -67,6 +75,8 @@ class Fragile:
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
         heard = [post for post in self._posted if post[0] not in self._silent]
         if not heard:
+            assert timeout is not None, "nobody will ever say anything"
+            time.sleep(timeout)
             raise TimeoutError
         self._posted.remove(heard[0])
         k, number, messages = heard[0]
@@ -74,9 +84,14 @@ class Fragile:
             return k, Message("alive")
         self.posts += 1
         fault = self._faults.get(self.posts, "")
+        if fault == "silent":
+            return self.fetch(timeout)
         if fault.endswith("before"):
             raise Lost(k, fault, perhaps_alive=fault.startswith("unreachable"))
-        answer = self._answer(k, number, messages)
+        try:
+            answer = self._answer(k, number, messages)
+        except Exception as error:
+            raise Refused(k, error) from error
         if fault.endswith("after"):
             raise Lost(k, fault, perhaps_alive=fault.startswith("unreachable"))
         return k, _damaged(answer, fault)
@@ -262,44 +277,6 @@ def test_one_question_at_a_time() -> None:
             assert (k, answer.name) == (1, "described")
 
 
-def _told(log: Log) -> list[str]:
-    return [message.name for batch in log.batches() for message in batch]
-
-
-def test_a_log_forgets_what_does_not_matter_any_more() -> None:
-    log, done = Log(), Message("done")
-    fresh, kept = Message("prepare", {"keep": False}), Message("prepare", {"keep": True})
-    for message in (Message("describe"), Message("hold_out"), fresh, Message("round"), Message("score"), kept):
-        log.add(message, done)
-    assert _told(log) == ["hold_out", "prepare", "round", "prepare"]
-    log.add(fresh, done)
-    assert _told(log) == ["hold_out", "prepare"]
-    log.add(Message("round"), done)
-    log.add(Message("save", {"to": "there"}), Message("saved", {"error": "the disk is full"}))
-    assert _told(log) == ["hold_out", "prepare", "round"]
-    log.add(Message("save", {"to": "there"}), Message("saved"))
-    log.add(Message("round"), done)
-    assert _told(log) == ["restore", "round"]
-    assert next(log.batches())[0].scalars == {"from": "there"}
-    log.add(Message("restore", {"from": "elsewhere"}), done)
-    assert _told(log) == ["restore"]
-    log.add(fresh, done)  # what was restored may be deleted from here on
-    assert _told(log) == ["hold_out", "prepare"]
-    log.close()
-
-
-def test_a_long_log_lies_on_disk_and_is_told_piece_by_piece() -> None:
-    log = Log()
-    for number in range(20):
-        log.add(Message("round", {"round": number}, {"w": np.full(300_000, float(number))}), Message("improved"))
-    batches = list(log.batches())
-    assert len(batches) > 3
-    told = [message for batch in batches for message in batch]
-    assert [message.scalars["round"] for message in told] == list(range(20))
-    assert all((message.arrays["w"] == number).all() for number, message in enumerate(told))
-    log.close()
-
-
 def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
     data = random_problem("logistic", m=4)
     plain = solve(data, loss="logistic", reg_lambda=0.1, settings=STANDARD, workers=2)
@@ -394,7 +371,7 @@ def test_what_was_kept_stays_when_a_run_begins_again(tmp_path: Path) -> None:
     assert newest(str(tmp_path)) == old
     rest = newest(str(tmp_path / "again-1"))
     assert rest is not None
-    solve(data.only(np.arange(4)), **how, resume=rest)
+    solve(data.only(np.arange(4)), **how | {"workers": 2}, resume=rest)
 
 
 class Stubborn(Learned):

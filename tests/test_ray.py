@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import clusters
@@ -144,7 +145,7 @@ def test_a_cluster_of_its_own_from_the_shell(tmp_path: Path) -> None:
     rows += [f"{i % 3},{x + 0.1 * rng.normal():.4f},{x:.4f}" for i, x in enumerate(rng.normal(size=60))]
     (tmp_path / "marks.csv").write_text("\n".join(rows))
     common = ["fit", str(tmp_path / "marks.csv"), "--task", "school", "--target", "score", "--lambda", "0.1", "--json"]
-    found, before = [], clusters.leftovers(0.0)
+    found, before = [], clusters.leftovers(patience=0.0)
     for more in ([], ["--engine", "ray", "--workers", "2"]):
         result = run(*common, "--no-page", "--out", str(tmp_path / f"{len(more)}.dmtrl"), *more)
         assert result.exit_code == 0, result.output
@@ -171,10 +172,57 @@ def test_engines_that_are_none() -> None:
         RayEngine([], get_loss("squared"))
 
 
-@pytest.mark.parametrize("wrong", [{"workers": 0}, {"cpus": -1.0}, {"patience": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"workers": 0},
+        {"cpus": -1.0},
+        {"patience": 0.0},
+        {"silence": 0},
+        {"silence": -1.0},
+        {"silence": np.inf},
+        {"silence": np.nan},
+        {"silence": "5"},
+        {"silence": True},
+    ],
+)
 def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         RayOptions(**wrong)
+
+
+def test_silence_is_free_unless_it_is_limited() -> None:
+    assert RayOptions().silence is None
+    assert RayOptions(silence=np.int64(9)).silence == 9  # type: ignore[arg-type]
+
+
+# A process that holds a file open, and whose parent is gone.
+ORPHAN = """
+import subprocess, sys
+hold = "import sys, time; file = open(sys.argv[1], 'w'); print('ready', flush=True); time.sleep(60)"
+pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+child = subprocess.Popen([sys.executable, "-c", hold, sys.argv[1]], **pipes)
+child.stdout.readline()
+print(child.pid)
+"""
+
+
+def test_what_is_left_of_a_cluster_is_seen_also_without_its_parents(tmp_path: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-c", ORPHAN, str(tmp_path / "log")], capture_output=True, text=True, check=True
+    )
+    orphan = psutil.Process(int(said.stdout))
+
+    def seen() -> list[str]:  # beside the cluster of other tests
+        return [title for title in clusters.leftovers(str(tmp_path), patience=0.0) if str(tmp_path) in title]
+
+    try:
+        assert orphan not in psutil.Process().children(recursive=True)
+        assert len(seen()) == 1
+    finally:
+        orphan.kill()
+        orphan.wait(10)
+    assert seen() == []
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 Room: above the engines, below the estimators, which are this function in scikit-learn's clothes.
 """
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.settings import Settings
 from dmtrl.sources import SourcePlan
+
+logger = logging.getLogger("dmtrl")
 
 
 class NotConvergedWarning(UserWarning):
@@ -67,9 +70,10 @@ def solve(
     the record of every round, watch also its weights. checkpoint: a folder or fsspec URL, or a Checkpoint that says how
     often. resume: such a path, or True for that of `checkpoint` if there is one: the run goes on from there and ends
     with the same bits as if it had never stopped. on_lost: what to do when a worker cannot be brought back: "stop"
-    raises WorkerLostError; "go_on" begins again without its tasks, and a TasksLeftOutWarning names them. Then the rows
-    of W are the remaining tasks in their order, whose numbers are `tasks` of the outcome, and checkpoints go on in a
-    folder `again-1` within the first; to resume from there, give the remaining tasks as data.
+    raises WorkerLostError; "go_on" begins again without its tasks on the workers that are left, and a
+    TasksLeftOutWarning names them. Then the rows of W are the remaining tasks in their order, whose numbers are `tasks`
+    of the outcome, and checkpoints go on in a folder `again-1` within the first; to resume from there, give the
+    remaining tasks as data and as many workers as the warning says.
     """
     if on_lost not in ("stop", "go_on"):
         raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
@@ -89,11 +93,18 @@ def solve(
             break
         except WorkerLostError as lost:
             m = given.data.m
-            if on_lost == "stop" or not 0 < len(set(lost.tasks)) < m or hasattr(engine, "exchange"):
+            # going on, who could not start has taken no task away: all may find room on fewer workers
+            crowded = tasks is not None and not lost.tasks and lost.alive > 0
+            able = crowded or 0 < len(set(lost.tasks)) < m
+            if on_lost == "stop" or not able or hasattr(engine, "exchange"):
                 raise
+            workers = max(lost.alive, 1)  # as many as before may not find room any more
+            if crowded:
+                logger.warning("%s; the fit begins again with workers=%d", lost, workers)
+                continue
             tasks = np.arange(m) if tasks is None else tasks
             kept = np.setdiff1d(np.arange(m), lost.tasks)
-            left_out = TasksLeftOutWarning(_told(lost, given.data.names), np.delete(tasks, kept).tolist())
+            left_out = TasksLeftOutWarning(_told(lost, given.data.names, workers), np.delete(tasks, kept).tolist())
             warnings.warn(left_out, stacklevel=2)
             given, tasks = given.only(kept), tasks[kept]
             if keeping is not None:
@@ -102,11 +113,11 @@ def solve(
     return replace(outcome, tasks=tasks)
 
 
-def _told(lost: WorkerLostError, names: np.ndarray) -> str:
+def _told(lost: WorkerLostError, names: np.ndarray, workers: int) -> str:
     left_out = ", ".join(repr(str(names[i])) for i in sorted(set(lost.tasks)))
     return (
-        f"{lost}; the fit begins again without task {left_out}: the rows of its weights are the other tasks in their "
-        "order, and `tasks` of the outcome has their numbers"
+        f"{lost}; the fit begins again without task {left_out}, with workers={workers}: the rows of its weights are "
+        "the other tasks in their order, and `tasks` of the outcome has their numbers"
     )
 
 

@@ -31,6 +31,17 @@ def check_may_receive(asked: set[int]) -> None:
         raise RuntimeError("no worker was asked anything: there is no answer to receive")
 
 
+def _besides(message: Message, answer: Message) -> tuple[str, ...]:
+    """Arrays that belong into an answer to one such message and not to another."""
+    if message.name == "prepare" and message.scalars.get("look"):
+        return ("loss_w",)
+    if message.name == "round" and "probe" in message.arrays:
+        return ("loss_probe",)
+    if message.name == "restore" and "b" in answer.arrays:  # who was saved before it was prepared has none
+        return ("b",)
+    return ()
+
+
 def fault_in(message: Message, answer: object, units: int, features: int) -> str:
     """What is wrong with an answer, in words that follow the worker's name; nothing if all is well."""
     if not isinstance(answer, Message):
@@ -38,8 +49,7 @@ def fault_in(message: Message, answer: object, units: int, features: int) -> str
     name, per_unit = _PER_UNIT.get(message.name, (answer.name, ()))
     if answer.name != name:
         return f"answered {message.name!r} with {answer.name!r} instead of {name!r}"
-    looked = ("loss_w",) if message.name == "prepare" and message.scalars.get("look") else ()
-    for key in (*per_unit, *looked):
+    for key in (*per_unit, *_besides(message, answer)):
         if key not in answer.arrays:
             return f"left {key!r} out of its answer to {message.name!r}"
         shape = (units, features) if key == "b" else (units,)

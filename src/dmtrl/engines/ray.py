@@ -8,9 +8,12 @@ in one Ray cluster trusts each other: Ray's wire is pickle.
 import logging
 import os
 import socket
+import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from dmtrl.blocks import ArraySource, Blocks, Source
 from dmtrl.engines.choice import Pieces
-from dmtrl.engines.recovery import Lost, RecoveringEngine
+from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.engines.warm_up import warm_up
 from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.message import Engine, Message
@@ -34,10 +37,12 @@ class RayOptions:
     address: of a running cluster ("auto" finds the one on this machine); None starts one here, without dashboard or
     telemetry, and ends it afterwards. Where Ray is initialised already in this process, that cluster is used as it is.
     workers: how many actors there are; None: one for each processor, or fewer if there are fewer tasks.
-    cpus: what each actor reserves, may be a fraction; None shares the cluster's processors out, at most one each.
+    cpus: what each actor reserves, may be a fraction; None shares the cluster's processors out, at most one each, and
+    one that replaces another reserves nothing.
     resources: custom resources each actor asks for, by name. strategy: Ray's scheduling strategy ("SPREAD", "DEFAULT"
     or one of Ray's objects). patience: seconds until a lost worker that gives no sign of life ends the run.
-    namespace: Ray's, for the connection that is opened; None: an anonymous one.
+    silence: seconds one answer may take, and the reading of rows, until its worker is taken for lost and replaced;
+    None: as long as it likes. namespace: Ray's, for the connection that is opened; None: an anonymous one.
     """
 
     address: str | None = None
@@ -46,10 +51,11 @@ class RayOptions:
     resources: Mapping[str, float] = field(default_factory=dict)
     strategy: Any = "SPREAD"
     patience: float = 120.0
+    silence: float | None = None
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        workers, cpus, patience = self.workers, self.cpus, self.patience
+        workers, cpus, patience, silence = self.workers, self.cpus, self.patience, self.silence
         resources: Any = self.resources
         if workers is not None and not (is_whole(workers) and workers >= 1):
             raise ValueError(f"workers must be None or at least 1, a whole number; got {workers!r}")
@@ -61,6 +67,8 @@ class RayOptions:
             raise ValueError(f"strategy must be 'SPREAD', 'DEFAULT' or one of Ray's objects, got {self.strategy!r}")
         if not (_amount(patience) and patience > 0):
             raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
+        if silence is not None and not (_amount(silence) and silence > 0):
+            raise ValueError(f"silence must be None or a positive number of seconds, got {silence!r}")
 
     def session(self) -> AbstractContextManager[object]:
         return cluster(self)
@@ -89,7 +97,7 @@ class RayEngine(RecoveringEngine):
             raise ValueError("the ray engine needs at least one source")
         _check_travels(sources, losses)
         warm_up(sources, losses)
-        super().__init__(_Actors(sources, losses, options), options.patience, names)
+        super().__init__(_Actors(sources, losses, options), options.patience, names, options.silence)
 
 
 @contextmanager
@@ -222,7 +230,9 @@ class _Actors:
         self._host = self._ray.remote(Host)
         self._sources, self._losses = sources, losses
         self._actors: list[Any] = [None] * len(sources)
-        self._pending: dict[Any, int] = {}
+        self._posted: list[Any] = [None] * len(sources)  # Ray's reference to the answer of each
+        self._pending: dict[Any, int] = {}  # whose answer a reference is
+        self._ready: deque[Any] = deque()
         self._closed = False
 
     @property
@@ -230,10 +240,12 @@ class _Actors:
         return len(self._sources)
 
     def renew(self, k: int) -> None:
-        before = self._actors[k] is not None
+        cpus = self._options.cpus
+        if cpus is None:  # one that replaces another must find a place also where a node is gone or others took its own
+            cpus = self._share if self._actors[k] is None else 0.0
         self._forget(k)
         how = {
-            "num_cpus": self._cpus(before),
+            "num_cpus": cpus,
             "resources": dict(self._options.resources),
             "scheduling_strategy": self._options.strategy,
             "max_restarts": 0,
@@ -241,37 +253,53 @@ class _Actors:
         }
         self._actors[k] = self._host.options(**how).remote(self._sources[k], self._losses)
 
-    def _cpus(self, again: bool) -> float:
-        """What an actor reserves. One that replaces another must find a place also where a node is gone."""
-        if self._options.cpus is not None:
-            return self._options.cpus
-        wanted = share(
-            [node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]], self.n_workers
-        )
-        crowded = again and self._ray.available_resources().get("CPU", 0.0) < wanted
-        return 0.0 if crowded else wanted
+    @cached_property
+    def _share(self) -> float:
+        processors = [node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]]
+        return share(processors, self.n_workers)
 
     def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
-        self._pending = {reference: worker for reference, worker in self._pending.items() if worker != k}
-        self._pending[self._actors[k].answer.remote(number, messages)] = k
+        self._withdraw(k)
+        self._posted[k] = self._actors[k].answer.remote(number, messages)
+        self._pending[self._posted[k]] = k
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        exceptions = self._ray.exceptions
-        ready, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=timeout)
-        if not ready:
-            raise TimeoutError
-        k = self._pending.pop(ready[0])
+        exceptions, reference = self._ray.exceptions, self._next(timeout)
+        k = self._pending.pop(reference)
         try:
-            return k, self._ray.get(ready[0])
+            return k, self._ray.get(reference)
         except exceptions.RayTaskError as error:  # the worker's own words
-            raise _cause(error) from None
+            raise Refused(k, _cause(error)) from None
         except exceptions.ActorUnavailableError as error:
             raise Lost(k, str(error), perhaps_alive=True) from None
         except exceptions.RayError as error:
             raise Lost(k, str(error)) from None
 
+    def _next(self, timeout: float | None) -> Any:
+        """A reference whose answer is there."""
+        while True:
+            while self._ready:
+                reference = self._ready.popleft()
+                if reference in self._pending:
+                    return reference
+            self._ready.extend(self._wait(timeout))
+
+    def _wait(self, timeout: float | None) -> list[Any]:
+        """All references that are ready: to look for one takes Ray as long as to look for all."""
+        pending = list(self._pending)
+        if not pending:  # whoever will be asked something again is given a break
+            time.sleep(timeout or 0.0)
+            raise TimeoutError
+        if not self._ray.wait(pending, num_returns=1, timeout=timeout)[0]:
+            raise TimeoutError
+        ready: list[Any] = self._ray.wait(pending, num_returns=len(pending), timeout=0)[0]
+        return ready
+
+    def _withdraw(self, k: int) -> None:
+        self._pending.pop(self._posted[k], None)
+
     def _forget(self, k: int) -> None:
-        self._pending = {reference: worker for reference, worker in self._pending.items() if worker != k}
+        self._withdraw(k)
         if self._actors[k] is not None:
             self._ray.kill(self._actors[k])
             self._actors[k] = None

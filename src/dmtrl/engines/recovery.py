@@ -7,18 +7,19 @@ really carries messages is a `Carrier` (Ray's actors; in tests, workers that are
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from dmtrl.engines.contract import check_may_receive, check_may_send, fault_in
-from dmtrl.engines.log import Log
+from dmtrl.engines.log import IN_MEMORY, Log
 from dmtrl.message import Engine, Message
 
 _INTRODUCE = Message("describe", {"digest": True})
 _MOST_LOSSES = 10  # of one worker without an answer in between
 _MOST_REPEATS = 3  # of a message to a worker that may be alive
-_BREATH = 1.0  # seconds before such a repeat
+_BREATH = 1.0  # seconds before such a repeat, and before rows that could not be read are tried again for the first time
 logger = logging.getLogger("dmtrl")
 
 
@@ -30,12 +31,21 @@ class Lost(Exception):
         self.worker, self.perhaps_alive = worker, perhaps_alive
 
 
-class WorkerLostError(RuntimeError):
-    """A worker could not be brought back, or answers nonsense again and again. `tasks` are the numbers of its tasks."""
+class Refused(Exception):
+    """A worker raised `error` instead of answering."""
 
-    def __init__(self, sentence: str, worker: int, tasks: Sequence[int]):
+    def __init__(self, worker: int, error: Exception):
+        super().__init__(str(error))
+        self.worker, self.error = worker, error
+
+
+class WorkerLostError(RuntimeError):
+    """A worker could not be brought back, or answers nonsense again and again. `tasks` are the numbers of its tasks, as
+    far as it ever told them; `alive` is how many other workers were at hand."""
+
+    def __init__(self, sentence: str, worker: int, tasks: Sequence[int], alive: int = 0):
         super().__init__(sentence)
-        self.worker, self.tasks = worker, list(tasks)
+        self.worker, self.tasks, self.alive = worker, list(tasks), alive
 
 
 class Carrier(Protocol):
@@ -52,7 +62,7 @@ class Carrier(Protocol):
         the worker has just answered is answered again from memory and not worked on twice."""
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        """The next answer. Raises Lost, TimeoutError, or what the worker itself raised."""
+        """The next answer. Raises Lost, Refused, or TimeoutError if there is nothing to fetch by then."""
         ...
 
     def close(self) -> None: ...
@@ -62,30 +72,40 @@ class Carrier(Protocol):
 class _Worker:
     """What the engine knows of one worker."""
 
-    log: Log = field(default_factory=Log)
+    log: Log
     number: int = 0  # of the last post
     posted: Sequence[Message] = ()
     asked: Message | None = None  # what the caller wants an answer to
     coming: bool = True  # was made, and has not given a sign of life
     introducing: bool = False  # is alive, and reads its rows
     since: float = 0.0  # when it was first missed
+    unread: float = 0.0  # when one in its place first could not read what it needs
     retelling: Iterator[list[Message]] | None = None
     tasks: Sequence[int] = ()
     features: int = 0
     digest: str = ""  # of its rows, as it first read them
-    losses: int = 0
+    losses: int = 0  # since it last answered: unless it is zero, the worker takes the place of a lost one
     repeats: int = 0
     fault: str = ""  # of its last answer to what it is asked now
 
 
 class RecoveringEngine(Engine):
     """patience: how many seconds a lost worker may need until it gives a sign of life; then it may take its time to
-    read its rows. names: of the tasks, for error messages."""
+    read its rows. silence: how many seconds one answer may take, and the reading of rows, before its worker is taken
+    for lost; None: as long as it likes. names: of the tasks, for error messages."""
 
-    def __init__(self, carrier: Carrier, patience: float = 120.0, names: Sequence[str] | None = None):
-        self._carrier, self._patience, self._names = carrier, patience, names
+    def __init__(
+        self,
+        carrier: Carrier,
+        patience: float = 120.0,
+        names: Sequence[str] | None = None,
+        silence: float | None = None,
+    ):
+        self._carrier, self._patience, self._silence, self._names = carrier, patience, silence, names
         self.asked: set[int] = set()
-        self._workers = [_Worker() for _ in range(carrier.n_workers)]
+        self._workers = [_Worker(Log(IN_MEMORY // carrier.n_workers)) for _ in range(carrier.n_workers)]
+        self._due: dict[int, tuple[float, Callable[[], None]]] = {}  # what is done when, unless the worker speaks first
+        self._all_kept = True  # of what workers were told
         self.losses = 0  # how often a worker was lost
         try:
             for k in range(carrier.n_workers):
@@ -122,20 +142,21 @@ class RecoveringEngine(Engine):
 
     def _step(self, end: float | None) -> tuple[int, Message] | None:
         """One thing that happens: an answer to the caller, or progress of a worker that is being brought back."""
-        limits = [worker.since + self._patience for worker in self._workers if worker.coming]
-        limits += [] if end is None else [end]
-        wait = max(min(limits) - time.monotonic(), 0.0) if limits else None
         try:
-            k, answer = self._carrier.fetch(wait)
-        except TimeoutError:
-            self._give_up_on_the_late()
+            k, answer = self._carrier.fetch(self._wait(end))
+        except TimeoutError:  # nobody is late as long as there are answers to take: theirs may be among them
+            self._do_what_is_due()
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError("no worker answered in time") from None
             return None
         except Lost as lost:
             self._miss(lost)
             return None
+        except Refused as refused:
+            self._bear(refused)
+            return None
         worker = self._workers[k]
+        self._due.pop(k, None)
         worker.repeats = 0
         if worker.coming:  # from here on it may take its time: its rows may be many
             worker.coming, worker.introducing = False, True
@@ -148,37 +169,86 @@ class RecoveringEngine(Engine):
             return self._take(k, worker.asked, answer)
         return None
 
+    def _wait(self, end: float | None) -> float | None:
+        """Seconds until something is to be done even if nobody speaks."""
+        moments = [moment for moment, _ in self._due.values()] + ([] if end is None else [end])
+        return max(min(moments) - time.monotonic(), 0.0) if moments else None
+
+    def _do_what_is_due(self) -> None:
+        now = time.monotonic()
+        for k in [k for k, (moment, _) in self._due.items() if moment <= now]:
+            _, act = self._due.pop(k)
+            act()
+
     def _take(self, k: int, asked: Message, answer: Message) -> tuple[int, Message] | None:
         worker = self._workers[k]
         fault = fault_in(asked, answer, len(worker.tasks), worker.features)
         if fault:
             if worker.fault:
-                raise WorkerLostError(
-                    f"{self._who(k)} {fault}, and did so again after it was made anew from its data; if the loss is "
-                    "your own, try dmtrl.check_loss",
+                raise self._lost_for_good(
                     k,
-                    worker.tasks,
+                    f"{fault}, and did so again after it was made anew from its data; if the loss is your own, try "
+                    "dmtrl.check_loss",
                 )
             worker.fault = fault
             self._miss(Lost(k, f"it {fault}"))
             return None
         worker.log.add(asked, answer)
-        worker.asked, worker.losses, worker.fault = None, 0, ""
+        if worker.log.missing and self._all_kept:
+            self._all_kept = False
+            logger.warning(
+                "what %s was told could not be kept (%s); if it is lost it cannot be brought back",
+                self._who(k),
+                worker.log.missing,
+            )
+        worker.asked, worker.fault = None, ""
+        self._is_back(k)
         return k, answer
+
+    def _is_back(self, k: int) -> None:
+        worker = self._workers[k]
+        worker.losses, worker.unread = 0, 0.0
 
     def _miss(self, lost: Lost) -> None:
         k, worker = lost.worker, self._workers[lost.worker]
         if lost.perhaps_alive and worker.repeats < _MOST_REPEATS:
             worker.repeats += 1
-            time.sleep(_BREATH)
-            self._carrier.post(k, worker.number, worker.posted)
+            self._due[k] = time.monotonic() + _BREATH, partial(self._hand_over, k)
             return
+        self._count(lost)
+        self._renew(k)
+
+    def _bear(self, refused: Refused) -> None:
+        """What a worker itself says ends the run, unless it takes the place of a lost one and cannot read its rows or
+        its checkpoint: it may have come to a machine that does not see them, or they are out of reach for a while. Then
+        another takes its place, after a pause that grows."""
+        k, worker, error = refused.worker, self._workers[refused.worker], refused.error
+        if not (isinstance(error, OSError) and worker.losses):
+            self._due.pop(k, None)
+            self.asked.discard(k)
+            worker.asked = None
+            raise error from None
+        now = time.monotonic()
+        worker.unread = worker.unread or now
+        end = worker.unread + self._patience
+        if now >= end:
+            words = f"was lost, and whoever took its place could not read within {self._patience:g} seconds: {error}"
+            raise self._lost_for_good(k, words) from error
+        self._count(Lost(k, f"it could not read: {error}"))
+        pause = _BREATH * 2.0 ** (worker.losses - 2)  # the first loss was another
+        self._due[k] = min(now + pause, end), partial(self._renew, k)
+
+    def _count(self, lost: Lost) -> None:
+        """Another loss, unless it is one too many."""
+        k, worker = lost.worker, self._workers[lost.worker]
         worker.losses += 1
         self.losses += 1
+        if worker.log.missing:
+            words = f"was lost ({lost}) and cannot be brought back: what it was told could not be kept"
+            raise self._lost_for_good(k, f"{words} ({worker.log.missing}); give the temporary folder more room")
         if worker.losses > _MOST_LOSSES:
-            raise WorkerLostError(f"{self._who(k)} was lost {worker.losses} times in a row: {lost}", k, worker.tasks)
+            raise self._lost_for_good(k, f"was lost {worker.losses} times in a row: {lost}")
         logger.warning("%s was lost (%s) and is being brought back", self._who(k), str(lost).split("\n")[0])
-        self._renew(k)
 
     def _renew(self, k: int) -> None:
         worker = self._workers[k]
@@ -200,7 +270,9 @@ class RecoveringEngine(Engine):
                 "them; begin anew, from data that stays as it is while a run reads it"
             )
         worker.digest = digest
-        if worker.asked is not None:
+        if worker.asked is None:
+            self._is_back(k)
+        else:
             worker.retelling = worker.log.batches()
             self._retell(k)
 
@@ -217,18 +289,30 @@ class RecoveringEngine(Engine):
     def _post(self, k: int, messages: Sequence[Message]) -> None:
         worker = self._workers[k]
         worker.number, worker.posted = worker.number + 1, messages
-        self._carrier.post(k, worker.number, messages)
+        self._hand_over(k)
 
-    def _give_up_on_the_late(self) -> None:
-        for k, worker in enumerate(self._workers):
-            if worker.coming and time.monotonic() >= worker.since + self._patience:
-                what = "brought back" if worker.losses else "started"
-                raise WorkerLostError(
-                    f"{self._who(k)} could not be {what} within {self._patience:g} seconds; give the cluster room "
-                    "for it (processors, memory, what resources= asks for) or have more patience",
-                    k,
-                    worker.tasks,
-                )
+    def _hand_over(self, k: int) -> None:
+        """What was posted last, perhaps not for the first time."""
+        worker = self._workers[k]
+        self._carrier.post(k, worker.number, worker.posted)
+        if worker.coming:
+            self._due[k] = worker.since + self._patience, partial(self._give_up, k)
+        elif self._silence is not None:  # for each answer, of which only the last is heard
+            seconds = self._silence * len(worker.posted)
+            silent = Lost(k, f"it said nothing for {seconds:g} seconds")
+            self._due[k] = time.monotonic() + seconds, partial(self._miss, silent)
+
+    def _give_up(self, k: int) -> None:
+        what = "brought back" if self._workers[k].losses else "started"
+        raise self._lost_for_good(
+            k,
+            f"could not be {what} within {self._patience:g} seconds; give the cluster room for it (processors, memory, "
+            "what resources= asks for) or have more patience",
+        )
+
+    def _lost_for_good(self, k: int, words: str) -> WorkerLostError:
+        alive = sum(not other.coming and not other.losses for other in self._workers)
+        return WorkerLostError(f"{self._who(k)} {words}", k, self._workers[k].tasks, alive)
 
     def _who(self, k: int) -> str:
         tasks = self._workers[k].tasks
