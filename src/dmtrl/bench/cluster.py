@@ -31,7 +31,7 @@ TASKS, FEATURES, PASSES, REG_LAMBDA = 64, 100, 200, 1e-4
 
 
 def runs(quick: bool) -> list[Run]:
-    return [Run({"rows": 50 if quick else 500, "rounds": 5 if quick else 40}, 20 if quick else 180)]
+    return [Run({"rows": 50 if quick else 500, "rounds": 5 if quick else 60}, 20 if quick else 270)]
 
 
 def measure(rows: int, rounds: int) -> Mapping[str, Any]:
