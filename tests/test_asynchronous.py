@@ -362,6 +362,14 @@ def test_an_engine_that_does_not_keep_who_was_asked_can_be_used_again() -> None:
     assert run(engine, data, tol=1e-2).converged
 
 
+def test_a_replay_ends_though_an_answer_came_before_its_turn() -> None:
+    """Its worker is not at work any more, and is not waited for."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    first = run(virtual(data, "hinge", [1.0, 30.0]), data, max_staleness=1, tol=1e-2)
+    again = run(virtual(data, "hinge", [30.0, 1.0]), data, max_staleness=1, tol=1e-2, replay=first.trace)
+    np.testing.assert_array_equal(first.W, again.W)
+
+
 def test_a_run_from_where_another_ended_is_over_at_once() -> None:
     data = random_problem("logistic", m=8, d=6, rows=40)
     engine = virtual(data, "logistic")

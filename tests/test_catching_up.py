@@ -148,7 +148,7 @@ def first_answer(
     layout: str, loss: str | Sequence[AnyLoss], weighted: bool = False, fold: int = -1
 ) -> tuple[TaskData, Worker, Message]:
     data = random_problem(loss if isinstance(loss, str) else "hinge", m=5, d=40, rows=20)
-    weight = np.random.default_rng(2).integers(0, 3, len(data.y)) + 0.5 if weighted else None
+    weight = np.random.default_rng(2).integers(0, 3, len(data.y)).astype(float) if weighted else None
     data = TaskData(LAYOUTS[layout](data.X), data.y, weight, data.starts, data.names)
     worker, _ = prepared(data, loss, fold)
     order = {"w": np.zeros((5, 40)), "step": np.ones(5), "most": np.diff(data.starts)}

@@ -186,8 +186,18 @@ def test_two_runs_that_begin_at_once_in_one_folder(tmp_path: Path) -> None:
         mine.mkdir()
         whole = solve(data, reg_lambda=lam, **how)
         same_bits(solve(data, reg_lambda=lam, **how, resume=keeper.last, checkpoint=mine), whole)
+    assert second.last is not None
+    kept = set(versions(tmp_path, second))
+    solve(data, reg_lambda=0.05, **how, resume=first.last)  # goes on being kept there, beside the other's
+    assert set(versions(tmp_path, second)) == kept
+    assert len(versions(tmp_path, first)) == 2
     first.clear()
     assert numbers(tmp_path) == [5, 6]
+
+
+def versions(folder: Path, of: Keeper) -> list[str]:
+    assert of.last is not None
+    return [path.name for path in folder.glob(f"version-*{of.last[-9:]}")]
 
 
 def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
     assert rest.certificate == whole.certificate
 
 
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize(("relationship", "shards"), [("independent", 1), ("learned", 2), ("learned", 1)])
+def test_however_often_everybody_is_waited_for_a_run_ends(
+    relationship: str, shards: int, every: int, tmp_path: Path
+) -> None:
+    """Also where the loss is asked for at one point of all, for which it takes more than one answer of each."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine, keeper = virtual(data, "hinge", shards=shards), Keeper(Checkpoint(tmp_path, every_rounds=every))
+    relation, settings = get_relationship(relationship, data.m), Settings(max_staleness=8, tol=1e-3, max_rounds=200)
+    assert Coordinator(engine, data.m, relation, 0.05, settings).run(keeper=keeper).converged
+
+
 def test_all_that_changes_in_a_run_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what is empty when everybody has answered, and what the workers know themselves."""
     made: list[AsynchronousSplitting] = []

@@ -114,37 +114,50 @@ class AsynchronousSplitting:
             self._send_all(target)  # also after the last: they work while the server makes the certificate
         if self._taken >= self._engine.n_workers:
             self._adapt()
+        return self._standing(found)
+
+    def _standing(self, found: Sequence[Candidate]) -> tuple[Answers, Report]:
+        """What is known now; `found` are candidates beside the present one."""
         return self._answers(), Report([*found, self._candidate()], np.inf, float("nan"), float("nan"), self._s)
 
     def work(self) -> tuple[np.ndarray, np.ndarray]:
         """Of each unit: the code of the solver, and the coordinate steps, in its last answer."""
         return self._solver, self._steps
 
-    def state(self) -> dict[str, np.ndarray]:
-        """All that the next rounds depend on. Everybody's answer is waited for first: so what a worker writes down now
-        is what the server knows of it."""
+    def settle(self) -> tuple[Answers, Report]:
+        """Wait for everybody's answer, so that what a worker writes down now is what the server knows of it."""
         while self._at_work:
             self._take()
+        found = list(self._probed())
         self._renew()
-        self._probe = None
-        return take_state(self, _STATE)
+        if self._taken >= self._engine.n_workers:
+            self._adapt()
+        return self._standing(found)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All that the next rounds depend on, once everybody has answered."""
+        state, probe = take_state(self, _STATE), self._probe
+        if probe is not None:  # whoever was asked has told
+            loss = np.array([probe.loss.get(k, np.nan) for k in range(self._engine.n_workers)])
+            state |= {"probe.W": probe.W, "probe.common": probe.common, "probe.loss": loss}
+            state["probe.penalty"] = np.array(probe.penalty)
+        return state
 
     def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
         put_state(self, _STATE, state)
         self._slowest = [(int(count), float(gap)) for count, gap in self._slowest]
         self._b = b.copy()
-
-    @property
-    def b(self) -> np.ndarray:
-        """Of each unit, as last answered."""
-        return self._b.copy()
+        if "probe.W" in state:
+            loss = {k: float(value) for k, value in enumerate(state["probe.loss"]) if np.isfinite(value)}
+            point = state["probe.W"], state["probe.common"], float(state["probe.penalty"])
+            self._probe = _Probe(*point, set(loss), loss)
 
     def leave(self) -> None:
         """The run is over. An engine that keeps who was asked drops their answers later; with any other they are waited
         for here."""
-        while self._at_work and not self._engine.asked:
-            k, _ = self._engine.receive()
-            del self._at_work[k]
+        waiting = set(self._at_work) - set(self._early)
+        while waiting and not self._engine.asked:
+            waiting.discard(self._engine.receive()[0])
 
     # who goes on when
 
@@ -289,7 +302,8 @@ class AsynchronousSplitting:
         self._U[units] = self._arrived(units, order, b)
         self._b[units], self._conjugate[units] = b, arrays["conjugate"]
         if order.name == "catch_up":
-            self._take_if_better(units, self._U[units], arrays["loss_u"])
+            if np.isfinite(arrays["loss_u"]).all():
+                self._take_if_better(units, self._U[units], arrays["loss_u"])
         elif order.scalars["look"]:
             self._W[units], self._loss[units] = order.arrays["w"], arrays["loss_w"]
         self._solver[units], self._steps[units] = arrays["solver"], arrays["steps"]
@@ -338,7 +352,7 @@ class AsynchronousSplitting:
         return Candidate(self._W.copy(), self._common, self._objective(self._W, self._loss))
 
     def _answers(self) -> Answers:
-        b = self.b
+        b = self._b.copy()
         return Answers(
             b, self._layout.per_task(b), float(self._loss.sum()), np.inf, np.inf, float(self._conjugate.sum())
         )

@@ -110,7 +110,8 @@ class Keeper:
         self._rounds, self._saved_at = 0, time.monotonic()
         self._loaded: _Version | None = None
         self._mark = secrets.token_hex(4)
-        self._before: list[str] = []  # versions that lay there when it began: it takes their place
+        # versions it takes the place of: of the run it goes on from, or complete ones where it begins anew all the same
+        self._before: list[str] = []
         if resume is not None:
             self._load(_absolute(resume))
         if checkpoint is not None:
@@ -134,14 +135,16 @@ class Keeper:
             versions = _versions(folder)
         except OSError as error:
             raise OSError(f"checkpoints cannot be kept at {folder}: {error}") from error
-        self._before += versions
+        own = _mark_of(self._loaded.folder) if self._loaded is not None else None
+        self._before += [one for one in versions if (_is_complete(one) if own is None else _mark_of(one) == own)]
         self._next = 1 + max(map(_number, versions), default=0)
 
     def _load(self, path: str) -> None:
         folder = newest(path)
         if folder is None:
             raise FileNotFoundError(f"there is no complete checkpoint at {path}; begin anew without resume")
-        self._before += _versions(path)
+        self._before += [one for one in _versions(path) if _mark_of(one) == _mark_of(folder)]
+        self._mark = _mark_of(folder) or self._mark  # the same run, later
         where = storage.join(folder, _STATE)
         try:
             header, arrays = storage.load(where, _KIND)
@@ -419,6 +422,16 @@ def _number(path: str) -> int:
     """Of a version, by the name of its folder; 0 for any other."""
     found = _VERSION.fullmatch(storage.split(path)[1])
     return int(found[1]) if found else 0
+
+
+def _mark_of(path: str) -> str:
+    """Of the run that wrote a version; empty where versions had none."""
+    found = _VERSION.fullmatch(storage.split(path)[1])
+    return (found[2] or "").removeprefix("-") if found else ""
+
+
+def _is_complete(version: str) -> bool:
+    return _MANIFEST in storage.names(version)
 
 
 def _versions(folder: str) -> list[str]:

@@ -254,10 +254,7 @@ class Coordinator:
         while not self._over(run):
             began, number = time.perf_counter(), len(run.history)
             answers, report, (solver, passes) = self._round(method, run, number)
-            now = min(report.candidates, key=lambda candidate: candidate.objective)
-            run.best = min(run.best, now, key=lambda candidate: candidate.objective)
-            run.dual = max(run.dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
-            run.b = answers.b
+            now = self._learn(run, answers, report)
             certificate = run.certificate
             self._check(certificate, run.dual)
             w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
@@ -284,6 +281,14 @@ class Coordinator:
         covariance = relationship.update(best.W - best.common)
         converged = run.certificate.relative_gap <= settings.tol
         return Outcome(best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, used, trace)
+
+    def _learn(self, run: "_Run", answers: Answers, report: Report) -> Candidate:
+        """Keep the best of what is known; the best candidate of these answers."""
+        now = min(report.candidates, key=lambda candidate: candidate.objective)
+        run.best = min(run.best, now, key=lambda candidate: candidate.objective)
+        run.dual = max(run.dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
+        run.b = answers.b
+        return now
 
     def _trace(self, method: Method | AsynchronousSplitting, keeper: Keeper) -> Trace:
         if isinstance(method, AsynchronousSplitting):  # all were waited for wherever a checkpoint was written
@@ -347,10 +352,9 @@ class Coordinator:
 
     def _state(self, method: Method | AsynchronousSplitting, run: "_Run") -> State:
         """Where a run stands at the end of a round."""
-        own = method.state()
         if isinstance(method, AsynchronousSplitting):
-            run.b = method.b  # with the answers that it waited for
-        state = run.state() | {f"method.{name}": values for name, values in own.items()}
+            self._learn(run, *method.settle())
+        state = run.state() | {f"method.{name}": values for name, values in method.state().items()}
         return state | {"longest_step": np.array(self._longest_step)}
 
     def _go_on(self, folder: str, state: State) -> tuple[Method | AsynchronousSplitting, "_Run"]:

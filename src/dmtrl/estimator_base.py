@@ -96,7 +96,7 @@ class MTRLBase(Insight, Savable, ABC):
             Where to write down, every minute or as often as a Checkpoint says, how far the fit is.
         resume : path, URL or True, optional
             Go on from such a checkpoint (True: from that of `checkpoint`, if there is one), with the same data and
-            parameters. The model has the same bits as if the fit had never stopped.
+            parameters. The model has the same bits as if the fit had never stopped, unless max_staleness is set.
         """
         self._check_parameters()
         table = self._read(X, y, tasks, sample_weight)

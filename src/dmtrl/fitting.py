@@ -270,7 +270,7 @@ def fit(
     checkpoint: Place | None = None,
 ) -> Any:
     """The fitted model, with `preparation_`. With `out` it is saved there. What was found when a fit is interrupted is
-    kept where `place_of` says, and `resume` goes on from such a folder or URL, to the same bits."""
+    kept where `place_of` says, and `resume` goes on from such a folder or URL."""
     watcher, model = watcher or Silence(), estimator(prepared, request)
     if prepared.loss.kind == CLASSIFICATION:
         _note_single_classes(prepared)

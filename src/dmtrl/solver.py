@@ -68,12 +68,13 @@ def solve(
     intercept_ridge: the last column of X is a constant whose weights stay outside the relationship and carry only this
     much ridge. shards: into how many pieces each task is cut first. n_jobs: threads, -1 for all cores. callbacks get
     the record of every round, watch also its weights. checkpoint: a folder or fsspec URL, or a Checkpoint that says how
-    often. resume: such a path, or True for that of `checkpoint` if there is one: the run goes on from there and ends
-    with the same bits as if it had never stopped. on_lost: what to do when a worker cannot be brought back: "stop"
-    raises WorkerLostError; "go_on" begins again without its tasks on the workers that are left, and a
-    TasksLeftOutWarning names them. Then the rows of W are the remaining tasks in their order, whose numbers are `tasks`
-    of the outcome, and checkpoints go on in a folder `again-1` within the first; to resume from there, give the
-    remaining tasks as data and as many workers as the warning says.
+    often. resume: such a path, or True for that of `checkpoint` if there is one: the run goes on from there and, unless
+    the work depends on time (max_staleness, balance), ends with the same bits as if it had never stopped. on_lost:
+    what to do when a worker cannot be brought back: "stop" raises WorkerLostError; "go_on" begins again without its
+    tasks on the workers that are left, and a TasksLeftOutWarning names them. Then the rows of W are the remaining
+    tasks in their order, whose numbers are `tasks` of the outcome, and checkpoints go on in a folder `again-1`
+    within the first; to resume from there, give the remaining tasks as data and as many workers as the warning
+    says.
     """
     if on_lost not in ("stop", "go_on"):
         raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
