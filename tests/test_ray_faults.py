@@ -1,6 +1,7 @@
 """A real cluster of three nodes, whose actors and one of whose nodes are killed: the weights must not notice."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,13 @@ def test_a_silent_actor_and_rows_that_cannot_be_read_for_a_while(cluster: Any, t
     rows, away = tmp_path / "rows.csv", tmp_path / "away.csv"
     rows.write_text("\n".join(["task,x,y", *lines]))
     plan = SourcePlan.from_files(rows, "y", "task")
-    back = threading.Timer(6.0, away.rename, [rows])
+
+    def come_back() -> None:
+        while engine.losses < 2:
+            time.sleep(0.05)
+        away.rename(rows)
+
+    back = threading.Thread(target=come_back, daemon=True)
 
     def disturb() -> None:
         rows.rename(away)
@@ -139,10 +146,10 @@ def test_a_silent_actor_and_rows_that_cannot_be_read_for_a_while(cluster: Any, t
 
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=0.0, max_rounds=6)}
     plain = solve(plan, workers=2, **common)
-    with RayEngine(plan.sources(2), get_loss("squared"), RayOptions(cluster.address, silence=3.0)) as engine:
+    options = RayOptions(cluster.address, silence=3.0, patience=60.0)
+    with RayEngine(plan.sources(2), get_loss("squared"), options) as engine:
         same_bits(plain, solve(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
-        assert engine.losses > 1
-    back.join()
+    assert not back.is_alive(), "nobody was lost twice"
     assert clusters.no_actors()
 
 
@@ -173,6 +180,7 @@ def test_rounds_without_a_barrier(cluster: Any, shared_data: Any) -> None:
     with RayEngine(data.sources(nodes), get_loss(loss), RayOptions(cluster.address, patience=30.0)) as engine:
         outcome = solve(data, loss=loss, reg_lambda=lam, engine=engine, callbacks=[watch], settings=options)
         assert engine.losses >= 2
+    ray.kill(squatters[0])
     assert outcome.converged
     assert outcome.trace.arrivals
     assert seen[2] > 10 * options.tol, "it was over before anybody was killed"
