@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -293,8 +292,8 @@ def test_a_worker_that_stays_lost_is_told_in_a_sentence(
     words = ("fit", csv, *QUICK, "--jobs", "2", "--tol", "1e-8", "--no-page", "-o", folder / "m")
 
     def start(local: Local, pieces: Pieces, losses: Any, names: Any = None) -> RecoveringEngine:
-        data: Any = SimpleNamespace(sources=pieces)
-        return RecoveringEngine(Fragile(data, losses, local.threads, dict.fromkeys(range(30, 400), "before")), 9, names)
+        fate = dict.fromkeys(range(30, 400), "before")
+        return RecoveringEngine(Fragile(pieces(local.threads), losses, local.threads, fate), 9, names)
 
     with monkeypatch.context() as patch:
         patch.setattr(Local, "start", start)
