@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, TaskData, solve
+from dmtrl.asynchronous import AsynchronousSplitting
 from dmtrl.coordinator import Coordinator, RoundRecord
+from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.kernels import GRAM, SDCA
 from dmtrl.layout import Layout
@@ -368,6 +370,35 @@ def test_a_replay_ends_though_an_answer_came_before_its_turn() -> None:
     first = run(virtual(data, "hinge", [1.0, 30.0]), data, max_staleness=1, tol=1e-2)
     again = run(virtual(data, "hinge", [30.0, 1.0]), data, max_staleness=1, tol=1e-2, replay=first.trace)
     np.testing.assert_array_equal(first.W, again.W)
+
+
+def test_where_losses_are_straight_the_step_becomes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does with rounds in step, and to the same end: fewer rounds."""
+    data = make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train
+    rounds = []
+    for allowed in (True, False):
+        steps: list[float] = []
+        if not allowed:
+            monkeypatch.setattr("dmtrl.asynchronous.straight", lambda *_: False)
+        engine = virtual(data, "hinge", [1.0] * 8)
+        assert run(engine, data, watch=lambda r, steps=steps: steps.append(r.step), tol=1e-2, lam=3e-2).converged
+        rounds.append(len(steps))
+        assert (max(steps[1:]) >= 8 * steps[0] * 0.999) is allowed
+    assert rounds[0] < rounds[1]
+
+
+def test_who_has_answered_before_its_turn_is_not_waited_for_at_the_end() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine, made = virtual(data, "hinge"), list[AsynchronousSplitting]()
+    with pytest.MonkeyPatch.context() as patch:
+        keep = AsynchronousSplitting.leave
+        patch.setattr(AsynchronousSplitting, "leave", lambda self: made.append(self))
+        run(engine, data, tol=1e-2)
+    while engine.asked:  # as if the engine had handed over all of them
+        k, answer = engine.receive()
+        made[0]._early[k] = answer
+    assert made[0]._at_work
+    keep(made[0])
 
 
 def test_a_run_from_where_another_ended_is_over_at_once() -> None:
