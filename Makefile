@@ -79,13 +79,13 @@ browser:  ## install the browser that the tests of report pages need, if it is m
 
 test: setup lint browser  ## lint, then run all tests
 	@echo "Compiling the kernels (once) ..."
-	@$(BIN)/python tests/warm_up.py
+	@cd tests && ../$(BIN)/python -m support.warm_up
 	@echo "Running the tests ..."
 	@$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
 
 SOAK_MINUTES ?= 15
 soak: setup  ## kill actors and nodes of a three-node cluster for 15 minutes and compare the bits
-	@$(BIN)/python tests/soak.py --minutes $(SOAK_MINUTES)
+	@cd tests && ../$(BIN)/python -m support.soak --minutes $(SOAK_MINUTES)
 
 lint: setup  ## ruff, mypy and the import contract
 	@echo "Checking style, types and imports ..."

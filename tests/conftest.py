@@ -7,8 +7,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-import browser as browsers
-from homes import Home
+from support import browser as browsers
+from support.homes import Home
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -47,7 +47,7 @@ def shared_data() -> SharedData:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsers.Browser]:
-    """A headless Chromium, started once; see tests/browser.py."""
+    """A headless Chromium, started once; see tests/support/browser.py."""
     yield from browsers.start(tmp_path_factory.mktemp("chromium"))
 
 

@@ -7,44 +7,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dmtrl.certificate import Certificate
-    from dmtrl.checkpoint import Checkpoint, CheckpointWarning
-    from dmtrl.coordinator import Outcome, RoundRecord
-    from dmtrl.covariance import TaskCovariance
-    from dmtrl.data import TaskData
-    from dmtrl.displays import ConvergenceDisplay, TaskComparisonDisplay, TaskCorrelationDisplay
+    from dmtrl.data.sources import SourcePlan
+    from dmtrl.data.task_data import TaskData
     from dmtrl.engines import RayOptions, WorkerLostError
-    from dmtrl.estimators import MTRLClassifier, MTRLRegressor
-    from dmtrl.feature_maps import RFF
-    from dmtrl.loss_check import LossError, check_loss
-    from dmtrl.losses import CustomLoss, Loss, get_loss
-    from dmtrl.metrics import per_task_scores, task_scorer
-    from dmtrl.persistence import load, verify
-    from dmtrl.selection import MTRLClassifierCV, MTRLRegressorCV
-    from dmtrl.settings import Settings
-    from dmtrl.solver import NotConvergedWarning, TasksLeftOutWarning, solve
-    from dmtrl.sources import SourcePlan
+    from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
+    from dmtrl.estimators.feature_maps import RFF
+    from dmtrl.estimators.metrics import per_task_scores, task_scorer
+    from dmtrl.estimators.model_file import load, verify
+    from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
+    from dmtrl.losses.builtin import CustomLoss, Loss, get_loss
+    from dmtrl.losses.check import LossError, check_loss
+    from dmtrl.relationship.covariance import TaskCovariance
+    from dmtrl.report.displays import ConvergenceDisplay, TaskComparisonDisplay, TaskCorrelationDisplay
+    from dmtrl.solver.api import NotConvergedWarning, TasksLeftOutWarning, solve
+    from dmtrl.solver.certificate import Certificate
+    from dmtrl.solver.checkpoint import Checkpoint, CheckpointWarning
+    from dmtrl.solver.coordinator import Outcome, RoundRecord
+    from dmtrl.solver.settings import Settings
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "certificate": ["Certificate"],
-    "checkpoint": ["Checkpoint", "CheckpointWarning"],
-    "coordinator": ["Outcome", "RoundRecord"],
-    "covariance": ["TaskCovariance"],
-    "data": ["TaskData"],
-    "displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
+    "solver.certificate": ["Certificate"],
+    "solver.checkpoint": ["Checkpoint", "CheckpointWarning"],
+    "solver.coordinator": ["Outcome", "RoundRecord"],
+    "relationship.covariance": ["TaskCovariance"],
+    "data.task_data": ["TaskData"],
+    "report.displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
     "engines": ["RayOptions", "WorkerLostError"],
-    "estimators": ["MTRLClassifier", "MTRLRegressor"],
-    "feature_maps": ["RFF"],
-    "loss_check": ["LossError", "check_loss"],
-    "losses": ["CustomLoss", "Loss", "get_loss"],
-    "metrics": ["per_task_scores", "task_scorer"],
-    "persistence": ["load", "verify"],
-    "selection": ["MTRLClassifierCV", "MTRLRegressorCV"],
-    "settings": ["Settings"],
-    "solver": ["NotConvergedWarning", "TasksLeftOutWarning", "solve"],
-    "sources": ["SourcePlan"],
+    "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
+    "estimators.feature_maps": ["RFF"],
+    "losses.check": ["LossError", "check_loss"],
+    "losses.builtin": ["CustomLoss", "Loss", "get_loss"],
+    "estimators.metrics": ["per_task_scores", "task_scorer"],
+    "estimators.model_file": ["load", "verify"],
+    "estimators.cv": ["MTRLClassifierCV", "MTRLRegressorCV"],
+    "solver.settings": ["Settings"],
+    "solver.api": ["NotConvergedWarning", "TasksLeftOutWarning", "solve"],
+    "data.sources": ["SourcePlan"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

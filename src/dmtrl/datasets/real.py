@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data import TaskData
+from dmtrl.data.task_data import TaskData
 from dmtrl.datasets.download import locate
 from dmtrl.datasets.files import read_arrays
 from dmtrl.datasets.sources import SCHOOL_SPLITS

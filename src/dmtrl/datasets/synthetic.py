@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmtrl.data import TaskData
+from dmtrl.data.task_data import TaskData
 
 PARENTS = (0, 5, 10)  # the paper's w_1, w_6, w_11; the tasks up to the next parent are its copies
 TASKS = 16  # of the paper; further ones copy the parents in the same order again

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from dmtrl.blocks import Source
+from dmtrl.data.blocks import Source
+from dmtrl.engines.base import Engine
 from dmtrl.engines.local import LocalEngine
-from dmtrl.losses import AnyLoss
-from dmtrl.message import Engine
+from dmtrl.losses.builtin import AnyLoss
 
 Pieces = Callable[[int], Sequence[Source]]  # the data, laid out for so many workers
 

@@ -6,7 +6,7 @@ carried its answer is.
 
 import numpy as np
 
-from dmtrl.message import Message
+from dmtrl.protocol.message import Message
 
 _PER_UNIT = {
     "describe": ("described", ("tasks", "shards", "rows", "weight")),

@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from dmtrl.blocks import Source
+from dmtrl.data.blocks import Source
+from dmtrl.engines.base import Engine
 from dmtrl.engines.contract import check_may_receive, check_may_send
-from dmtrl.losses import AnyLoss
-from dmtrl.message import Engine, Message
-from dmtrl.worker import Worker
+from dmtrl.losses.builtin import AnyLoss
+from dmtrl.protocol.message import Message
+from dmtrl.worker.worker import Worker
 
 
 class LocalEngine(Engine):

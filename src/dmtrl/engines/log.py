@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 
-from dmtrl.message import Message
+from dmtrl.protocol.message import Message
 
 IN_MEMORY = 256 << 20  # bytes for all workers of an engine
 _BATCH = 8 << 20  # bytes told at a time

@@ -20,14 +20,15 @@ import numpy as np
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from dmtrl.blocks import ArraySource, Blocks, Source
+from dmtrl.data.blocks import ArraySource, Blocks, Source
+from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.engines.warm_up import warm_up
-from dmtrl.losses import AnyLoss, CustomLoss
-from dmtrl.message import Engine, Message
-from dmtrl.settings import is_number, is_whole
-from dmtrl.worker import Worker
+from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.numerics.checks import is_number, is_whole
+from dmtrl.protocol.message import Message
+from dmtrl.worker.worker import Worker
 
 
 @dataclass(frozen=True)

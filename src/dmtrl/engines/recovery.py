@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from dmtrl.engines.base import Engine
 from dmtrl.engines.contract import check_may_receive, check_may_send, fault_in
 from dmtrl.engines.log import IN_MEMORY, Log
-from dmtrl.message import Engine, Message
+from dmtrl.protocol.message import Message
 
 _INTRODUCE = Message("describe", {"digest": True})
 _MOST_LOSSES = 10  # of one worker without an answer in between

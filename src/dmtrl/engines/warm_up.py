@@ -8,14 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from dmtrl.blocks import ArraySource, Blocks, Source
-from dmtrl.coordinator import Coordinator
-from dmtrl.engines.local import LocalEngine
-from dmtrl.kernels import CHUNK
-from dmtrl.losses import AnyLoss, CustomLoss
-from dmtrl.message import Message
-from dmtrl.relationship import get_relationship
-from dmtrl.settings import Settings
+from dmtrl.data.blocks import ArraySource, Blocks, Source
+from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.protocol.message import Message, Scalar
+from dmtrl.worker.rows import CHUNK
+from dmtrl.worker.worker import Worker
 
 _WIDTH = 4 * CHUNK  # features, from which on chunks are counted
 
@@ -34,7 +31,11 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
         X = np.ones((2, _WIDTH), dtype=dtype)
         numbers = np.arange(1)
         blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), numbers, numbers, [""])
-        with LocalEngine([ArraySource(blocks)], built_in) as engine:
-            Coordinator(engine, 1, get_relationship("independent", 1, 0.0), 1.0, Settings(max_rounds=1)).run()
-            arrays = {"directions": np.ones((_WIDTH, 1)), "centre": np.zeros((1, 1))}
-            engine.broadcast(Message("catch_up", {"round": 1, "floor": 0.0}, arrays))
+        worker = Worker(ArraySource(blocks), built_in)
+        scalars: dict[str, Scalar] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 1}
+        scalars |= {"keep": False, "filled": 1.0}
+        worker.answer(Message("prepare", scalars, {"total_weight": np.full(1, 2.0), "steps": np.zeros(1, np.int64)}))
+        arrays = {"w": np.zeros((1, _WIDTH)), "step": np.ones(1)}
+        worker.answer(Message("round", {"round": 0, "target": 0.0, "relax": 0.0}, arrays))
+        arrays = {"directions": np.ones((_WIDTH, 1)), "centre": np.zeros((1, 1))}
+        worker.answer(Message("catch_up", {"round": 1, "floor": 0.0}, arrays))

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from dmtrl.displays import MEASURES
-from dmtrl.insight import Comparison
+from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
+from dmtrl.report.displays import MEASURES
 from dmtrl.report.held_out import in_measure
 from dmtrl.report.model_facts import ModelFacts, number, several
 from dmtrl.report.theme import literal

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.displays import MEASURES
-from dmtrl.insight import Comparison
-from dmtrl.losses import CLASSIFICATION, get_loss
+from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.losses.builtin import CLASSIFICATION, get_loss
+from dmtrl.report.displays import MEASURES
 
 SHARE = MEASURES["wrong"]
 

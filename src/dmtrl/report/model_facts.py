@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.certificate import Certificate
-from dmtrl.covariance import TaskCovariance
-from dmtrl.insight import Comparison
-from dmtrl.losses import get_loss
+from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.losses.builtin import get_loss
+from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.report.held_out import HeldOut, held_out
+from dmtrl.solver.certificate import Certificate
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Report room: the section of a model's page that says which tasks belong together.
 
 Up to MOST_CELLS tasks the heat map has a row for each; of more it shows groups and the mean correlations between them.
-Nothing here makes an array of tasks by tasks beyond that: see dmtrl.similarity.
+Nothing here makes an array of tasks by tasks beyond that: see dmtrl.relationship.similarity.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmtrl.report.content import HeatMap, Item, Section, Table, Text
-from dmtrl.report.model_facts import ModelFacts, several
-from dmtrl.report.theme import literal
-from dmtrl.similarity import (
+from dmtrl.relationship.similarity import (
     ALIKE,
     WEAK,
     Pair,
@@ -26,6 +23,9 @@ from dmtrl.similarity import (
     strongest_pairs,
     unit_vectors,
 )
+from dmtrl.report.content import HeatMap, Item, Section, Table, Text
+from dmtrl.report.model_facts import ModelFacts, several
+from dmtrl.report.theme import literal
 
 MOST_CELLS = 150  # rows of a heat map
 MOST_LISTED = 5_000  # rows of the table of tasks

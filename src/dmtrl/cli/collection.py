@@ -1,0 +1,51 @@
+"""What `reproduce` and `bench` share: say how long it will take, run with a progress display, say where things lie.
+
+Room: commands.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dmtrl.cli.display import display
+from dmtrl.cli.errors import told_in_sentences
+
+if TYPE_CHECKING:
+    from dmtrl.lab.experiments.collection import Collection, Drawn
+    from dmtrl.lab.experiments.runner import Experiment, Run
+
+
+def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Drawn":
+    """What was drawn; raises SystemExit(1) where data was missing, after all else is done."""
+    with told_in_sentences():
+        plan = collection.work(which, quick, folder)
+        if plan.todo:
+            done = plan.runs - len(plan.todo)
+            what = f"{done} of {plan.runs} runs are there already; the rest" if done else f"{plan.runs} runs"
+            minutes = _duration(plan.seconds)
+            click.echo(f"{what} will take about {minutes} on 2 cores. Records: {folder}/records.jsonl", err=True)
+        passed = 0.0
+        with display() as shown:
+            shown.stage(f"running {which}")
+
+            def tell(experiment: "Experiment", run: "Run") -> None:
+                nonlocal passed
+                words = ", ".join(str(value) for key, value in run.params.items() if key != "quick")
+                shown.share(min(passed / max(plan.seconds, 1e-9), 0.999), f"{experiment.name}: {words}")
+                passed += run.seconds
+
+            result = collection.carry_out(which, quick, folder, tell)
+    for one in result.missing:
+        click.echo(f"Left out: {one.experiment}. {one.reason}", err=True)
+    if result.page is not None:
+        click.echo(f"Page:    {result.page}")
+        click.echo(f"Plots:   {folder / 'files'} ({len(result.files)} files)")
+        click.echo(f"Records: {folder / 'records.jsonl'}")
+    if result.missing:
+        raise SystemExit(1)
+    return result
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 90 else f"{seconds / 60:.0f} minutes"

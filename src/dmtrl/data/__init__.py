@@ -1,0 +1,1 @@
+"""Task data: rows sorted by task, blocks of them for workers, and sources that workers read themselves."""

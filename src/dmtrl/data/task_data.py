@@ -1,0 +1,175 @@
+"""Task intake: the one funnel through which every shape of data becomes blocks.
+
+Room: above the engines, below the estimators. Rows are sorted by task once (stable); a partition is a list of
+contiguous pieces of that order, so dense pieces are views and nothing is copied again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl.data.blocks import ArraySource, Blocks, Source, as_rows
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Rows of all tasks, sorted by task: task i owns rows starts[i]:starts[i+1]."""
+
+    X: Any
+    y: np.ndarray
+    sample_weight: np.ndarray | None
+    starts: np.ndarray
+    names: np.ndarray
+    groups: np.ndarray | None = None  # as in Blocks, one number per task
+
+    @property
+    def m(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> "TaskData":
+        """One task label per row (any sortable labels), or None for a single task."""
+        X, y = as_rows(X), _numbers(y, "y")
+        if X.ndim != 2:
+            raise ValueError(f"X must have two dimensions, got {X.ndim}")
+        if X.shape[1] == 0:
+            raise ValueError("X has no columns")
+        n = X.shape[0]
+        tasks = np.zeros(n, dtype=int) if tasks is None else np.asarray(tasks)
+        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
+        for what, array in (("y", y), ("tasks", tasks), ("sample_weight", weight)):
+            if array is not None and array.shape != (n,):
+                raise ValueError(
+                    f"{what} must hold one value per row of X: X has {n} rows, {what} has shape {array.shape}"
+                )
+        if n == 0:
+            raise ValueError("there are no rows in X")
+        if (tasks != tasks).any():
+            raise ValueError(f"tasks holds NaN at row {int(np.argmax(tasks != tasks))}; every row needs a task")
+        try:
+            names, codes = np.unique(tasks, return_inverse=True)
+        except TypeError as error:
+            raise ValueError("task labels must be of one kind, all text or all numbers") from error
+        starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
+        if (np.diff(codes) < 0).any():
+            order = np.argsort(codes, kind="stable")
+            X, y = X[order], y[order]
+            weight = None if weight is None else weight[order]
+        return cls(X, y, weight, starts, names)
+
+    @classmethod
+    def from_list(
+        cls, tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | np.ndarray | None = None
+    ) -> "TaskData":
+        """A list (or a mapping by name) of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
+        if isinstance(tasks, Mapping):
+            names, tasks = list(tasks), list(tasks.values())
+        names = list(range(len(tasks))) if names is None else names
+        if len(tasks) == 0 or len(names) != len(tasks):
+            raise ValueError(
+                f"got {len(tasks)} tasks and {len(names)} names; both must be the same number, at least one"
+            )
+        weighted = [len(task) == 3 for task in tasks]
+        if any(weighted) != all(weighted):
+            raise ValueError("either every task has a sample weight or none has")
+        parts = [as_rows(task[0]) for task in tasks]
+        labels = [_numbers(task[1], f"task {name!r}: y") for name, task in zip(names, tasks, strict=True)]
+        for name, part, y in zip(names, parts, labels, strict=True):
+            if part.ndim != 2 or y.shape != (part.shape[0],):
+                raise ValueError(
+                    f"task {name!r}: X has shape {part.shape} and y has shape {y.shape}; they must have as many rows"
+                )
+            if part.shape[1] != parts[0].shape[1]:
+                raise ValueError(f"task {name!r} has {part.shape[1]} features, the first task has {parts[0].shape[1]}")
+            if part.shape[0] == 0:
+                raise ValueError(f"task {name!r} has no rows; leave it out")
+        for name, task, y in zip(names, tasks, labels, strict=True):
+            if len(task) == 3 and np.shape(task[2]) != y.shape:
+                raise ValueError(f"task {name!r} has {len(y)} rows and sample weights of shape {np.shape(task[2])}")
+        if any(sparse.issparse(part) for part in parts):
+            X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
+        else:
+            X = np.concatenate(parts)
+        weight = np.concatenate([np.asarray(task[2], dtype=float) for task in tasks]) if all(weighted) else None
+        starts = np.concatenate([[0], np.cumsum([len(y) for y in labels])])
+        return cls(as_rows(X), np.concatenate(labels), weight, starts, np.array(names))
+
+    def only(self, tasks: np.ndarray) -> "TaskData":
+        """These tasks, by number, in this order."""
+        rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
+        starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
+        weight = None if self.sample_weight is None else self.sample_weight[rows]
+        groups = None if self.groups is None else self.groups[tasks]
+        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups)
+
+    def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
+        """Contiguous pieces of about equally much work: rows, and where X is sparse its entries. `shards` says into
+        how many each task may be cut, so that one task can lie on several workers; shards that fall to the same worker
+        are joined again."""
+        per_task = shards_of(self.m, workers, shards)
+        tasks = np.repeat(np.arange(self.m), per_task)
+        shard = np.arange(len(tasks)) - (np.cumsum(per_task) - per_task)[tasks]
+        rows = np.diff(self.starts)[tasks]
+        edges = np.append(self.starts[tasks] + rows * shard // per_task[tasks], self.starts[-1])  # as in `cut`
+        work = edges + (self.X.indptr[edges] if sparse.issparse(self.X) else 0)
+        owner = share_out(work, workers)
+        _, first = np.unique(owner, return_index=True)
+        return [self._piece(units, edges, tasks) for units in np.split(np.arange(len(tasks)), first[1:])]
+
+    def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
+        """The same pieces as engines take them."""
+        return [ArraySource(blocks) for blocks in self.partition(workers, shards)]
+
+    def _piece(self, units: np.ndarray, edges: np.ndarray, tasks: np.ndarray) -> Blocks:
+        first, last = edges[units[0]], edges[units[-1] + 1]
+        mine, begin = np.unique(tasks[units], return_index=True)
+        starts = np.append(edges[units[begin]], last) - first
+        shard = units[begin] - np.searchsorted(tasks, mine)
+        rows = slice(first, last)
+        weight = None if self.sample_weight is None else self.sample_weight[rows]
+        names = [str(name) for name in self.names[mine]]
+        groups = None if self.groups is None else self.groups[mine]
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, mine, shard, names, groups)
+
+
+def shards_of(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:
+    """Into how many each of m tasks is to be cut."""
+    per_task = np.broadcast_to(np.asarray(shards, dtype=int), m)
+    if workers < 1 or (per_task < 1).any():
+        raise ValueError("the number of workers and of shards must be at least 1")
+    return per_task
+
+
+def cut(n: int, count: int) -> np.ndarray:
+    """Where `count` shards of n rows begin and end."""
+    return n * np.arange(count + 1) // count
+
+
+def share_out(work: np.ndarray, workers: int) -> np.ndarray:
+    """The worker of each unit; unit i takes work[i + 1] - work[i], and neighbours stay together."""
+    units = len(work) - 1
+    if workers >= units:
+        return np.arange(units)
+    middle = (work[:-1] + work[1:]) / 2
+    return np.minimum((middle * workers / (work[-1] or 1)).astype(int), workers - 1)
+
+
+def _part(X: Any, rows: slice) -> Any:
+    """Rows side by side, without a copy; slicing a CSR matrix would copy its entries."""
+    if not sparse.issparse(X):
+        return X[rows]
+    indptr = X.indptr[rows.start : rows.stop + 1]
+    part = type(X)((rows.stop - rows.start, X.shape[1]), dtype=X.dtype)
+    part.data, part.indices = X.data[indptr[0] : indptr[-1]], X.indices[indptr[0] : indptr[-1]]
+    part.indptr = indptr - indptr[0]
+    return part
+
+
+def _numbers(y: Any, what: str) -> np.ndarray:
+    y = np.asarray(y)
+    if y.dtype.kind not in "biuf":
+        raise ValueError(f"{what} must hold real numbers, got {y.dtype}")
+    return y

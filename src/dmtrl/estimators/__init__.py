@@ -1,0 +1,1 @@
+"""Estimators with scikit-learn's conventions, and what they need: inputs, model files, diagnostics, metrics."""

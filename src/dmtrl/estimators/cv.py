@@ -1,0 +1,149 @@
+"""MTRLRegressorCV and MTRLClassifierCV: lambda and tau chosen by cross-validation.
+
+Room: beside the estimators. For every fold and every tau a path of warm-started fits runs from strong to weak
+lambda; the workers set their folds aside themselves and only sums over held-out rows come back (validation.py).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dmtrl.estimators.base import SHIFTED
+from dmtrl.estimators.diagnostics import default_lambdas, default_measure
+from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
+from dmtrl.estimators.problem import Problem
+from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, get_loss
+from dmtrl.progress import bar
+from dmtrl.solver.checkpoint import Keeper
+from dmtrl.solver.coordinator import Callback
+from dmtrl.solver.cross_validation import MEASURES, Path, cross_validate
+
+
+class _Choosing:
+    """Chooses before it solves; afterwards reg_lambda_, common_strength_ and cv_path_ say what was chosen and from
+    what.
+    """
+
+    lambdas: Sequence[float] | None
+    commons: Sequence[float]
+    cv: int
+    scoring: str | None
+
+    def _strengths(self: Any, problem: Problem) -> tuple[float, float]:
+        if self.scoring is not None and self.scoring not in MEASURES:
+            raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
+        if self.scoring == "wrong" and self._kind != CLASSIFICATION:
+            raise ValueError("scoring='wrong' counts wrong signs and is for classification; use loss or squared_error")
+        if self.scoring == "squared_error" and get_loss(self.loss).name not in SHIFTED:
+            raise ValueError(f"scoring='squared_error' makes no sense with the {self.loss} loss; use loss")
+        lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
+        if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
+            raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
+        if not isinstance(self.cv, int | np.integer):
+            raise ValueError(f"cv must be a number of folds, which every worker draws for itself, got {self.cv!r}")
+        # a common component is for several tasks that share labels; one task has none
+        commons = [0.0] if len(self.tasks_) == 1 or len(problem.units.names) != len(self.tasks_) else list(self.commons)
+        # choosing needs less accuracy than the final fit
+        settings = self._settings(self._seed(), max(self.tol, 3e-3))
+        total = len(lambdas) * len(commons) * int(self.cv)
+        keeper = self._keeper or Keeper()
+        with self._engine(problem) as engine, bar(self.verbose, "choosing lambda and tau", total) as step:
+            path = cross_validate(
+                engine,
+                problem.data.m,
+                lambda lam, tau: self._relation(problem, lam, tau),
+                lambdas.tolist(),
+                commons,
+                int(self.cv),
+                settings,
+                lambda done, total: (step(), keeper.on_score(done, total)),
+                keeper,
+            )
+        self.cv_path_: Path = path
+        # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"
+        several = problem.data.groups is not None
+        self.scoring_ = self.scoring or ("loss" if several else default_measure(self.loss))
+        over = "tasks" if self._kind == CLASSIFICATION else "rows"
+        return path.best(self.scoring_, over)
+
+
+class MTRLRegressorCV(_Choosing, MTRLRegressor):
+    """MTRLRegressor that chooses reg_lambda and common on held-out rows of the training data.
+
+    lambdas: None for eleven values over five decades below the mean squared row norm. commons: strengths of the common
+    component to try. cv: folds. scoring: loss, squared_error or wrong (None: squared error, or the loss where that
+    is another).
+    """
+
+    def __init__(
+        self,
+        loss: str | AnyLoss = "squared",
+        lambdas: Sequence[float] | None = None,
+        commons: Sequence[float] = (0.0, 0.1, 1.0),
+        cv: int = 5,
+        scoring: str | None = None,
+        relationship: Any = "learned",
+        feature_map: Any = None,
+        fit_intercept: bool | str = True,
+        tol: float = 1e-3,
+        max_rounds: int = 1000,
+        max_staleness: int = 0,
+        engine: Any = "local",
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        callbacks: Sequence[Callback] | None = None,
+        task_column: Any = None,
+        unknown_tasks: str = "raise",
+    ):
+        super().__init__(
+            loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
+            max_rounds=max_rounds, max_staleness=max_staleness, engine=engine, n_jobs=n_jobs, random_state=random_state,
+            verbose=verbose, callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
+        )  # fmt: skip
+        self.lambdas = lambdas
+        self.commons = commons
+        self.cv = cv
+        self.scoring = scoring
+
+
+class MTRLClassifierCV(_Choosing, MTRLClassifier):
+    """MTRLClassifier that chooses reg_lambda and common on held-out rows of the training data.
+
+    Parameters as in MTRLRegressorCV; the default scoring is the share of wrong answers, averaged over tasks, ties
+    by loss.
+    """
+
+    def __init__(
+        self,
+        loss: str | AnyLoss = "logistic",
+        lambdas: Sequence[float] | None = None,
+        commons: Sequence[float] = (0.0, 0.1, 1.0),
+        cv: int = 5,
+        scoring: str | None = None,
+        relationship: Any = "learned",
+        feature_map: Any = None,
+        fit_intercept: bool | str = True,
+        tol: float = 1e-3,
+        max_rounds: int = 1000,
+        max_staleness: int = 0,
+        engine: Any = "local",
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        verbose: int = 0,
+        callbacks: Sequence[Callback] | None = None,
+        task_column: Any = None,
+        unknown_tasks: str = "raise",
+        on_single_class: str = "raise",
+    ):
+        super().__init__(
+            loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
+            max_rounds=max_rounds, max_staleness=max_staleness, engine=engine, n_jobs=n_jobs, random_state=random_state,
+            verbose=verbose, callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
+            on_single_class=on_single_class,
+        )  # fmt: skip
+        self.lambdas = lambdas
+        self.commons = commons
+        self.cv = cv
+        self.scoring = scoring

@@ -1,0 +1,276 @@
+"""Centralised MTRL: Zhang and Yeung's alternation on the full multi-task kernel matrix, on one machine.
+
+Room: baselines. The Gram matrix of all rows of all tasks (n x n) is made once; the multi-task kernel is that matrix
+times Sigma[task of row, task of column], applied on the way. It is kept in float32 whatever X is: the machine's
+memory is what ends this method, and the rounding cannot reach the answer, because predictions and gap are always
+made again from X in double precision.
+"""
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from scipy.linalg import cho_factor, cho_solve
+
+from dmtrl.data.task_data import TaskData
+from dmtrl.lab.baselines import compiled
+from dmtrl.lab.baselines.alternating import Fitted, Problem, WStep, alternate, require
+from dmtrl.losses import scalar
+from dmtrl.losses.builtin import Loss
+from dmtrl.solver.api import NotConvergedWarning
+from dmtrl.solver.coordinator import Watch
+from dmtrl.worker import kernels
+
+_GIB = 2.0**30
+_EPS = float(np.finfo(np.float32).eps)
+_BLOCK = 1024  # rows of the Gram matrix made at a time
+_ACTIVE_SHARE = 0.25  # of all rows: up to here those that move get passes of their own
+_INNER_PASSES = 50  # at most, over the rows that moved
+_REFINEMENTS = 500  # at most, with a factor that belongs to Sigma; a few are enough
+_SOLVES = 3  # of the linear system in a W-step; more would bring nothing
+_PATIENCE = 20  # refinements with the factor of an earlier Sigma, before a new one is made
+
+Product = Callable[[np.ndarray], np.ndarray]
+
+
+class NotEnoughMemoryError(MemoryError):
+    """The kernel matrix would not fit; nothing has been allocated."""
+
+
+def centralised_mtrl(
+    data: TaskData,
+    loss: str | Loss,
+    reg_lambda: float,
+    *,
+    omega_steps: int = 10,
+    w_tol: float = 1e-4,
+    max_passes: int = 10_000,
+    smoothing: float = 1e-7,
+    relationship: Any = "learned",
+    seed: int = 0,
+    memory_limit: float | None = None,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Multi-task relationship learning on the n x n kernel matrix of the rows of all tasks.
+
+    The W-step is solved in the dual: for squared loss by one linear system of size n (Cholesky), for the other
+    built-in losses by coordinate ascent in shuffled order until the relative W-step gap is at most `w_tol`. After
+    each W-step Sigma follows from W, smoothed as in `Settings`. With `relationship` a covariance, only W is learned.
+    `memory_limit` is in bytes (default: what the machine has available); a matrix that would not fit is refused with
+    NotEnoughMemoryError before it is made. `watch(record, W)` hears of every improvement of W.
+    """
+    began = time.perf_counter()
+    require(omega_steps >= 1, "omega_steps", "at least 1", omega_steps)
+    require(w_tol > 0, "w_tol", "positive", w_tol)
+    require(max_passes >= 1, "max_passes", "at least 1", max_passes)
+    require(smoothing >= 0, "smoothing", "at least 0", smoothing)
+    require(memory_limit is None or memory_limit > 0, "memory_limit", "None or positive", memory_limit)
+    problem = Problem(data, loss, reg_lambda, relationship)
+    direct = problem.loss.id == scalar.SQUARED
+    _refuse_unless_it_fits(len(data.y), 2 if direct else 1, memory_limit)
+    gram = gram_matrix(data.X)
+    w_step: WStep = _LinearSystem(gram, w_tol) if direct else _CoordinateAscent(gram, seed)
+    passes = min(max_passes, _SOLVES) if direct else max_passes
+    fitted = alternate(
+        problem, w_step, omega_steps=omega_steps, passes=passes, w_tol=w_tol, smoothing=smoothing,
+        watch=watch, began=began,
+    )  # fmt: skip
+    _warn_unless_solved(fitted, w_tol, passes)
+    return fitted
+
+
+def gram_matrix(X: Any) -> np.ndarray:
+    """X X^T in float32, a block of rows at a time so that little else is in memory beside it."""
+    n = X.shape[0]
+    X = X.astype(np.float32, copy=False)
+    gram = np.empty((n, n), dtype=np.float32)
+    for first in range(0, n, _BLOCK):
+        rows = slice(first, first + _BLOCK)
+        if sparse.issparse(X):
+            (X[rows] @ X.T).toarray(out=gram[rows])
+        else:
+            np.matmul(X[rows], X.T, out=gram[rows])
+    return gram
+
+
+def available_memory() -> float | None:
+    """Bytes that can be taken without swapping, as far as the system says; None where it does not say."""
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(float(line.split()[1]) * 1024)
+    except OSError:
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            found.append(float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
+    group = Path("/sys/fs/cgroup")  # a container's own limit is not in meminfo
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        if limit != "max":
+            found.append(float(limit) - float((group / "memory.current").read_text(encoding="ascii")))
+    except (OSError, ValueError):
+        pass
+    return min(found, default=None)
+
+
+def _refuse_unless_it_fits(n: int, matrices: int, memory_limit: float | None) -> None:
+    needed = 4.0 * n * n * (matrices if matrices > 1 else 1 + _ACTIVE_SHARE**2)
+    available = available_memory() if memory_limit is None else float(memory_limit)
+    if available is not None and needed > available:
+        what = "kernel matrix" if matrices == 1 else "kernel matrix and its factor"
+        raise NotEnoughMemoryError(
+            f"centralised MTRL on {n:,} rows needs {needed / _GIB:.2f} GiB for the {n:,} x {n:,} {what}, but only "
+            f"{available / _GIB:.2f} GiB are available; use dmtrl.solve or ssdca, which need no such matrix, or fewer "
+            "rows"
+        )
+
+
+def _warn_unless_solved(fitted: Fitted, w_tol: float, passes: int) -> None:
+    ends = [record for record in fitted.history if record.omega] or fitted.history[-1:]
+    worst = max(record.w_gap for record in ends)
+    if worst > w_tol:
+        warnings.warn(
+            f"a W-step stopped after {passes} passes at a relative gap of {worst:.2g} (w_tol={w_tol:g}); "
+            "raise max_passes or w_tol, or choose a stronger lambda",
+            NotConvergedWarning,
+            stacklevel=3,
+        )
+
+
+class _CoordinateAscent:
+    """A pass over all rows, then passes over those alone that moved in it, on their own part of the Gram matrix."""
+
+    name = "kernel ascent"
+
+    def __init__(self, gram: np.ndarray, seed: int):
+        self._gram, self._seed = gram, seed
+
+    def improve(self, problem: Problem, number: int) -> float:
+        units, n = problem.units, len(problem.alpha)
+        z = np.empty(n)
+        compiled.predictions(units, np.ascontiguousarray(problem.W), z)
+
+        def one_pass(
+            units: kernels.Units, alpha: np.ndarray, z: np.ndarray, gram: np.ndarray, inner: int
+        ) -> np.ndarray:
+            order = np.arange(len(alpha))
+            task = np.repeat(np.arange(problem.data.m), np.diff(units.starts))
+            moved = compiled.gram_pass(units, task, alpha, z, gram, problem.sigma, order, self._seed, number, inner)
+            return np.sort(order[:moved])
+
+        mine = one_pass(units, problem.alpha, z, self._gram, 0)
+        if len(mine) > _ACTIVE_SHARE * n:  # hardly anything is at rest
+            return 1.0
+        few = units._replace(
+            y=units.y[mine], p=units.p[mine], q=units.q[mine], starts=np.searchsorted(mine, units.starts)
+        )
+        alpha, z, gram = problem.alpha[mine], z[mine], self._gram[np.ix_(mine, mine)]
+        done = 0
+        while done < _INNER_PASSES and len(mine) > 0:
+            done += 1
+            if len(one_pass(few, alpha, z, gram, done)) == 0:
+                break
+        problem.alpha[mine] = alpha
+        return 1.0 + done * len(mine) / n
+
+
+class _LinearSystem:
+    """Squared loss: (I + P^1/2 K P^1/2 / lambda) P^1/2 alpha = P^1/2 y with K = Sigma times Gram, entry by entry.
+
+    The matrix is factored in float32, half the time and half the memory, and conjugate gradients with the factor as
+    preconditioner take the rounding out again: products with the exact matrix go through X. Where Sigma has hardly
+    changed since the last W-step, its factor still serves.
+    """
+
+    name = "kernel cholesky"
+
+    def __init__(self, gram: np.ndarray, w_tol: float):
+        self._gram, self._accuracy = gram, 0.1 * w_tol
+        self._system = np.empty_like(gram)
+        self._factor: tuple[np.ndarray, bool] | None = None
+
+    def improve(self, problem: Problem, number: int) -> float:
+        p, y = problem.units.p, problem.units.y
+        root = np.sqrt(p)
+        back = np.where(p > 0, 1.0 / np.where(p > 0, root, 1.0), 0.0)  # a row without weight has alpha = 0
+        z, B = np.empty(len(p)), np.empty_like(problem.B)
+
+        def product(v: np.ndarray) -> np.ndarray:
+            kernels.dual_vectors(problem.units, v * back, B)
+            compiled.predictions(problem.units, np.ascontiguousarray(problem.covariance.apply(B) / problem.lam), z)
+            return v + root * z
+
+        solved = False
+        if self._factor is not None:
+            solved = _refine(product, root, back, y, problem.alpha, self._factor, self._accuracy, _PATIENCE)
+        if not solved:
+            self._factor = self._factored(problem, root, _largest_eigenvalue(product, root))
+            _refine(product, root, back, y, problem.alpha, self._factor, self._accuracy, _REFINEMENTS)
+        return 1.0
+
+    def _factored(self, problem: Problem, root: np.ndarray, largest: float) -> tuple[np.ndarray, bool]:
+        """Cholesky in place. What float32 cannot tell from zero is lifted; the refinement does not mind."""
+        lift, system = 4.0 * _EPS * largest, self._system
+        while True:
+            for i in range(problem.data.m):
+                rows = slice(problem.data.starts[i], problem.data.starts[i + 1])
+                across = (problem.sigma[i][problem.task] * root).astype(np.float32)
+                np.multiply(self._gram[rows], across, out=system[rows])
+                system[rows] *= root[rows, None].astype(np.float32)
+            system.ravel()[:: len(system) + 1] += np.float32(1.0 + lift)
+            try:
+                # the transposed view is what LAPACK factors without a copy
+                factor, lower = cho_factor(system.T, overwrite_a=True, check_finite=False)
+                return factor, lower
+            except np.linalg.LinAlgError:
+                lift *= 10.0
+
+
+def _largest_eigenvalue(product: Product, start: np.ndarray) -> float:
+    v, size = start / np.linalg.norm(start), 1.0
+    for _ in range(10):
+        v = product(v)
+        size = float(np.linalg.norm(v))
+        v /= size
+    return size
+
+
+def _refine(
+    product: Product,
+    root: np.ndarray,
+    back: np.ndarray,
+    y: np.ndarray,
+    alpha: np.ndarray,
+    factor: tuple[np.ndarray, bool],
+    accuracy: float,
+    limit: int,
+) -> bool:
+    """Conjugate gradients on alpha in place, from a float32 factor of nearly the same matrix, until the relative
+    W-step gap is at most `accuracy`; whether it got there in `limit` steps.
+
+    With residual r the gap (4) of squared loss is |r|^2 / 2, and the dual objective (2) is v . (target + r) / 2.
+    """
+    target = root * y
+    v = root * alpha
+    residual = target - product(v)
+    direction, before = np.zeros_like(v), 0.0
+    for taken in range(limit + 1):
+        size = float(np.linalg.norm(residual))
+        gap, dual = 0.5 * size * size, 0.5 * float(v @ (target + residual))
+        if gap <= accuracy * abs(dual + gap) or taken == limit:
+            break
+        nearly = cho_solve(factor, (residual / size).astype(np.float32), check_finite=False).astype(float) * size
+        now = float(residual @ nearly)
+        direction = nearly + (now / before if before else 0.0) * direction
+        image = product(direction)
+        step = now / float(direction @ image)
+        v += step * direction
+        residual -= step * image
+        before = now
+    alpha[:] = v * back  # also where the goal is not met: every step has raised the dual
+    return gap <= accuracy * abs(dual + gap)

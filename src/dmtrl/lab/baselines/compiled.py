@@ -1,0 +1,77 @@
+"""Compiled kernels of the baselines."""
+
+import numpy as np
+from numba import njit
+
+from dmtrl.losses import scalar
+from dmtrl.losses.scalar import loss_step
+from dmtrl.numerics.compile_cache import discard_stale
+from dmtrl.worker import kernels, rows
+from dmtrl.worker.kernels import below, next_state, stream
+from dmtrl.worker.rows import FAST, row_axpy, row_dot
+
+discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def predictions(units, W, z):  # type: ignore[no-untyped-def]
+    """z_ij = w_i . x_ij of every row."""
+    for i in range(W.shape[0]):
+        for j in range(units.starts[i], units.starts[i + 1]):
+            z[j] = row_dot(units.X, j, W[i])
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def uniform_steps(units, task, alpha, W, sigma, steps, seed, number):  # type: ignore[no-untyped-def]
+    """Coordinate steps (5) on rows drawn uniformly from all tasks, W (3) kept in step; `sigma` is Sigma / lambda.
+
+    Steps are taken one after the other, so rho is one. A step that moves alpha moves the weights of every task.
+    """
+    n, state = alpha.shape[0], stream(seed, 0, number)
+    for _ in range(steps):
+        state = next_state(state)
+        j = below(state, n)
+        p, a, i = units.p[j], alpha[j], task[j]
+        if p <= 0:
+            continue
+        z = np.float64(row_dot(units.X, j, W[i]))
+        new = loss_step(units.loss[i], units.param[i], a, z, units.y[j], sigma[i, i] * p * units.q[j])
+        if new != a:
+            alpha[j] = new
+            for k in range(W.shape[0]):
+                f = p * (new - a) * sigma[i, k]
+                if f != 0:
+                    row_axpy(units.X, j, f, W[k])
+
+
+@njit(cache=True, nogil=True, fastmath=FAST)
+def gram_pass(units, task, alpha, z, gram, sigma, order, seed, number, inner):  # type: ignore[no-untyped-def]
+    """One coordinate step (5) on every row of `order`, which is shuffled first; `sigma` is Sigma / lambda.
+
+    The predictions z of all rows are kept in step through one row of the Gram matrix (rows of X times each other,
+    symmetric) a moved coordinate. The rows that moved are put first in `order`; returns how many they are.
+    """
+    m, n, state = sigma.shape[0], order.shape[0], stream(seed, inner, number)
+    for k in range(n - 1, 0, -1):
+        state = next_state(state)
+        other = below(state, k + 1)
+        order[k], order[other] = order[other], order[k]
+    moved = 0
+    for k in range(n):
+        j = order[k]
+        p, a, i = units.p[j], alpha[j], task[j]
+        if p <= 0:
+            continue
+        new = loss_step(units.loss[i], units.param[i], a, z[j], units.y[j], sigma[i, i] * p * units.q[j])
+        if new == a:
+            continue
+        alpha[j] = new
+        order[k], order[moved] = order[moved], order[k]
+        moved += 1
+        row = gram[j]
+        for t in range(m):
+            f = p * (new - a) * sigma[i, t]
+            if f != 0:
+                for r in range(units.starts[t], units.starts[t + 1]):
+                    z[r] += f * row[r]
+    return moved

@@ -1,0 +1,61 @@
+"""SSDCA: stochastic dual coordinate ascent over the rows of all tasks on one machine.
+
+Room: baselines. The paper's single-machine counterpart of DMTRL: the same dual, one coordinate at a time.
+"""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from dmtrl.data.task_data import TaskData
+from dmtrl.lab.baselines import compiled
+from dmtrl.lab.baselines.alternating import Fitted, Problem, alternate, require
+from dmtrl.losses.builtin import Loss
+from dmtrl.solver.coordinator import Watch
+
+
+def ssdca(
+    data: TaskData,
+    loss: str | Loss,
+    reg_lambda: float,
+    *,
+    omega_steps: int = 10,
+    passes: int = 10,
+    w_tol: float = 0.0,
+    smoothing: float = 1e-7,
+    relationship: Any = "learned",
+    seed: int = 0,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Multi-task relationship learning by coordinate steps on rows drawn uniformly from all tasks.
+
+    Each step makes the weights of every task again at once, so no safety factor is needed (rho = 1). A pass is as
+    many steps as there are rows; a W-step ends after `passes` of them, or at the relative W-step gap `w_tol`. After
+    each W-step Sigma follows from W, smoothed as in `Settings`. With `relationship` a covariance, only W is learned.
+    `watch(record, W)` hears of every pass.
+    """
+    began = time.perf_counter()
+    require(omega_steps >= 1, "omega_steps", "at least 1", omega_steps)
+    require(passes >= 1, "passes", "at least 1", passes)
+    require(w_tol >= 0, "w_tol", "at least 0", w_tol)
+    require(smoothing >= 0, "smoothing", "at least 0", smoothing)
+    problem = Problem(data, loss, reg_lambda, relationship)
+    return alternate(
+        problem, _UniformSteps(seed), omega_steps=omega_steps, passes=passes, w_tol=w_tol, smoothing=smoothing,
+        watch=watch, began=began,
+    )  # fmt: skip
+
+
+class _UniformSteps:
+    name = "ssdca"
+
+    def __init__(self, seed: int):
+        self._seed = seed
+
+    def improve(self, problem: Problem, number: int) -> float:
+        # a copy in the precision of X, as on a worker; `measure` makes W anew from alpha after every pass
+        W = np.array(problem.W, dtype=problem.data.X.dtype, order="C")
+        n = len(problem.alpha)
+        compiled.uniform_steps(problem.units, problem.task, problem.alpha, W, problem.sigma, n, self._seed, number)
+        return 1.0

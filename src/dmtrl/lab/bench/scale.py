@@ -1,0 +1,188 @@
+"""Growth: time and memory over the number of tasks and of rows, up to 100,000 tasks and what 16 GiB hold.
+
+Room: bench. Every size runs in a process of its own (`scale_run`), which also says how memory is counted. How time
+grows is the slope of its logarithm over that of the size, by least squares over all sizes, and between the two largest.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmtrl.lab.bench.scale_run import ENTRIES, GAP, LAMBDAS, RANK
+from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.report.content import LineChart, Section, Series, Table, Text
+
+TASKS = (100, 1_000, 10_000, 100_000)
+GIBIBYTES = (0.125, 1.0, 4.0, 8.0)
+TASK = {"rows": 50, "d": 100, "dtype": "float32"}
+MOST = 2.5  # times the data: the memory that may be needed at most
+
+
+def runs(quick: bool) -> list[Run]:
+    """About how long each takes grows with its rows."""
+    sizes, losses = ((50, 200), ("squared",)) if quick else (TASKS, ("squared", "hinge"))
+    shapes: list[dict[str, Any]] = [
+        {"part": "tasks", "kind": "solve", "m": m, "loss": loss, **TASK} for loss in losses for m in sizes
+    ]
+    for gibibytes in (0.002, 0.008) if quick else GIBIBYTES:
+        m, d = (10, 100) if quick else (1000, 100)
+        rows = int(gibibytes * 2**30 / (4 * (d + 1) * m))
+        shapes.append(
+            {"part": "rows", "kind": "solve", "m": m, "loss": "hinge", "rows": rows, "d": d, "dtype": "float32"}
+        )
+    wide = {"m": 20, "rows": 20, "d": 600} if quick else {"m": 1000, "rows": 500, "d": 10_000}
+    shapes.append({"part": "sparse", "kind": "solve", "loss": "logistic", "dtype": "float32", "thin": True, **wide})
+    shapes.append({"part": "fit", "kind": "fit", "m": sizes[-1], **TASK})
+    held = [shape for shape in shapes if MOST * _bytes(**shape) <= _machine_memory()]
+    return [Run(shape, 4 + 4e-5 * shape["m"] * shape["rows"]) for shape in held]
+
+
+def _bytes(m: int, rows: int, d: int, thin: bool = False, **_: Any) -> int:
+    return 4 * m * rows * (2 * ENTRIES if thin else d)
+
+
+def _machine_memory() -> float:
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (AttributeError, ValueError, OSError):  # not known here: leave nothing out
+        return float("inf")
+
+
+def measure(**params: Any) -> Mapping[str, Any]:
+    """One size, measured in a fresh process."""
+    command = [sys.executable, "-m", "dmtrl.lab.bench.scale_run", json.dumps(params)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it was ended from outside, as when memory runs out"])[-1]
+        raise RuntimeError(f"bench scale could not be measured at {json.dumps(params)}: {last}")
+    figures: Mapping[str, Any] = json.loads(done.stdout)
+    return figures
+
+
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """b of the least-squares fit of log(value) = a + b log(size)."""
+    return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
+
+
+def growth(sizes: Sequence[float], values: Sequence[float]) -> str:
+    """Over all sizes, and between the two largest."""
+    if len(sizes) < 2:
+        return ""
+    return f"{exponent(sizes, values):.2f}, {exponent(sizes[-2:], values[-2:]):.2f}"
+
+
+def section(records: Sequence[Record]) -> Section:
+    of = {part: [r for r in records if r.params["part"] == part] for part in ("tasks", "rows", "sparse", "fit")}
+    tasks, rows = of["tasks"], of["rows"]
+    return Section(
+        "Growth",
+        [
+            Text(
+                f"One model per task and the relations between them, to a joint relative gap of {GAP:g}, on all cores. "
+                f"Tasks have true weights of rank {RANK}; features are standard normal, and noise has half the size of "
+                "the signal. Every size ran in a process of its own. Peak memory is the most that was resident, less "
+                "what was before the data was made; it holds the data itself."
+            ),
+            _chart("Time of a round over the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
+            _sizes("Growth with the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
+            _sizes("Growth with the number of rows", "rows", rows, _rows),
+            _growths(tasks, rows),
+            _sizes(f"Sparse rows with {ENTRIES} entries", "tasks", of["sparse"], lambda r: r.params["m"]),
+            _fits(of["fit"]),
+        ],
+    )
+
+
+def _rows(record: Record) -> int:
+    return int(record.params["m"] * record.params["rows"])
+
+
+def _by_loss(records: Sequence[Record]) -> dict[str, list[Record]]:
+    return {
+        loss: [r for r in records if r.params["loss"] == loss]
+        for loss in dict.fromkeys(r.params["loss"] for r in records)
+    }
+
+
+def _chart(title: str, label: str, records: Sequence[Record], size: Any) -> LineChart:
+    lines = []
+    for group, (loss, mine) in enumerate(_by_loss(records).items()):
+        x = [size(r) for r in mine]
+        for name, key, style in (("a round", "round", "line"), ("its proximal map", "prox", "dashes")):
+            lines.append(Series(f"{loss}, {name}", x, [r.figures[key] for r in mine], style, group))
+    return LineChart(
+        title, label, "seconds", lines, "Seconds of a round rise in proportion to the number of tasks.",
+        log_x=True, log_y=True, caption="Mean over the rounds of a fit.",
+    )  # fmt: skip
+
+
+def _sizes(title: str, label: str, records: Sequence[Record], size: Any) -> Table:
+    table = []
+    for r in records:
+        f, p = r.figures, r.params
+        table.append(
+            [
+                p["loss"],
+                f"{size(r):,}",
+                f"{p['d']:,}",
+                f"{f['data'] / 2**20:,.0f}",
+                f"{f['peak'] / f['data']:.2f}",
+                f"{f['weights'] / 2**20:,.1f}",
+                f"{f['rounds']}",
+                f"{f['gap']:.1e}",
+                f"{f['round']:.3g}",
+                f"{f['round_processor']:.3g}",
+                f"{f['prox']:.2g}",
+                f"{f['seconds']:.3g}",
+            ]
+        )
+    head = ["loss", label, "features", "data, MiB", "peak / data", "W, MiB", "rounds", "gap"]
+    head += ["s a round", "processor s", "prox, s", "s in all"]
+    losses = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in dict.fromkeys(r.params["loss"] for r in records))
+    return Table(
+        title,
+        head,
+        table,
+        f"lambda: {losses}. W is one (tasks, features) array in float64; below some MiB of data the peak is what the "
+        "process needs anyhow. Processor seconds are of all threads in a round, and other work on the machine disturbs "
+        "them less. The time in all includes making the data.",
+    )
+
+
+def _growths(tasks: Sequence[Record], rows: Sequence[Record]) -> Table:
+    table = []
+    for what, records, size in (("tasks", tasks, lambda r: r.params["m"]), ("rows", rows, _rows)):
+        for loss, mine in _by_loss(records).items():
+            x = [size(r) for r in mine]
+            keys = ("round", "round_processor", "prox")
+            table.append([what, loss, *(growth(x, [r.figures[key] for r in mine]) for key in keys)])
+    return Table(
+        "Growth exponents",
+        ["over", "loss", "seconds of a round", "processor seconds", "proximal map"],
+        table,
+        "1 is in proportion. By least squares over all sizes, and between the two largest.",
+    )
+
+
+def _fits(records: Sequence[Record]) -> Table:
+    table = []
+    for r in records:
+        f = r.figures
+        row = [f"{r.params['m']:,}", f"{f['data'] / 2**20:,.0f}", f"{f['peak'] / f['data']:.2f}", f"{f['rounds']}"]
+        table.append([*row, *(f"{f['seconds'][name]:.3g}" for name in ("fit", "predict", "save", "load"))])
+    return Table(
+        "MTRLRegressor with a label for every row",
+        ["tasks", "data, MiB", "peak / data", "rounds", "fit, s", "predict, s", "save, s", "load, s"],
+        table,
+        "Rows in random order; defaults (an intercept, a common component) but for the gap. The data are X, y and the "
+        "labels, and remain the caller's; the peak is that of fit. All rows are predicted.",
+    )
+
+
+SCALE = Experiment("bench scale", runs, measure, section, {"gap": GAP, "lambdas": LAMBDAS, "solver_seed": 0})

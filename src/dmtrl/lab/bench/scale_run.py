@@ -1,0 +1,177 @@
+"""One size of `dmtrl bench scale`, in a process of its own: memory is counted from a clean start.
+
+Room: bench. `python -m dmtrl.lab.bench.scale_run '{"kind": "solve", "m": 1000, ...}'` prints one JSON object. Peak
+memory is the most that was resident at any time, less what was resident before the data was made: after imports, and
+after a tiny problem of the same kind had everything compiled. It holds the data itself, which is made in place.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl import MTRLRegressor, load
+from dmtrl.data.task_data import TaskData
+from dmtrl.relationship.penalties import Learned, Prox
+from dmtrl.solver.api import solve, thread_count
+from dmtrl.solver.coordinator import Outcome, RoundRecord
+from dmtrl.solver.settings import Settings
+
+GAP = 1e-2
+LAMBDAS = {"squared": 0.03, "hinge": 0.01, "logistic": 1e-4}
+RANK = 5  # of the true weights
+NOISE = 0.5  # beside a signal of size one
+ENTRIES = 60  # of a sparse row
+_PIECE = 1 << 12  # rows made at a time
+
+
+def memory() -> tuple[int, int]:
+    """Bytes resident now, and at most so far."""
+    try:  # not getrusage where this is known: its maximum may be that of the process this one was started from
+        lines = Path("/proc/self/status").read_text().splitlines()
+        sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.startswith("Vm")}
+        return sizes["VmRSS"], sizes["VmHWM"]
+    except OSError:
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return most, most
+
+
+def make(m: int, rows: int, d: int, dtype: str, loss: str, *, mixed: bool = False, thin: bool = False) -> Any:
+    """X, y and the task of each row; weights of rank RANK. mixed: tasks in random order. thin: X is sparse."""
+    rng, n = np.random.default_rng(0), m * rows
+    codes = np.repeat(np.arange(m), rows)
+    if mixed:
+        rng.shuffle(codes)
+    mix, directions = rng.standard_normal((m, RANK)), rng.standard_normal((RANK, d))
+    y = np.empty(n, dtype=dtype)
+    X: Any = sparse.csr_matrix((n, d), dtype=dtype) if thin else np.empty((n, d), dtype=dtype)
+    if thin:
+        X.data, X.indices = np.empty(n * ENTRIES, dtype=dtype), np.empty(n * ENTRIES, dtype=np.int32)
+        X.indptr = np.arange(0, n * ENTRIES + 1, ENTRIES, dtype=np.int32)
+    for start in range(0, n, _PIECE):
+        part = slice(start, min(start + _PIECE, n))
+        weights = mix[codes[part]] / np.sqrt(RANK)
+        signal = _thin_rows(X, part, weights, directions, rng) if thin else _rows(X, part, weights, directions, rng)
+        signal += NOISE * rng.standard_normal(len(signal))
+        y[part] = signal if loss == "squared" else np.where(signal > 0, 1.0, -1.0)
+    return X, y, codes
+
+
+def _rows(X: np.ndarray, part: slice, mix: np.ndarray, directions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    rng.standard_normal(out=X[part], dtype=X.dtype)
+    return np.einsum("ij,ij->i", X[part] @ directions.T, mix) / np.sqrt(X.shape[1])
+
+
+def _thin_rows(X: Any, part: slice, mix: np.ndarray, directions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One entry in each of ENTRIES stretches of columns, so that indices are sorted; rows are about one long."""
+    count, d = part.stop - part.start, X.shape[1]
+    width = d // ENTRIES
+    columns = np.arange(0, ENTRIES * width, width) + rng.integers(width, size=(count, ENTRIES))
+    values = rng.standard_normal((count, ENTRIES)) / np.sqrt(ENTRIES)
+    entries = slice(part.start * ENTRIES, part.stop * ENTRIES)
+    X.data[entries], X.indices[entries] = values.ravel(), columns.ravel()
+    seen = np.stack([np.einsum("ij,ij->i", values, direction[columns]) for direction in directions], axis=1)
+    return np.asarray((seen * mix).sum(axis=1))
+
+
+def size(X: Any, *more: np.ndarray) -> int:
+    """Bytes of the data as they were given."""
+    parts = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
+    return sum(int(part.nbytes) for part in (*parts, *more))
+
+
+class TimedLearned(Learned):
+    """The learned relationship, with a clock on its proximal map."""
+
+    seconds = 0.0
+
+    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        began = time.perf_counter()
+        found = super().prox(V, t, common)
+        self.seconds += time.perf_counter() - began
+        return found
+
+
+class _Laps:
+    """Wall seconds of every round, and the processor seconds between the ends of two."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.ends: list[float] = []
+
+    def __call__(self, record: RoundRecord) -> None:
+        self.wall.append(record.seconds)
+        self.ends.append(time.process_time())
+
+    @property
+    def processor(self) -> float:
+        return (self.ends[-1] - self.ends[0]) / max(len(self.ends) - 1, 1)
+
+
+def solve_run(m: int, rows: int, d: int, dtype: str, loss: str, thin: bool = False, **_: Any) -> dict[str, Any]:
+    """`dmtrl.solve` on data that lies task after task."""
+
+    def run(m: int, rows: int) -> tuple[Outcome, TimedLearned, _Laps, int]:
+        X, y, _ = make(m, rows, d, dtype, loss, thin=thin)
+        data = TaskData(X, y, None, np.arange(m + 1) * rows, np.arange(m))
+        relation, laps = TimedLearned(), _Laps()
+        how = {"loss": loss, "reg_lambda": LAMBDAS[loss], "n_jobs": -1, "settings": Settings(tol=GAP)}
+        return solve(data, relationship=relation, callbacks=[laps], **how), relation, laps, size(X, y)  # type: ignore[arg-type]
+
+    run(3, min(rows, 50))
+    before, began, processor = memory()[0], time.perf_counter(), time.process_time()
+    outcome, relation, laps, data = run(m, rows)
+    rounds = len(outcome.history)
+    return {
+        "data": data, "peak": memory()[1] - before, "weights": outcome.W.nbytes, "rounds": rounds,
+        "gap": outcome.certificate.relative_gap, "rank": len(outcome.covariance.values), "threads": thread_count(-1),
+        "seconds": time.perf_counter() - began, "processor": time.process_time() - processor,
+        "round": sum(laps.wall) / rounds, "round_processor": laps.processor,
+        "prox": relation.seconds / rounds,
+    }  # fmt: skip
+
+
+def fit_run(m: int, rows: int, d: int, dtype: str, **_: Any) -> dict[str, Any]:
+    """MTRLRegressor on rows in any order with a label each; then predict them, save the model and load it."""
+
+    def model() -> MTRLRegressor:
+        return MTRLRegressor(reg_lambda=LAMBDAS["squared"], tol=GAP, n_jobs=-1)
+
+    small = make(3, min(rows, 50), d, dtype, "squared")
+    model().fit(small[0], small[1], tasks=small[2])
+    before, seconds = memory()[0], {}
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        found = work()
+        seconds[name] = time.perf_counter() - began
+        return found
+
+    X, y, tasks = timed("made", lambda: make(m, rows, d, dtype, "squared", mixed=True))
+    fitted = timed("fit", lambda: model().fit(X, y, tasks=tasks))
+    peak = memory()[1] - before
+    answers = timed("predict", lambda: fitted.predict(X, tasks=tasks))
+    with tempfile.TemporaryDirectory() as folder:
+        timed("save", lambda: fitted.save(Path(folder) / "model"))
+        again = timed("load", lambda: load(Path(folder) / "model"))
+        same = bool(np.array_equal(again.predict(X[:1000], tasks=tasks[:1000]), answers[:1000]))
+    return {
+        "data": size(X, y, tasks), "peak": peak, "peak_of_all": memory()[1] - before, "seconds": seconds,
+        "rounds": fitted.n_rounds_, "gap": fitted.certificate_.relative_gap, "same_when_loaded": same,
+    }  # fmt: skip
+
+
+def run(params: Mapping[str, Any]) -> dict[str, Any]:
+    return fit_run(**params) if params["kind"] == "fit" else solve_run(**params)
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(json.loads(sys.argv[1]))))

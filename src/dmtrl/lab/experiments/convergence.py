@@ -1,0 +1,224 @@
+"""The paper's convergence figures: gap over time, gap over rounds and prediction error over rounds, on four data sets,
+two lambdas and several H, with single-task learning, single-machine SDCA and centralised MTRL beside them; and, beyond
+the paper, the library's default on the same axes.
+
+Room: experiments. One task per worker, as in the paper. H is given as a share of the mean number of rows of a task.
+"""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dmtrl.lab.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
+from dmtrl.lab.experiments import paper
+from dmtrl.lab.experiments.curves import history_curves, rounds_to
+from dmtrl.lab.experiments.problems import TITLES, Posed, posed
+from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
+from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.coordinator import RoundRecord
+from dmtrl.solver.settings import Settings
+
+DATA = ("synthetic 1", "school", "mnist", "mds")
+SHARES = (0.1, 1.0, 10.0)  # of H in the mean number of rows of a task
+OMEGA_STEPS, W_ROUNDS = 5, 20  # P and T
+PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES)  # what the longest of the paper's runs takes; nobody gets more
+DEFAULT, ALONE, SSDCA, CENTRAL = "default preset", "single-task", "SSDCA", "centralised MTRL"
+SECONDS = {"synthetic 1": 8, "school": 4, "mnist": 45, "mds": 8}  # of an average run
+CENTRAL_SECONDS = {"synthetic 1": 120, "school": 60, "mnist": 1, "mds": 60}
+
+
+def label(share: float) -> str:
+    return f"DMTRL, H = {share:g} n"
+
+
+def runs(problem: str, quick: bool) -> list[Run]:
+    methods = [*map(label, SHARES), DEFAULT, ALONE, SSDCA, CENTRAL]
+    return [
+        Run(
+            {"problem": problem, "reg_lambda": reg_lambda, "method": method, "quick": quick},
+            1.0 if quick else CENTRAL_SECONDS[problem] if method == CENTRAL else SECONDS[problem],
+        )
+        for reg_lambda in paper.LAMBDAS
+        for method in methods
+    ]
+
+
+class _Enough(Exception):
+    """Ends a run that has used up its passes."""
+
+
+def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Mapping[str, Any]:
+    task = posed(problem, quick=quick)
+    history: list[RoundRecord] = []
+    errors: list[float] = []
+
+    def watch(record: RoundRecord, W: np.ndarray) -> None:
+        history.append(record)
+        errors.append(task.error(W))
+        if sum(one.passes for one in history) > PASSES:
+            raise _Enough
+
+    try:
+        with warnings.catch_warnings(), suppress(_Enough):
+            warnings.simplefilter("ignore", NotConvergedWarning)  # a run of given length: the gap is what is measured
+            METHODS[method](_first_rows(task), reg_lambda, True, lambda record, W: None)  # compiles what it needs
+            METHODS[method](task, reg_lambda, quick, watch)
+    except NotEnoughMemoryError as refusal:
+        return {"refused": str(refusal)}
+    return history_curves(history, errors, before=method == ALONE or method.startswith("DMTRL"))
+
+
+def _first_rows(task: Posed) -> Posed:
+    """Two rows of every task."""
+    data = task.train
+    rows = np.concatenate([start + np.arange(2) for start in data.starts[:-1]])
+    return replace(task, train=replace(data, X=data.X[rows], y=data.y[rows], starts=2 * np.arange(data.m + 1)))
+
+
+def _paper(share: float) -> Any:
+    def run(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+        steps = max(round(share * len(task.train.y) / task.train.m), 1)
+        settings = Settings.paper(T=4 if quick else W_ROUNDS, P=3 if quick else OMEGA_STEPS, H=steps)
+        _solve(task, reg_lambda, watch, settings=settings)
+
+    return run
+
+
+def _default(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+    settings = Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)
+    _solve(task, reg_lambda, watch, settings=settings)
+
+
+def _alone(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+    settings = Settings.paper(T=12 if quick else OMEGA_STEPS * W_ROUNDS, P=1)
+    _solve(task, reg_lambda, watch, settings=settings, relationship="independent")
+
+
+def _solve(task: Posed, reg_lambda: float, watch: Any, **how: Any) -> None:
+    workers = task.train.m
+    solve(task.train, loss=task.loss, reg_lambda=reg_lambda, workers=workers, n_jobs=-1, watch=watch, **how)
+
+
+def _ssdca(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+    steps = {"omega_steps": 3, "passes": 4} if quick else {"omega_steps": OMEGA_STEPS, "passes": W_ROUNDS}
+    ssdca(task.train, task.loss, reg_lambda, watch=watch, **steps)
+
+
+def _centralised(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+    limits: dict[str, Any] = {"max_passes": 20 if quick else 200, "w_tol": 1e-2 if quick else 1e-3}
+    omega_steps = 2 if quick else OMEGA_STEPS
+    centralised_mtrl(task.train, task.loss, reg_lambda, omega_steps=omega_steps, watch=watch, **limits)
+
+
+METHODS: dict[str, Any] = {
+    **{label(share): _paper(share) for share in SHARES},
+    DEFAULT: _default,
+    ALONE: _alone,
+    SSDCA: _ssdca,
+    CENTRAL: _centralised,
+}
+STYLES = {DEFAULT: "line", ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
+
+
+INTRODUCTION = (
+    f"The paper's convergence figures, in its own mode: uniform sampling, its rho, eta = 1, {OMEGA_STEPS} Omega-steps "
+    f"with {W_ROUNDS} rounds before each, one task per worker, hinge loss (squared on School). Single-task learning "
+    "takes one step per row and round. The gap is that of the W-step, which is what the paper's algorithm watches; it "
+    "rises after each Omega-step, because Sigma is another one. **The default preset has no W-step: its curve is the "
+    "gap over W and Sigma together**, and it stops at 0.001. Nobody gets more passes over the rows than the longest "
+    "of the paper's runs. At these weak lambdas coordinate ascent moves slowly however the tasks are joined. Seconds "
+    "are of one run each, on two threads (SSDCA: one), without loading the data."
+)
+
+
+def section(problem: str, records: Sequence[Record]) -> Section:
+    items: list[Item] = [Text(INTRODUCTION)] if problem == DATA[0] else []
+    for reg_lambda in paper.LAMBDAS:
+        mine = {r.params["method"]: r.figures for r in records if r.params["reg_lambda"] == reg_lambda}
+        items.append(_grid(problem, reg_lambda, mine))
+    items.append(_table(problem, records))
+    return Section(f"Convergence on {TITLES[problem]}", items)
+
+
+def gap_of(method: str) -> str:
+    """Which of the record's gaps a method is drawn with."""
+    return "gap" if method == DEFAULT else "w_gap"
+
+
+def _grid(problem: str, reg_lambda: float, runs: Mapping[str, Mapping[str, Any]]) -> ChartGrid:
+    drawn = {name: figures for name, figures in runs.items() if "refused" not in figures}
+    shown = f"{TITLES[problem]}, lambda {reg_lambda:g}"
+    measure = "test RMSE" if problem == "school" else "test error"
+
+    def chart(title: str, x: str, y: str, x_label: str, y_label: str, log_y: bool, names: Sequence[str]) -> LineChart:
+        lines = [
+            Series(name, drawn[name][x], drawn[name][gap_of(name) if y == "gap" else y], STYLES.get(name, "line"))
+            for name in names
+            if name in drawn
+        ]
+        return LineChart(
+            title, x_label, y_label, lines, f"{shown}: {y_label} over {x_label}.", log_x=x == "seconds", log_y=log_y
+        )
+
+    everyone = list(drawn)
+    in_rounds = [name for name in everyone if name not in (SSDCA, CENTRAL)]
+    charts = [
+        chart("Gap over time", "seconds", "gap", "seconds", "relative gap", True, everyone),
+        chart("Gap over rounds", "round", "gap", "rounds", "relative gap", True, in_rounds),
+        chart("Error over rounds", "round", "error", "rounds", measure, False, in_rounds),
+    ]
+    refused = [f"{name}: {figures['refused']}." for name, figures in runs.items() if "refused" in figures]
+    return ChartGrid(
+        f"Convergence on {shown}",
+        charts,
+        f"Three charts for {shown}: relative gap over seconds, relative gap over rounds, {measure} over rounds, for "
+        f"{', '.join(everyone)}.",
+        columns=3,
+        caption=" ".join(refused),
+    )
+
+
+def _table(problem: str, records: Sequence[Record]) -> Table:
+    how = ".3f" if problem == "school" else ".2%"
+    rows = []
+    for record in records:
+        figures, params = record.figures, record.params
+        start = [f"{params['reg_lambda']:g}", params["method"]]
+        if "refused" in figures:
+            rows.append([*start, "out of memory", "", "", "", ""])
+            continue
+        gap = gap_of(params["method"])
+        ends = [f"{figures[gap][-1]:.1e}", f"{figures['seconds'][-1]:.1f}", rounds_to(figures, gap, 0.1)]
+        rows.append([*start, *ends, f"{figures['error'][-1]:{how}}", f"{min(figures['error']):{how}}"])
+    return Table(
+        f"Where each method ends on {TITLES[problem]}",
+        ["lambda", "method", "gap at the end", "seconds", "rounds to a gap of 0.1", "error at the end", "least error"],
+        rows,
+        "Rounds until the gap stays below 0.1; those of SSDCA and centralised MTRL are passes over the rows on one "
+        "machine." + (" Error: RMSE." if problem == "school" else ""),
+    )
+
+
+def smaller_gaps_with_larger_h(records: Sequence[Record]) -> bool:
+    """Whether for every lambda the gap after the same number of rounds falls as H grows."""
+    ends: dict[tuple[str, float], list[float]] = {}
+    for share in SHARES:
+        for record in records:
+            if record.params["method"] == label(share):
+                key = (record.params["problem"], record.params["reg_lambda"])
+                ends.setdefault(key, []).append(float(np.median(record.figures["w_gap"][-5:])))
+    return all(gaps == sorted(gaps, reverse=True) for gaps in ends.values())
+
+
+SETTINGS = {"omega_steps": OMEGA_STEPS, "w_rounds": W_ROUNDS, "passes": PASSES, "seed": 0, "solver_seed": 0}
+CONVERGENCE = [
+    Experiment(f"convergence {problem}", partial(runs, problem), measure, partial(section, problem), SETTINGS)
+    for problem in DATA
+]

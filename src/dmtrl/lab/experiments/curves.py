@@ -1,0 +1,61 @@
+"""Histories as curves and values as spreads: how runs are summed up in records and tables.
+
+Room: experiments.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dmtrl.solver.coordinator import RoundRecord
+
+MOST_POINTS = 1000
+
+
+def history_curves(
+    history: Sequence[RoundRecord], errors: Sequence[float] | None = None, before: bool = False
+) -> dict[str, list[Any]]:
+    """Rounds and seconds since the start, and the gaps then; thinned evenly to MOST_POINTS, the last one kept.
+
+    before: the records show the weights that a round began with (the dual method, which learns about them in the
+    round), not those it ended with (all others).
+    """
+    keep = np.unique(np.linspace(0, len(history) - 1, min(len(history), MOST_POINTS)).round().astype(int))
+
+    def since_start(values: list[float]) -> list[float]:
+        total = np.cumsum(values)
+        return (total - values if before else total)[keep].tolist()
+
+    curves = {
+        "round": [history[k].round + (0 if before else 1) for k in keep],
+        "seconds": since_start([record.seconds for record in history]),
+        "passes": since_start([record.passes for record in history]),
+        "w_gap": [history[k].w_gap for k in keep],
+        "gap": [history[k].gap for k in keep],
+        "objective": [history[k].objective for k in keep],
+    }
+    if errors is not None:
+        curves["error"] = [errors[k] for k in keep]
+    return curves
+
+
+def rounds_to(figures: Mapping[str, Any], gap: str, target: float) -> int | str:
+    """The round from which on the gap stays at or below the target; in words where it does not."""
+    reached: int | str = f"> {figures['round'][-1]}"
+    for number, value in zip(reversed(figures["round"]), reversed(figures[gap]), strict=True):
+        if value > target:
+            break
+        reached = int(number)
+    return reached
+
+
+class Spread:
+    """A mean and, of several values, their deviation, written with the format of one number."""
+
+    def __init__(self, values: Sequence[float]):
+        self.count = len(values)
+        self.mean, self.deviation = float(np.mean(values)), float(np.std(values, ddof=min(1, len(values) - 1)))
+
+    def __format__(self, how: str) -> str:
+        return f"{self.mean:{how}}" + (f" ± {self.deviation:{how}}" if self.count > 1 else "")

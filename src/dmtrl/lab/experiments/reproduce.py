@@ -1,0 +1,31 @@
+"""The paper, reproduced: every table and figure, and what lies beyond.
+
+Room: experiments, its top.
+"""
+
+from dmtrl.lab.experiments.agreement import AGREEMENT
+from dmtrl.lab.experiments.bounds import BOUNDS
+from dmtrl.lab.experiments.collection import Collection
+from dmtrl.lab.experiments.convergence import CONVERGENCE
+from dmtrl.lab.experiments.coupling import COUPLING
+from dmtrl.lab.experiments.errors import MDS, MNIST
+from dmtrl.lab.experiments.relations import RELATIONS
+from dmtrl.lab.experiments.school import SCHOOL
+from dmtrl.lab.experiments.stall import STALL
+from dmtrl.lab.experiments.unbalanced import UNBALANCED
+
+REPRODUCTION = Collection(
+    "The paper, reproduced",
+    (
+        "Every table and figure of Liu, Pan and Ho, “Distributed Multi-Task Relationship Learning” (KDD 2017), "
+        "measured anew with dmtrl, with the paper's own numbers beside ours; then what lies beyond the paper: a "
+        "certificate over weights and task covariance together, and a solver that does not stall."
+    ),
+    {
+        "synthetic": [RELATIONS, COUPLING, BOUNDS, UNBALANCED],
+        "school": [SCHOOL],
+        "mnist": [MNIST],
+        "mds": [MDS],
+        "convergence": [*CONVERGENCE, AGREEMENT, STALL],
+    },
+)

@@ -1,0 +1,41 @@
+"""Losses: the built-in table, custom losses, and `check_loss`, which tests an author's own."""
+
+from dmtrl.losses.builtin import (
+    BUILTIN,
+    CLASSIFICATION,
+    REGRESSION,
+    AnyLoss,
+    CustomLoss,
+    Loss,
+    absolute,
+    epsilon_insensitive,
+    get_loss,
+    hinge,
+    huber,
+    logistic,
+    poisson,
+    quantile,
+    smoothed_hinge,
+    squared,
+    squared_hinge,
+)
+
+__all__ = [
+    "BUILTIN",
+    "CLASSIFICATION",
+    "REGRESSION",
+    "AnyLoss",
+    "CustomLoss",
+    "Loss",
+    "absolute",
+    "epsilon_insensitive",
+    "get_loss",
+    "hinge",
+    "huber",
+    "logistic",
+    "poisson",
+    "quantile",
+    "smoothed_hinge",
+    "squared",
+    "squared_hinge",
+]

@@ -1,0 +1,210 @@
+"""The loss table.
+
+Room: losses stand on the kernels and know nothing else. A loss is a name, the numbers the theory needs, and four
+scalar functions: value l(z, y), conjugate l*(-a), the interval of feasible a, and the dual coordinate step
+(equation (5) of docs/math.md). Built-in losses are rows of one table, compiled together and told apart by an
+integer. An author's own loss is a `CustomLoss` with the same members; `dmtrl.check_loss` says whether they fit
+together.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dmtrl.losses import scalar
+
+CLASSIFICATION, REGRESSION = "classification", "regression"
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A built-in loss. `smoothness` bounds l'' and `lipschitz` bounds |l'|; either may be infinite."""
+
+    name: str
+    id: int
+    kind: str
+    smoothness: float
+    lipschitz: float
+    param: float = 0.0
+
+    def value(self, z: Any, y: Any) -> Any:
+        return _elementwise(scalar.loss_value, self.id, self.param, z, y)
+
+    def conjugate(self, a: Any, y: Any) -> Any:
+        """l*(-a); infinite outside the domain."""
+        return _elementwise(scalar.loss_conjugate, self.id, self.param, a, y)
+
+    def step(self, a: Any, z: Any, y: Any, sq: Any) -> Any:
+        """The a' that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2."""
+        return _elementwise(scalar.loss_step, self.id, self.param, a, z, y, sq)
+
+    def slope(self, z: Any, y: Any) -> Any:
+        """-l'(z), the dual variable that belongs to z; only where `smoothness` is finite or the loss is Poisson's."""
+        if not self.differentiable:
+            raise ValueError(f"the {self.name} loss has a kink and therefore no slope; use a smooth loss")
+        return _elementwise(scalar.loss_slope, self.id, self.param, z, y)
+
+    def domain(self, y: float) -> tuple[float, float]:
+        """The interval of feasible a for label y."""
+        if self.kind == CLASSIFICATION:
+            upper = math.inf if self.id == scalar.SQUARED_HINGE else 1.0
+            return (0.0, upper) if y > 0 else (-upper, 0.0)
+        if self.id == scalar.SQUARED:
+            return -math.inf, math.inf
+        if self.id == scalar.POISSON:
+            return -math.inf, y
+        if self.id == scalar.QUANTILE:
+            return self.param - 1.0, self.param
+        limit = self.param if self.id == scalar.HUBER else 1.0
+        return -limit, limit
+
+    @property
+    def differentiable(self) -> bool:
+        return math.isfinite(self.smoothness) or self.id == scalar.POISSON
+
+    def check_labels(self, y: np.ndarray, where: str) -> None:
+        """Refuse labels on which the loss is not defined, naming the first one."""
+        if self.kind == CLASSIFICATION:
+            wrong = (y != 1) & (y != -1)
+            rule = "labels -1 and +1"
+        elif self.id == scalar.POISSON:
+            wrong, rule = y < 0, "counts that are not negative"
+        else:
+            return
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(f"{where}, row {row}: the {self.name} loss needs {rule}, found {y[row]:g}")
+
+
+@dataclass(frozen=True)
+class CustomLoss:
+    """An author's own convex loss: scalar functions compiled with numba's @njit, and the same facts as a built-in
+    loss.
+    """
+
+    name: str
+    value: Callable[[float, float], float]
+    conjugate: Callable[[float, float], float]
+    step: Callable[[float, float, float, float], float]
+    domain: Callable[[float], tuple[float, float]]
+    kind: str = REGRESSION
+    smoothness: float = math.inf
+    lipschitz: float = math.inf
+
+    id = scalar.CUSTOM
+    param = 0.0
+    differentiable = False  # as far as the local solvers are concerned: they have no slope of it
+
+    def check_labels(self, y: np.ndarray, where: str) -> None:
+        if not np.isfinite([self.value(0.0, float(label)) for label in np.unique(y)[:100]]).all():
+            raise ValueError(f"{where}: the loss {self.name!r} is not finite at z = 0 for some label")
+
+
+AnyLoss = Loss | CustomLoss
+
+
+@cache
+def identity(loss: AnyLoss) -> tuple[Any, ...]:
+    """What tells a loss from all others: for a custom one, whose name says nothing, also what its functions answer on a
+    grid, in so few digits that another machine's rounding does not matter."""
+    if isinstance(loss, Loss):
+        return loss.name, loss.param
+    points = [(z, y) for y in (-1.0, 0.0, 0.7, 1.0, 2.0) for z in np.linspace(-2.9, 3.1, 13).tolist()]
+    return (
+        loss.name,
+        loss.param,
+        *(_said(function, *point) for function in (loss.value, loss.conjugate) for point in points),
+    )
+
+
+def _said(function: Callable[[float, float], float], z: float, y: float) -> str:
+    try:
+        return f"{round(float(function(z, y)), 9) + 0.0:.6g}"  # no -0, and no digits of what is zero but for rounding
+    except (ArithmeticError, ValueError):  # not for such a label
+        return "none"
+
+
+def _elementwise(function: Callable[..., float], loss: int, param: float, *args: Any) -> Any:
+    result = np.vectorize(function, otypes=[float])(loss, param, *(np.asarray(a, dtype=float) for a in args))
+    return float(result) if result.ndim == 0 else result
+
+
+def _positive(name: str, what: str, number: float) -> float:
+    if not (number > 0 and math.isfinite(number)):
+        raise ValueError(f"the {name} loss needs {what} > 0, got {number!r}")
+    return float(number)
+
+
+def hinge() -> Loss:
+    return Loss("hinge", scalar.HINGE, CLASSIFICATION, math.inf, 1.0)
+
+
+def smoothed_hinge(gamma: float = 1.0) -> Loss:
+    gamma = _positive("smoothed_hinge", "gamma", gamma)
+    return Loss("smoothed_hinge", scalar.SMOOTHED_HINGE, CLASSIFICATION, 1.0 / gamma, 1.0, gamma)
+
+
+def squared_hinge() -> Loss:
+    return Loss("squared_hinge", scalar.SQUARED_HINGE, CLASSIFICATION, 1.0, math.inf)
+
+
+def logistic() -> Loss:
+    return Loss("logistic", scalar.LOGISTIC, CLASSIFICATION, 0.25, 1.0)
+
+
+def squared() -> Loss:
+    return Loss("squared", scalar.SQUARED, REGRESSION, 1.0, math.inf)
+
+
+def absolute() -> Loss:
+    return Loss("absolute", scalar.ABSOLUTE, REGRESSION, math.inf, 1.0)
+
+
+def epsilon_insensitive(epsilon: float = 0.1) -> Loss:
+    if not (epsilon >= 0 and math.isfinite(epsilon)):
+        raise ValueError(f"the epsilon_insensitive loss needs epsilon >= 0, got {epsilon!r}")
+    return Loss("epsilon_insensitive", scalar.EPSILON_INSENSITIVE, REGRESSION, math.inf, 1.0, float(epsilon))
+
+
+def huber(delta: float = 1.35) -> Loss:
+    delta = _positive("huber", "delta", delta)
+    return Loss("huber", scalar.HUBER, REGRESSION, 1.0, delta, delta)
+
+
+def quantile(quantile: float = 0.5) -> Loss:
+    if not 0 < quantile < 1:
+        raise ValueError(f"the quantile loss needs a quantile between 0 and 1, got {quantile!r}")
+    return Loss("quantile", scalar.QUANTILE, REGRESSION, math.inf, max(quantile, 1 - quantile), float(quantile))
+
+
+def poisson() -> Loss:
+    return Loss("poisson", scalar.POISSON, REGRESSION, math.inf, math.inf)
+
+
+BUILTIN: dict[str, Callable[..., Loss]] = {
+    "hinge": hinge,
+    "smoothed_hinge": smoothed_hinge,
+    "squared_hinge": squared_hinge,
+    "logistic": logistic,
+    "squared": squared,
+    "absolute": absolute,
+    "epsilon_insensitive": epsilon_insensitive,
+    "huber": huber,
+    "quantile": quantile,
+    "poisson": poisson,
+}
+
+
+def get_loss(loss: str | AnyLoss) -> AnyLoss:
+    """A loss by name, or the loss itself."""
+    if isinstance(loss, Loss | CustomLoss):
+        return loss
+    if isinstance(loss, str) and loss in BUILTIN:  # type: ignore[redundant-expr]
+        return BUILTIN[loss]()
+    raise ValueError(
+        f"unknown loss {loss!r}; choose one of {', '.join(sorted(BUILTIN))}, or pass a Loss or a CustomLoss"
+    )

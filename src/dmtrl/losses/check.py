@@ -1,0 +1,199 @@
+"""Does a loss fit together? `check_loss` holds its members against each other and says where they disagree.
+
+Room: beside the losses. It reads the loss table and the compiled scalars only; no solver calls it. The value
+is believed once it is convex: conjugate and domain are held against suprema found from it by search, the step
+against the best that a search on the conjugate finds.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from dmtrl.losses import scalar
+from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, Loss, get_loss
+
+Function = Callable[..., float]
+LABELS = (-3.0, -0.4, 0.0, 0.7, 5.0)  # the last three for counts
+FRACTIONS = np.array([0.01, 0.1, 0.4, 0.9, 0.99])  # of a bounded domain
+DISTANCES = np.array([-25.0, -5.0, -1.0, -0.1, -0.01, 0.01, 0.1, 1.0, 5.0, 25.0])  # from its one end, or zero
+STEP_SIZES = (0.0, 1e-12, 1e-2, 1.0, 1e8)  # zero is met in earnest: a row of zeros has sq = 0
+SLOPES = "the domain is the closure of all slopes -l'(z)"
+
+
+class LossError(ValueError):
+    """A loss whose members disagree; the message lists every disagreement."""
+
+
+def check_loss(loss: str | AnyLoss, labels: Sequence[float] | None = None, *, seed: int = 0) -> None:
+    """Raise LossError with a sentence for every disagreement of value, conjugate, domain, step and constants.
+
+    `labels` to try: by default -1 and +1 for classification, else reals with a finite loss. `seed` draws some points.
+    """
+    check = _Check(get_loss(loss), np.random.default_rng(seed))
+    with np.errstate(all="ignore"):
+        for label in check.usual_labels() if labels is None else labels:
+            if check.begin(float(label)) and check.try_value():
+                check.try_conjugate()
+                check.try_step()
+    if check.first:
+        more = {what: f" (and at {n - 1} more points)" if n > 1 else "" for what, n in check.count.items()}
+        lines = [f"- {what}{where}{more[what]}: {advice}." for what, (where, advice) in check.first.items()]
+        raise LossError("\n".join([f"the loss {check.loss.name!r} does not fit together.", *lines]))
+
+
+class _Check:
+    """A loss at one label after the other, and one finding for each kind of disagreement."""
+
+    def __init__(self, loss: AnyLoss, rng: np.random.Generator) -> None:
+        self.loss, self.rng = loss, rng
+        self.count: Counter[str] = Counter()
+        self.first: dict[str, tuple[str, str]] = {}  # where it was met first, and what to do
+        for name in () if isinstance(loss, Loss) else ("value", "conjugate", "step"):
+            if not hasattr(getattr(loss, name), "py_func"):
+                self.add(f"{name} is not compiled and cannot run in the kernels", "decorate with @njit")
+
+    def add(self, what: str, advice: str, **point: float) -> None:
+        where = "".join(f", {name} = {float(number):.9g}" for name, number in point.items())
+        self.count[what] += 1
+        self.first.setdefault(what, (f" at label = {self.label:g}{where}" if where else "", advice))
+
+    def begin(self, label: float) -> bool:
+        """Bind the functions to a label. False if one of them fails outright."""
+        self.label, loss = label, self.loss
+        value, conjugate, step = loss.value, loss.conjugate, loss.step
+        if isinstance(loss, Loss):  # the compiled scalars: quicker here than the members that take arrays
+            loss.check_labels(np.array([label]), "check_loss")
+            table = (scalar.loss_value, scalar.loss_conjugate, scalar.loss_step)
+            value, conjugate, step = (partial(function, loss.id, loss.param) for function in table)
+        self.value = self.guarded("value", lambda z: value(z, label), "z")
+        self.conjugate = self.guarded("conjugate", lambda a: conjugate(a, label), "a")
+        self.step = self.guarded("step", lambda a, z, sq: step(a, z, label, sq), "a", "z", "sq")
+        self.low, self.high = (float(end) for end in loss.domain(label))
+        before = self.count.total()
+        self.value(0.0), self.conjugate(0.0), self.step(0.0, 0.0, 1.0)
+        return self.count.total() == before  # else a function with a typing error is compiled at every point
+
+    def usual_labels(self) -> list[float]:
+        usual = (-1.0, 1.0) if self.loss.kind == CLASSIFICATION else LABELS[2 * (self.loss.id == scalar.POISSON) :]
+        return [y for y in usual if not self.begin(y) or math.isfinite(self.value(0.0))] or list(usual)
+
+    def absent(self, wrong: np.ndarray, z: np.ndarray, what: str, advice: str, **point: float) -> bool:
+        for i in np.flatnonzero(wrong)[:1]:
+            self.add(what, advice, z=z[i], **point)
+        return not wrong.any()
+
+    def guarded(self, name: str, function: Function, *names: str) -> Function:
+        def call(*numbers: float) -> float:
+            try:
+                return float(function(*numbers))
+            except Exception as error:  # whatever an author's function raises becomes a sentence
+                advice = f"it has to return a number ({str(error).strip().partition(chr(10))[0]})"
+                self.add(f"{name} raises {type(error).__name__}", advice, **dict(zip(names, numbers, strict=True)))
+                return math.nan
+
+        return call
+
+    def inside(self) -> list[float]:
+        """Points of the domain, its ends and zero among them."""
+        low, high = self.low, self.high
+        end = next(filter(math.isfinite, (low, high)), 0.0)
+        points = low + (high - low) * FRACTIONS if math.isfinite(high - low) else end + DISTANCES[::2]
+        return [a for a in sorted({*points.tolist(), 0.0, low, high}) if low <= a <= high and math.isfinite(a)]
+
+    def try_value(self) -> bool:
+        """Finite, convex, within its constants. False if not convex: the rest cannot be judged then."""
+        smoothness, lipschitz, good = self.loss.smoothness, self.loss.lipschitz, True
+        tame = math.isfinite(min(smoothness, lipschitz))  # such a loss grows slowly and need not overflow
+        for width, centre in itertools.product((0.1, 3.0, 20.0, 1e4), (0.0, self.label, self.rng.normal(scale=3.0))):
+            z = centre + width * np.linspace(-1.0, 1.0, 201)
+            v = np.array([self.value(point) for point in z.tolist()])
+            finite = np.isfinite(v)
+            if tame or width < 100:
+                good &= self.absent(~finite, z, "the value is not finite", "mend it or drop the label") or width > 100
+            z, v = z[finite], v[finite]
+            if len(z) < 3:
+                continue
+            noise = 1e-14 * (1.0 + abs(v) + abs(z) + abs(self.label))
+            slopes, blur = np.diff(v) / np.diff(z), (noise[1:] + noise[:-1]) / np.diff(z)
+            rise, blurs, widths = np.diff(slopes), blur[1:] + blur[:-1], (z[2:] - z[:-2]) / 2
+            left, right = 2 * self.rng.integers((len(z) + 1) // 2, size=(2, 300))
+            mid = (left + right) // 2
+            hump = v[mid] - (v[left] + v[right]) / 2 > noise[left] + noise[mid] + noise[right]
+            for wrong, where in ((rise < -blurs, z[1:-1]), (hump, z[mid])):
+                good &= self.absent(wrong, where, "the value is not convex in z", "only convex losses have a dual")
+            wrong = rise > smoothness * (1 + 1e-9) * widths + blurs
+            self.absent(wrong, z[1:-1], f"l'' exceeds smoothness = {smoothness:g}", "raise it (math.inf at a kink)")
+            wrong = abs(slopes) > lipschitz * (1 + 1e-9) + blur
+            self.absent(wrong, z[:-1], f"|l'| exceeds lipschitz = {lipschitz:g}", "raise it (math.inf if unbounded)")
+        return good
+
+    def try_conjugate(self) -> None:
+        """Fenchel-Young holds, and the conjugate is the supremum: finite inside the domain and only there."""
+        low, high = self.low, self.high
+        if not (low <= 0.0 <= high and math.isfinite(self.conjugate(0.0))):
+            advice = "the solvers start there, so l must be bounded below; mend it or leave the label out"
+            self.add("zero is not in the domain with a finite conjugate", advice, a=0.0)
+        for a in self.inside():
+            c, (best, top, bounded) = self.conjugate(a), self.supremum(a)
+            if low < a < high and not math.isfinite(c):
+                self.add("the conjugate is not finite inside the domain", f"mend either; {SLOPES}", a=a)
+            if low < a < high and not bounded:
+                self.add("sup of -a z - l(z) is infinite inside the domain", f"narrow it; {SLOPES}", a=a)
+            if bounded and math.isfinite(c) and abs(top - c) > 1e-6 * (1 + abs(c) + abs(a * best)):
+                advice = f"it is {c:.9g} and should be {top:.9g}; derive it from the value"
+                self.add("the conjugate is not the supremum of -a z - l(z)", advice, z=best, a=a)
+            z = self.label + DISTANCES
+            v = np.array([self.value(point) for point in z.tolist()])
+            wrong = v + c + a * z < -1e-9 * (1 + abs(v) + abs(c) + abs(a * z))
+            self.absent(wrong, z, "Fenchel-Young fails: l(z) + l*(-a) + a z < 0", "the conjugate is too small", a=a)
+        for a in filter(math.isfinite, (low - 1.0, low - 0.01, high + 0.01, high + 1.0)):
+            if self.conjugate(a) != math.inf:
+                self.add("the conjugate is not infinite outside the domain", f"mend either; {SLOPES}", a=a)
+            if self.supremum(a)[2]:
+                self.add("sup of -a z - l(z) is finite outside the domain", f"widen it; {SLOPES}", a=a)
+
+    def supremum(self, a: float) -> tuple[float, float, bool]:
+        return _maximise(lambda z: -a * z - self.value(z), -math.inf, math.inf, 0.0, 1e9)
+
+    def gain(self, a: float, z: float, sq: float, c: float, new: float) -> float:
+        return c - self.conjugate(new) - (new - a) * z - sq * (new - a) * (new - a) / 2
+
+    def try_step(self) -> None:
+        """The step stays inside the domain and is no worse than the best that a search finds."""
+        points = [0.0, self.label, -1.0, 1.0, 15.0, -1e3, 1e3, self.rng.normal(), self.rng.normal()]
+        for a, z, sq in itertools.product(self.inside(), points, STEP_SIZES):
+            new, c = self.step(a, z, sq), self.conjugate(a)
+            if not self.low <= new <= self.high:
+                advice = f"it goes to {new:.9g}; clip it to [{self.low:g}, {self.high:g}]"
+                self.add("the step leaves the domain", advice, z=z, a=a, sq=sq)
+            elif math.isfinite(c) and math.isfinite(self.value(z)):
+                gain = partial(self.gain, a, z, sq, c)
+                best, most, _ = _maximise(gain, self.low, self.high, a, 1e300)
+                noise = 1e-10 * (1 + abs(c) + abs(self.conjugate(new)) + abs(a * z) + abs(new * z))
+                if not gain(new) >= (1 - 1e-6) * most - noise:
+                    advice = f"it goes to {new:.9g}, {best:.9g} is better; derive it from the conjugate"
+                    self.add("the step is not the maximiser", advice, z=z, a=a, sq=sq)
+
+
+def _maximise(f: Function, low: float, high: float, start: float, reach: float) -> tuple[float, float, bool]:
+    """Where a concave f is largest on [low, high], how large, and whether it stops growing within `reach`."""
+    points, bounded = [start], True
+    for sign, end in ((-1.0, low), (1.0, high)):
+        length, here = 1.0, f(start)
+        while (x := start + sign * length) * sign < end * sign and (there := f(x)) > here and bounded:
+            here, length, bounded = there, 2.0 * length, length < reach
+        points.append(x if x * sign < end * sign else end)
+    left, right = points[1:]
+    while right - left > 1e-12 * max(abs(left), abs(right)) + 1e-30:
+        third = 0.382 * (right - left)  # golden section
+        if f(left + third) >= f(right - third):
+            right -= third
+        else:
+            left += third
+    points.append((left + right) / 2)
+    values = [-math.inf if math.isnan(number) else number for number in map(f, points)]
+    return points[int(np.argmax(values))], max(values), bounded

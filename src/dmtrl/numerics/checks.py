@@ -1,0 +1,11 @@
+"""What counts as a number in a parameter; True and False do not."""
+
+from numbers import Integral, Real
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

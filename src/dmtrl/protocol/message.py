@@ -1,0 +1,67 @@
+"""What travels between coordinator and workers: a name, scalars, named arrays, and nothing else.
+
+Room: the ground. The wire format is written down here once, so that the bytes an engine reports are the bytes a
+wire would carry: a magic word, the length of a JSON header, the header, then the arrays' bytes in order.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Scalar = int | float | str | bool
+MAGIC = b"DMTRL\x01"
+_LENGTH = struct.Struct("<I")
+_KINDS = "biuf"  # booleans, integers and floats; never objects
+
+
+@dataclass(frozen=True)
+class Message:
+    """Immutable by convention; the receiver copies an array before it writes into it."""
+
+    name: str
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def _header(self) -> bytes:
+        layout = []
+        for key, array in self.arrays.items():
+            if array.dtype.kind not in _KINDS:
+                raise TypeError(
+                    f"message {self.name!r}: array {key!r} has dtype {array.dtype}, only numbers may travel"
+                )
+            layout.append([key, array.dtype.newbyteorder("<").str, list(array.shape)])
+        return json.dumps([self.name, dict(self.scalars), layout], separators=(",", ":")).encode()
+
+    @property
+    def nbytes(self) -> int:
+        """The length of `encode()`, without building it."""
+        return len(MAGIC) + _LENGTH.size + len(self._header()) + sum(a.nbytes for a in self.arrays.values())
+
+    def encode(self) -> bytes:
+        header = self._header()
+        parts = [MAGIC, _LENGTH.pack(len(header)), header]
+        parts += [np.ascontiguousarray(a, dtype=a.dtype.newbyteorder("<")).tobytes() for a in self.arrays.values()]
+        return b"".join(parts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Message":
+        start = len(MAGIC) + _LENGTH.size
+        if data[: len(MAGIC)] != MAGIC or len(data) < start:
+            raise ValueError("not a dmtrl message: it does not begin with the magic word")
+        end = start + _LENGTH.unpack(data[len(MAGIC) : start])[0]
+        try:
+            name, scalars, layout = json.loads(data[start:end])
+        except (ValueError, UnicodeDecodeError) as error:
+            raise ValueError("a dmtrl message was cut short or damaged in its header") from error
+        arrays = {}
+        for key, dtype, shape in layout:
+            kind = np.dtype(dtype)
+            count = int(np.prod(shape, dtype=np.int64))
+            if kind.kind not in _KINDS or len(data) < end + count * kind.itemsize:
+                raise ValueError(f"a dmtrl message was cut short or damaged at its array {key!r}")
+            arrays[key] = np.frombuffer(data, kind, count, end).reshape(shape)
+            end += count * kind.itemsize
+        return cls(name, scalars, arrays)

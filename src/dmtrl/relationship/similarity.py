@@ -1,0 +1,145 @@
+"""Which tasks stand near which: an order, groups, and the strongest pairs, for whoever draws or lists relations.
+
+Room: beside covariance. Everything works on unit vectors u_i, whose products are the task correlations, and takes rows
+of them a block at a time: no (m, m) array is made, however many tasks there are. Only `similarity_order` and
+`alike_groups` are given one. Clustering is imported where it is used: a fit does not need it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dmtrl.relationship.covariance import TaskCovariance
+
+WEAK = 0.1  # a correlation nearer to zero than this is not called a relation
+ALIKE = 0.5  # mean correlation from which tasks are said to form a group
+_OPTIMAL = 400  # tasks; above it the best of all leaf orders takes seconds
+_BLOCK = 512  # rows of the correlation at a time
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two tasks by number, and their correlation."""
+
+    first: int
+    second: int
+    value: float
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """For every task the one most like it and the one most unlike it, with the correlations."""
+
+    alike: np.ndarray
+    alike_value: np.ndarray
+    opposed: np.ndarray
+    opposed_value: np.ndarray
+
+
+def unit_vectors(covariance: TaskCovariance) -> np.ndarray:
+    """Rows u_i (m, r) with u_i . u_j the correlation of two different tasks; zero for a task without variance."""
+    scale = np.sqrt(covariance.diagonal())[:, None]
+    factor = covariance.factor()
+    return np.divide(factor, scale, out=np.zeros_like(factor), where=scale > 0)
+
+
+def similarity_order(correlation: np.ndarray) -> np.ndarray:
+    """The tasks in an order that puts related ones side by side, and next to them those that are their opposites."""
+    from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
+    from scipy.spatial.distance import squareform
+
+    m = len(correlation)
+    if m < 3:
+        return np.arange(m)
+    distances = squareform(_distance(np.asarray(correlation, dtype=float)), checks=False)
+    tree = linkage(distances, "average")
+    if m <= _OPTIMAL:
+        tree = optimal_leaf_ordering(tree, distances)
+    return np.asarray(leaves_list(tree))
+
+
+def _distance(correlation: np.ndarray) -> np.ndarray:
+    """0 for the same, 1 for unrelated, and 0.5 for opposite: an opposite is nearer than a stranger."""
+    distance = 1.0 - np.abs(correlation) + 0.5 * np.maximum(-correlation, 0.0)
+    distance = (distance + distance.T) / 2
+    np.fill_diagonal(distance, 0.0)
+    return np.asarray(np.maximum(distance, 0.0))
+
+
+def alike_groups(correlation: np.ndarray, least: float = ALIKE) -> np.ndarray:
+    """A group number for each task: within a group the mean correlation of merged parts is at least `least`."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(correlation) < 2:
+        return np.zeros(len(correlation), dtype=int)
+    distance = np.maximum(1.0 - np.asarray(correlation, dtype=float), 0.0)
+    distance = (distance + distance.T) / 2
+    np.fill_diagonal(distance, 0.0)
+    tree = linkage(squareform(distance, checks=False), "average")
+    return np.asarray(fcluster(tree, 1.0 - least, criterion="distance") - 1)
+
+
+def few_groups(vectors: np.ndarray, most: int) -> np.ndarray:
+    """A group number for each of very many tasks, at most `most` of them: k-means on the unit vectors, for which
+    |u_i - u_j|^2 is 2 - 2 times the correlation."""
+    from sklearn.cluster import KMeans
+
+    m = len(vectors)
+    if m <= most:
+        return np.arange(m)
+    if vectors.shape[1] == 0:
+        return np.zeros(m, dtype=int)
+    distinct = len(np.unique(vectors.round(9), axis=0))
+    means = KMeans(min(most, distinct), n_init=1, random_state=0, max_iter=50).fit(vectors)
+    return np.asarray(np.unique(means.labels_, return_inverse=True)[1])
+
+
+def group_correlations(vectors: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Mean correlation of every two groups; on the diagonal over the pairs within, 1 for a group of one task."""
+    sizes = np.bincount(groups).astype(float)
+    sums = np.zeros((len(sizes), vectors.shape[1]))
+    np.add.at(sums, groups, vectors)
+    own = np.bincount(groups, weights=(vectors**2).sum(axis=1))
+    mean = sums @ sums.T / np.outer(sizes, sizes)
+    pairs = sizes * (sizes - 1)
+    within = np.divide((sums**2).sum(axis=1) - own, pairs, out=np.ones(len(sizes)), where=pairs > 0)
+    np.fill_diagonal(mean, within)
+    return np.asarray(np.clip(mean, -1.0, 1.0))
+
+
+def _row_blocks(vectors: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for start in range(0, len(vectors), _BLOCK):
+        rows = np.arange(start, min(start + _BLOCK, len(vectors)))
+        yield rows, np.clip(vectors[rows] @ vectors.T, -1.0, 1.0)
+
+
+def strongest_pairs(vectors: np.ndarray, k: int) -> tuple[list[Pair], list[Pair]]:
+    """The k pairs of tasks with the highest correlation above zero, and the k with the lowest below."""
+    high: list[Pair] = []
+    low: list[Pair] = []
+    for rows, block in _row_blocks(vectors):
+        counted = np.arange(len(vectors))[None, :] > rows[:, None]  # each pair once
+        for kept, sign in ((high, 1.0), (low, -1.0)):
+            signed = np.where(counted, -sign * block, np.inf).ravel()
+            best = np.argpartition(signed, min(k, signed.size) - 1)[:k]
+            pairs = [(*divmod(int(place), len(vectors)), float(signed[place])) for place in best]
+            kept += [Pair(int(rows[i]), j, -sign * value) for i, j, value in pairs if value < 0]
+            kept.sort(key=lambda pair: (-sign * pair.value, pair.first, pair.second))
+            del kept[k:]
+    return high, low
+
+
+def nearest_tasks(vectors: np.ndarray) -> Nearest:
+    """Who is nearest and who is most opposed to each task; needs at least two tasks."""
+    m = len(vectors)
+    alike, opposed = np.zeros(m, dtype=int), np.zeros(m, dtype=int)
+    alike_value, opposed_value = np.zeros(m), np.zeros(m)
+    for rows, block in _row_blocks(vectors):
+        own = np.arange(len(rows)), rows
+        block[own] = -np.inf
+        alike[rows], alike_value[rows] = block.argmax(axis=1), block.max(axis=1)
+        block[own] = np.inf
+        opposed[rows], opposed_value[rows] = block.argmin(axis=1), block.min(axis=1)
+    return Nearest(alike, alike_value, opposed, opposed_value)

@@ -1,0 +1,223 @@
+"""Displays for notebooks in scikit-learn's style: made by `from_estimator`, drawn by `plot` on given axes or new ones.
+
+Room: beside the estimators. What is drawn is kept in the attributes `ax_` and `figure_`. Matplotlib is imported when
+something is drawn (`pip install "dmtrl[plot]"`). The offline page of a model is in dmtrl.report.model_page.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.relationship.similarity import similarity_order
+
+MEASURES = {"wrong": "share of wrong answers"}  # a comparison's measure in words, where they differ
+_AXES = {"rounds": "rounds", "seconds": "seconds", "bytes": "bytes sent and received"}
+
+
+class _Display:
+    ax_: Any
+    figure_: Any
+
+    def _axes(self, ax: Any, size: tuple[float, float]) -> Any:
+        if ax is None:
+            try:
+                from matplotlib import pyplot
+            except ImportError as error:
+                raise ImportError(f'{type(self).__name__} needs matplotlib: pip install "dmtrl[plot]".') from error
+            _, ax = pyplot.subplots(figsize=size, layout="constrained")
+        self.ax_, self.figure_ = ax, ax.figure
+        return ax
+
+
+class TaskCorrelationDisplay(_Display):
+    """Heat map of the task correlations, ordered so that related tasks stand side by side.
+
+    Parameters
+    ----------
+    correlation : array of shape (m, m)
+    names : sequence of length m, optional
+        What the tasks are called; without, their numbers.
+
+    Attributes
+    ----------
+    order_ : ndarray of shape (m,)
+        The number of the task in each row that was drawn.
+    im_ : matplotlib AxesImage
+    colorbar_ : matplotlib Colorbar or None
+    ax_, figure_ : matplotlib Axes and Figure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dmtrl import MTRLRegressor, TaskCorrelationDisplay
+    >>> rng = np.random.default_rng(0)
+    >>> X, shop = rng.normal(size=(60, 3)), np.repeat(["a", "b", "c"], 20)
+    >>> model = MTRLRegressor().fit(X, X[:, 0], tasks=shop)
+    >>> display = TaskCorrelationDisplay.from_estimator(model)  # doctest: +SKIP
+    """
+
+    def __init__(self, correlation: Any, names: Sequence[Any] | None = None):
+        self.correlation = correlation
+        self.names = names
+
+    @classmethod
+    def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
+        """The correlations of a fitted estimator; `options` are those of `plot`."""
+        check_is_fitted(estimator)
+        names = estimator.unit_names_.tolist()
+        return cls(estimator._fitted_covariance().correlation(), names).plot(ax, **options)
+
+    def plot(
+        self,
+        ax: Any = None,
+        *,
+        order: str | None = "similarity",
+        cmap: Any = "RdBu",
+        colorbar: bool = True,
+        max_labels: int = 40,
+    ) -> Self:
+        """Draw; blue is alike, red is opposed.
+
+        order: "similarity", or None for the order of the model. max_labels: of more tasks only every second, third and
+        so on is named.
+        """
+        if order not in ("similarity", None):
+            raise ValueError(f"order must be 'similarity' or None, got {order!r}")
+        values = np.asarray(self.correlation, dtype=float)
+        names = [str(name) for name in (range(len(values)) if self.names is None else self.names)]
+        if values.ndim != 2 or values.shape != (len(names), len(names)):
+            raise ValueError(
+                f"the correlations must be square with a row per name, got {values.shape}, {len(names)} names"
+            )
+        self.order_ = np.arange(len(values)) if order is None else similarity_order(values)
+        side = float(np.clip(0.3 * len(values), 4.0, 9.0))
+        ax = self._axes(ax, (side + 1.0, side))
+        shown = values[np.ix_(self.order_, self.order_)]
+        self.im_ = ax.imshow(shown, vmin=-1, vmax=1, cmap=cmap, interpolation="nearest")
+        step = -(-len(values) // max_labels)
+        ticks, words = np.arange(0, len(values), step), [_short(names[i]) for i in self.order_[::step]]
+        ax.set_xticks(ticks, words, rotation="vertical", fontsize=8, parse_math=False)
+        ax.set_yticks(ticks, words, fontsize=8, parse_math=False)
+        ax.set_title("Task correlation")
+        self.colorbar_ = self.figure_.colorbar(self.im_, ax=ax, shrink=0.8) if colorbar else None
+        return self
+
+
+class ConvergenceDisplay(_Display):
+    """The proven relative gap over rounds, seconds or bytes.
+
+    Parameters
+    ----------
+    history : sequence of dict
+        A fitted estimator's `history_`.
+    tol : float, optional
+        The gap that was asked for; drawn as a line.
+
+    Attributes
+    ----------
+    line_ : matplotlib Line2D
+    ax_, figure_ : matplotlib Axes and Figure
+    """
+
+    def __init__(self, history: Sequence[Mapping[str, Any]], tol: float | None = None):
+        self.history = history
+        self.tol = tol
+
+    @classmethod
+    def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
+        """The rounds of a fitted estimator; `options` are those of `plot`."""
+        check_is_fitted(estimator)
+        return cls(estimator.history_, estimator.tol).plot(ax, **options)
+
+    def plot(self, ax: Any = None, *, x: str = "rounds", name: str | None = None, **line: Any) -> Self:
+        """Draw. x: "rounds", "seconds" or "bytes". name: for the legend, where several are drawn on one `ax`. Further
+        options go to matplotlib's `plot`."""
+        if x not in _AXES:
+            raise ValueError(f"x must be one of {', '.join(_AXES)}, got {x!r}")
+        if not self.history:
+            raise ValueError("there is no round to draw: the history is empty")
+        along = {
+            "rounds": np.arange(1, len(self.history) + 1),
+            "seconds": np.cumsum([record["seconds"] for record in self.history]),
+            "bytes": np.cumsum([record["bytes_sent"] + record["bytes_received"] for record in self.history]),
+        }[x]
+        gap = np.array([record["gap"] for record in self.history], dtype=float)
+        ax = self._axes(ax, (6.0, 4.0))
+        (self.line_,) = ax.plot(along, np.where(gap > 0, gap, np.nan), label=name, **line)
+        if self.tol:
+            ax.axhline(self.tol, color="0.5", linestyle="--", linewidth=1)
+        ax.set(yscale="log", xlabel=_AXES[x], ylabel="proven relative gap", title="Distance from the best possible")
+        if name is not None:
+            ax.legend()
+        return self
+
+
+class TaskComparisonDisplay(_Display):
+    """Held-out error of every task learned together, alone and pooled, sorted by gain; harmed tasks have a ring.
+
+    Parameters
+    ----------
+    comparison : Comparison
+        What `model.compare(X, y, tasks)` returns.
+
+    Attributes
+    ----------
+    order_ : ndarray
+        The number of the task on each line that was drawn, from the top.
+    ax_, figure_ : matplotlib Axes and Figure
+    """
+
+    def __init__(self, comparison: Comparison):
+        self.comparison = comparison
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any,
+        y: Any = None,
+        tasks: Any = None,
+        sample_weight: Any = None,
+        *,
+        cv: int = 5,
+        ax: Any = None,
+        **options: Any,
+    ) -> Self:
+        """Compare with a fitted estimator's settings, which takes several fits; `options` are those of `plot`."""
+        return cls(estimator.compare(X, y, tasks, sample_weight, cv)).plot(ax, **options)
+
+    def plot(self, ax: Any = None, *, max_tasks: int = 60, pooled: bool = True) -> Self:
+        """Draw. max_tasks: of more tasks, those at the two ends are shown. pooled: False leaves that way out."""
+        found = self.comparison
+        gain = found.alone - found.together
+        order = np.argsort(-np.where(np.isnan(gain), -np.inf, gain), kind="stable")
+        if len(order) > max_tasks:
+            order = np.concatenate([order[: max_tasks - max_tasks // 2], order[len(order) - max_tasks // 2 :]])
+        self.order_ = order
+        places = np.arange(len(order))
+        ax = self._axes(ax, (7.0, 1.2 + 0.22 * len(order)))
+        ax.hlines(places, found.together[order], found.alone[order], color="0.8", linewidth=2.5, zorder=1)
+        looks = {"together": ("o", "C0"), "alone": ("D", "C1"), "pooled": ("s", "C2")}
+        for rank, (way, (marker, colour)) in enumerate(list(looks.items())[: 3 if pooled else 2]):
+            ax.scatter(
+                getattr(found, way)[order], places, s=32, marker=marker, color=colour, label=way, zorder=5 - rank
+            )
+        harmed = np.flatnonzero(found.hurts[order])
+        if harmed.size:
+            ring = {"facecolors": "none", "edgecolors": "black", "label": "marked as worse together"}
+            ax.scatter(found.together[order][harmed], harmed, s=110, zorder=6, **ring)
+        ax.set_yticks(places, [_short(str(found.tasks[i])) for i in order], fontsize=8, parse_math=False)
+        ax.set_ylim(len(order) - 0.5, -0.5)
+        some = "" if len(order) == len(gain) else f" ({len(order)} of {len(gain)})"
+        ax.set(
+            xlabel=f"held-out {MEASURES.get(found.measure, found.measure)}", title=f"Tasks by gain from sharing{some}"
+        )
+        ax.legend()
+        return self
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 24 else name[:23] + "…"

@@ -1,0 +1,94 @@
+"""Who holds what: the coordinator's map from workers and units to tasks.
+
+Room: beside the coordinator's methods. Units are kept in the order of (task, shard), so every sum over units or
+tasks is taken in the same order whatever the number of workers.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dmtrl.protocol.message import Message
+
+
+@dataclass(frozen=True)
+class Layout:
+    positions: Sequence[np.ndarray]  # for each worker: where its units stand in the common order
+    task: np.ndarray  # task of each unit
+    owner: np.ndarray  # worker of each unit
+    rows: np.ndarray
+    weight: np.ndarray
+    m: int
+    d: int
+    filled: float = 1.0  # share of the chunks of dense rows that are not all zero, as far as was asked
+
+    @classmethod
+    def from_descriptions(cls, answers: Mapping[int, Message], m: int) -> "Layout":
+        workers = sorted(answers)
+        features = {int(answers[k].scalars["features"]) for k in workers}
+        if len(features) != 1:
+            raise ValueError(f"workers disagree about the number of features: {sorted(features)}")
+
+        def join(name: str) -> np.ndarray:
+            return np.concatenate([answers[k].arrays[name] for k in workers])
+
+        task, shard = join("tasks"), join("shards")
+        order = np.lexsort((shard, task))
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        sizes = [len(answers[k].arrays["tasks"]) for k in workers]
+        positions = np.split(place, np.cumsum(sizes)[:-1])
+        owner = np.repeat(np.arange(len(workers)), sizes)[order]
+        used, asked = (sum(int(answers[k].scalars.get(name, 0)) for k in workers) for name in ("chunks_used", "chunks"))
+        layout = cls(
+            positions, task[order], owner, join("rows")[order], join("weight")[order], m, features.pop(),
+            used / asked if asked else 1.0,
+        )  # fmt: skip
+        layout._check()
+        return layout
+
+    def _check(self) -> None:
+        for what, values in (("no rows", self.rows), ("a total sample weight of zero", self.weight)):
+            total = np.bincount(self.task, weights=values, minlength=self.m)
+            empty = np.flatnonzero(total <= 0)
+            if len(empty):
+                raise ValueError(f"task number {empty[0]} has {what}; leave it out or give it data")
+
+    @property
+    def split(self) -> bool:
+        """Whether some task lies on several workers."""
+        return len(self.task) > self.m
+
+    @property
+    def shards(self) -> np.ndarray:
+        """For each unit: into how many its task is split."""
+        return np.bincount(self.task, minlength=self.m)[self.task]
+
+    def per_task(self, per_unit: np.ndarray) -> np.ndarray:
+        """Sums over the units of each task."""
+        if not self.split:
+            return per_unit
+        return np.asarray(np.add.reduceat(per_unit, np.searchsorted(self.task, np.arange(self.m)), axis=0))
+
+    def per_unit(self, per_task: np.ndarray) -> np.ndarray:
+        """Each unit's share of what its task has; not a copy where every task is whole."""
+        return per_task[self.task] if self.split else per_task
+
+    def scatter(self, worker: int, per_unit: np.ndarray) -> np.ndarray:
+        """A worker's share; not a copy where its units lie side by side."""
+        return np.ascontiguousarray(per_unit[self._places[worker]])
+
+    def gather(self, answers: Mapping[int, Message], name: str) -> np.ndarray:
+        parts = [answers[k].arrays[name] for k in range(len(self.positions))]
+        if len(parts) == 1 and isinstance(self._places[0], slice):
+            return parts[0]
+        joined = np.empty((len(self.task), *parts[0].shape[1:]), dtype=parts[0].dtype)
+        for place, part in zip(self._places, parts, strict=True):
+            joined[place] = part
+        return joined
+
+    @cached_property
+    def _places(self) -> list[slice | np.ndarray]:
+        return [slice(int(p[0]), int(p[-1]) + 1) if len(p) and (np.diff(p) == 1).all() else p for p in self.positions]

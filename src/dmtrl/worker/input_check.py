@@ -1,0 +1,62 @@
+"""Rows the solver cannot use are refused where they lie, in words that say which task, row and column.
+
+Room: beside the losses, which know their labels. Nothing is changed or filled in here.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl.data.blocks import Blocks, all_finite
+from dmtrl.losses.builtin import AnyLoss, CustomLoss
+
+
+def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss], squares: np.ndarray) -> None:
+    """Refuse rows the solver cannot use, saying which task, row and column. `squares`, |x|^2 of each row, which are
+    needed anyway, tell without another reading that all numbers are finite."""
+    clean = all_finite(squares) and all_finite(blocks.y)
+    weight = blocks.sample_weight
+    clean = clean and (weight is None or (all_finite(weight) and bool((weight >= 0).all())))
+    if clean and _labels_fit(blocks, losses):  # all at once; below, one by one, to say where it is wrong
+        return
+    for i in range(blocks.n_units):
+        rows = slice(blocks.starts[i], blocks.starts[i + 1])
+        where = f"task {blocks.names[i]!r}"
+        if not clean:
+            _check_finite(blocks.X[rows], blocks.y[rows], where)
+        if weight is not None:
+            wrong = ~(np.isfinite(weight[rows]) & (weight[rows] >= 0))
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                raise ValueError(
+                    f"{where}, row {row}: a sample weight must be finite and not negative, got {weight[rows][row]}"
+                )
+        losses[i].check_labels(np.asarray(blocks.y[rows], dtype=float), where)
+
+
+def _labels_fit(blocks: Blocks, losses: Sequence[AnyLoss]) -> bool:
+    """Whether one built-in loss serves all units and every label suits it."""
+    if len(set(losses)) != 1 or isinstance(losses[0], CustomLoss):
+        return False
+    try:
+        losses[0].check_labels(blocks.y, "")
+    except ValueError:
+        return False
+    return True
+
+
+def _check_finite(X: Any, y: np.ndarray, where: str) -> None:
+    bad = ~np.isfinite(X.data if sparse.issparse(X) else X)
+    if bad.any():
+        if sparse.issparse(X):
+            entry = X.tocoo()
+            k = int(np.argmax(~np.isfinite(entry.data)))
+            row, column = int(entry.row[k]), int(entry.col[k])
+        else:
+            row, column = (int(v) for v in np.argwhere(bad)[0])
+        raise ValueError(f"{where}, row {row}, column {column}: X holds NaN or infinity; fill it in or drop the row")
+    if not np.isfinite(y).all():
+        row = int(np.argmax(~np.isfinite(y)))
+        raise ValueError(f"{where}, row {row}: y holds NaN or infinity; drop the row")

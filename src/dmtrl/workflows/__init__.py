@@ -1,0 +1,1 @@
+"""What each shell command does, as typed library functions."""

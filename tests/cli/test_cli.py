@@ -1,0 +1,163 @@
+"""The shell: what is printed is what the library computed, and mistakes end in a sentence and an exit code."""
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+import dmtrl
+from dmtrl import Settings, TaskData
+from dmtrl.cli.main import main
+from dmtrl.datasets import SyntheticTasks, make_synthetic
+from dmtrl.lab import demo
+
+WIDE = {"COLUMNS": "200", "TERM": "dumb"}
+
+
+def run(*words: str, columns: str = "200") -> Result:
+    return CliRunner(env=WIDE | {"COLUMNS": columns}).invoke(main, list(words))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "QUICK", {"rows_per_task": 80, "d": 6})
+
+
+def test_version() -> None:
+    assert run("--version").output.split()[-1] == dmtrl.__version__
+
+
+@pytest.mark.parametrize("words", [("--help",), ("demo", "--help")])
+def test_help_fits_a_terminal(words: tuple[str, ...]) -> None:
+    result = run(*words, columns="80")
+    lines = result.output.splitlines()
+    assert result.exit_code == 0
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+
+
+def test_quick_demo_prints_a_certificate_that_holds_and_writes_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run("demo", "--quick")
+    assert result.exit_code == 0, result.output
+    found = re.search(r"objective ([\d.]+); no weights and no task covariance can go below ([\d.]+)", result.stdout)
+    assert found, result.stdout
+    primal, dual = map(float, found.groups())
+    assert dual <= primal <= dual * (1 + 1.1 * Settings().tol)
+    for words in (*(demo.TOGETHER, demo.ALONE, demo.POOLED), "rounds", "MB in messages", "local solver", "held-out"):
+        assert words in result.stdout
+    assert "choosing lambda" in result.stderr, "progress in a pipe is plain, and not on stdout"
+    assert "choosing lambda" not in result.stdout
+    assert result.stdout.rstrip().endswith("dmtrl-demo.html")
+    page = (tmp_path / "dmtrl-demo.html").read_text(encoding="utf-8")
+    assert f"objective below {found[2]}. This one has {found[1]}" in page
+
+
+@pytest.mark.usefixtures("tiny")
+def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = demo.run_demo(seed=1, quick=True)
+
+    def flipped(**size: int) -> SyntheticTasks:
+        problem = make_synthetic(**size)
+        test = problem.test
+        opposite = TaskData(test.X, -test.y, None, test.starts, test.names)
+        return SyntheticTasks(problem.train, opposite, problem.W, problem.correlation)
+
+    monkeypatch.setattr(demo, "make_synthetic", flipped)
+    other = demo.run_demo(seed=1, quick=True)
+    for name, fit in straight.fits.items():
+        assert other.fits[name].reg_lambda == fit.reg_lambda
+        assert np.array_equal(other.fits[name].outcome.W, fit.outcome.W)
+        assert other.fits[name].error == pytest.approx(1 - fit.error)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> None:
+    from dmtrl.report import HeatMap, KeyFigures, Table
+    from dmtrl.report import Text as TextItem
+
+    result = demo.run_demo(quick=True)
+    items = [item for section in demo.demo_page(result).sections for item in section.items]
+    heat = next(item for item in items if isinstance(item, HeatMap))
+    assert [name for name, _ in heat.panels] == ["learned", "true"]
+    order = [int(label.split()[1]) - 1 for label in heat.labels]
+    assert np.array_equal(heat.panels[1][1], result.problem.correlation[np.ix_(order, order)])
+    errors = next(item for item in items if isinstance(item, Table) and item.title == "Errors and gains")
+    sizes = np.diff(result.problem.test.starts)
+    for column, fit in enumerate(result.fits.values(), start=1):
+        by_task = {row[0]: row[column] for row in errors.rows}
+        mean = np.average([by_task[f"task {i + 1}"] for i in range(len(sizes))], weights=sizes)
+        assert mean == pytest.approx(fit.error)
+    figures = dict(next(item for item in items if isinstance(item, KeyFigures)).entries)
+    assert figures["test error, together (mean over rows)"] == f"{result.learned.error:.2%}"[:-1] + " %"
+    over_tasks = np.mean([row[1] for row in errors.rows])  # type: ignore[call-overload]
+    said = next(item.text for item in items if isinstance(item, TextItem) and "over tasks, each of which" in item.text)
+    assert f"**{100 * over_tasks:.2f} %** together" in said
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_demos_page_goes_where_it_is_asked_to_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("demo", "--quick", "--no-page").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert run("demo", "--quick", "--out", "here.html").stdout.rstrip().endswith("here.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["here.html"]
+    refused = run("demo", "--quick", "--out", "nowhere/here.html")
+    assert refused.exit_code == 1
+    assert refused.stdout == ""
+    assert "there is no folder nowhere" in refused.stderr
+
+
+@pytest.mark.usefixtures("tiny")
+def test_without_plotly_the_demo_succeeds_and_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    result = run("demo", "--quick")
+    assert result.exit_code == 0, result.output
+    assert 'pip install "dmtrl[report]"' in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("tiny")
+def test_heat_maps_only_where_they_fit() -> None:
+    result = demo.run_demo(quick=True)
+    wide, narrow = io.StringIO(), io.StringIO()
+    demo.render(result, Console(file=wide, width=100))
+    demo.render(result, Console(file=narrow, width=60))
+    assert "true correlation  " in wide.getvalue() + "  "
+    assert demo.HEAT_KEY in wide.getvalue()
+    assert demo.HEAT_KEY not in narrow.getvalue()
+    assert max(map(len, narrow.getvalue().splitlines())) <= 60
+
+
+def test_heat_map_shows_sign_and_size_without_colour() -> None:
+    rows = demo.heat_map(np.array([[1.0, -0.5, 0.1], [-0.5, 1.0, -0.9], [0.1, -0.9, 1.0]])).plain.split("\n")
+    assert rows == ["++- . ", "- ++--", ". --++"]
+
+
+@pytest.mark.parametrize("words", [("demo", "--seed", "-1"), ("demo", "--seed", "x"), ("dmo",), ("demo", "--fast")])
+def test_misspelt_commands_exit_with_2(words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+def test_an_error_is_one_sentence_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("the data is no good")
+
+    monkeypatch.setattr(demo, "run_demo", fails)
+    result = run("demo")
+    assert result.exit_code == 1
+    assert result.stderr == "Error: the data is no good\n"
+    assert result.stdout == ""

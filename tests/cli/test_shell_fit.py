@@ -1,0 +1,355 @@
+"""dmtrl fit: the same model from every format, decisions that are said, and refusals in one sentence."""
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.datasets import dump_svmlight_file
+
+import dmtrl
+from dmtrl import load
+from dmtrl.engines import recovery
+from dmtrl.engines.choice import Local, Pieces
+from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.solver import checkpoint
+from dmtrl.solver.checkpoint import newest
+from dmtrl.workflows.fit import FitRequest, Prepared, estimator
+from support.fragile import Fragile
+from support.shell_data import run, shops, write
+
+QUICK = ("--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return shops()
+
+
+@pytest.fixture
+def csv(tmp_path: Path, table: pa.Table) -> Path:
+    return write(table, tmp_path / "shops.csv")
+
+
+def test_every_format_gives_the_same_model(tmp_path: Path) -> None:
+    table = shops(shuffled=False)
+    bare, rows = table.drop_columns("shop"), 40
+    for i in range(5):
+        write(bare.slice(rows * i, rows), tmp_path / "hive" / f"shop=00{i + 1}" / "part.parquet")
+        write(bare.slice(rows * i, rows), tmp_path / "plain" / f"00{i + 1}.csv")
+        write(table.slice(rows * i, rows), tmp_path / "pieces" / f"{i}.feather")
+    single = [write(table, tmp_path / f"shops{end}") for end in (".csv", ".csv.gz", ".tsv", ".parquet", ".arrow")]
+    models = []
+    for data in (*single, tmp_path / "hive", tmp_path / "plain", tmp_path / "pieces"):
+        out = tmp_path / f"{data.name}.model"
+        result = run("fit", data, *QUICK, "--out", out)
+        assert result.exit_code == 0, (data, result.output)
+        assert result.output == ""
+        models.append(dmtrl.load(out))
+    first = models[0]
+    assert first.tasks_.tolist() == ["001", "002", "003", "004", "005"]
+    for model in models[1:]:
+        assert model.tasks_.tolist() == first.tasks_.tolist()
+        assert model.preparation_.columns == first.preparation_.columns
+        for name in ("coef_", "intercept_", "task_covariance_", "common_coef_"):
+            np.testing.assert_array_equal(getattr(model, name), getattr(first, name))
+        assert model.certificate_ == first.certificate_
+
+
+def test_the_fit_is_that_of_the_library(tmp_path: Path, csv: Path, table: pa.Table) -> None:
+    result = run("fit", csv, "--task", "shop", "--target", "sales", "--drop", "verdict", "--no-common", "--json",
+                 "-o", tmp_path / "model")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    model = dmtrl.load(tmp_path / "model")
+    X = model.preparation_.transform(table)
+    y, shop = table.column("sales").to_numpy(), table.column("shop").to_pylist()
+    own = dmtrl.MTRLRegressorCV(commons=(0.0,), random_state=0).fit(X, y, tasks=shop)
+    np.testing.assert_array_equal(model.coef_, own.coef_)
+    assert found["lambda"] == own.reg_lambda_
+    assert found["certificate"]["primal"] == own.certificate_.primal
+    assert found["certificate"]["relative_gap"] <= 1e-3
+    assert found["rounds"] == own.n_rounds_
+    assert found["rows"] == 200
+    assert [row["task"] for row in found["per_task"]] == own.tasks_.tolist()
+    errors = [row["held_out_error"] for row in found["per_task"]]
+    j = int(np.argmax(own.cv_path_.lambdas == own.reg_lambda_))
+    expected = own.cv_path_.squared_error[0, j].sum(axis=0) / own.cv_path_.weight[0, j].sum(axis=0)
+    np.testing.assert_allclose(errors, expected)
+    assert dmtrl.verify(model, X, y, tasks=shop).relative_gap <= 1e-3
+    first, second, value = found["relations"]["alike"][0]
+    correlation = own.task_correlation_
+    assert value == pytest.approx(correlation.loc[first, second])
+    assert value == pytest.approx(np.triu(correlation, 1).max())
+
+
+def test_the_summary_says_what_was_done(tmp_path: Path, csv: Path) -> None:
+    words = [word for word in QUICK if word != "--quiet"]
+    result = run("fit", csv, *words, "--compare", "-o", tmp_path / "model")
+    assert result.exit_code == 0, result.output
+    for part in ("colour", "category", "days since", "always 7", "left out", "regression, squared loss", "001 and",
+                 "proven within", "200 of 5 tasks (shop)", "sharing hurts", "dmtrl predict"):  # fmt: skip
+        assert part in result.stdout, part
+    assert "reading" in result.stderr
+    assert "reading" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "kind", "said"),
+    [
+        (["a", "b", "c"] * 40, (), "classification", "is text: classification"),
+        ([0, 1] * 60, (), "classification", "two values, 0 and 1: classification"),
+        ([1, 2, 3] * 40, (), "regression", "3 whole numbers, 1 to 3: taken as amounts"),
+        ([1, 2, 3] * 40, ("--kind", "classification"), "classification", ""),
+        ([1, 2, 3] * 40, ("--loss", "poisson"), "regression", ""),
+        (np.linspace(0, 1, 120), (), "regression", "120 different numbers: regression"),
+        (np.linspace(0, 1, 120), ("--loss", "quantile=0.9"), "regression", ""),
+        ([True, False] * 60, ("--loss", "hinge"), "classification", ""),
+    ],
+)
+def test_kind_of_target(tmp_path: Path, target: object, words: tuple[str, ...], kind: str, said: str) -> None:
+    rng = np.random.default_rng(0)
+    data = write(
+        pa.table({"t": np.repeat(["u", "v"], 60), "x": rng.normal(size=120), "y": pa.array(target)}), tmp_path / "a.csv"
+    )
+    result = run("fit", data, "--task", "t", "--target", "y", "--lambda", "0.1", "--json", *words, "-o", tmp_path / "m")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["kind"] == kind
+    assert any(said in note for note in found["notes"]) or not said
+
+
+def test_rows_without_task_target_or_weight_are_left_out_and_counted(tmp_path: Path) -> None:
+    lines = [f"{'uv'[i % 2]},{i % 7},{i * i % 11},1" for i in range(60)]
+    lines += [",1,2,1", "u,1,,1", "v,NA,3,1", "u,1,2,"]
+    (tmp_path / "a.csv").write_text("\n".join(["t,x,y,w", *lines]), encoding="utf-8")
+    out = tmp_path / "m"
+    result = run("fit", tmp_path / "a.csv", "--task", "t", "--target", "y", "--weights", "w", "--lambda", "1", "--json",
+                 "-o", out)  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["rows_read"], found["rows"]) == (64, 61)
+    for what in ("task", "target", "weight"):
+        assert f"left out: 1 of 64 rows, which have no {what}" in found["notes"]
+    assert [column["column"] for column in found["columns"]] == ["x", "w"]
+    assert found["columns"][1]["features"] == 0
+
+
+def test_weights_count_as_repetition(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 60
+    t, x, w = np.repeat(["u", "v"], n // 2), rng.normal(size=n), rng.integers(1, 4, n)
+    y = x + rng.normal(size=n)
+    weighted = pa.table({"t": t, "x": x, "y": y, "w": w})
+    repeated = weighted.take(np.repeat(np.arange(n), w))
+    models = []
+    for data, words in ((weighted, ("--weights", "w")), (repeated, ("--drop", "w"))):
+        path = write(data, tmp_path / "a.parquet")
+        words = ("--task", "t", "--target", "y", "--lambda", "1e-6", "--tol", "1e-8", "-q", "--force", *words)
+        assert run("fit", path, *words, "-o", tmp_path / "m").exit_code == 0
+        models.append(dmtrl.load(tmp_path / "m"))
+    # x is scaled without weights, so lambda would mean something else in the two: it is next to nothing here
+    slope = [model.coef_[:, 0] / model.preparation_.columns[0].scale for model in models]
+    np.testing.assert_allclose(slope[0], slope[1], rtol=1e-3)
+
+
+def test_npz_and_libsvm_need_no_names(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, task = rng.normal(size=(90, 4)), np.repeat([3, 4, 5], 30)
+    y = X[:, 0] * task
+    np.savez(tmp_path / "a.npz", X=X, y=y, task=task)
+    dump_svmlight_file(X, y, str(tmp_path / "a.svm"), query_id=task)
+    (tmp_path / "files").mkdir()
+    for i in (3, 4, 5):
+        dump_svmlight_file(X[task == i], y[task == i], str(tmp_path / "files" / f"{i}.svm"))
+    for data, words in (("a.npz", ()), ("a.svm", ()), ("files", ("--task", "shop"))):
+        result = run("fit", tmp_path / data, *words, "--lambda", "0.1", "--force", "-q", "-o", tmp_path / "m")
+        assert result.exit_code == 0, result.output
+        model = dmtrl.load(tmp_path / "m")
+        assert model.tasks_.tolist() == [3, 4, 5]
+        expected = X if data != "a.npz" else (X - X.mean(axis=0)) / X.std(axis=0)
+        own = dmtrl.MTRLRegressor(reg_lambda=0.1).fit(expected, y, tasks=task)
+        np.testing.assert_allclose(
+            model.predict(expected, tasks=task), own.predict(expected, tasks=task), rtol=1e-2, atol=0.05
+        )
+
+
+def test_tasks_with_one_class_are_said(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    label = np.array([0, 1] * 40 + [1] * 40)
+    data = pa.table({"t": np.repeat(["u", "v", "w"], 40), "x": rng.normal(size=120), "y": label})
+    result = run("fit", write(data, tmp_path / "a.csv"), "--task", "t", "--target", "y", "--lambda", "0.1", "--json",
+                 "-o", tmp_path / "m")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert any("1 of 3 tasks have rows of one class only" in note for note in json.loads(result.stdout)["notes"])
+
+
+def test_a_fit_that_does_not_reach_its_tolerance_says_so(tmp_path: Path, csv: Path) -> None:
+    words = ("--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1", "--tol", "1e-300")
+    result = run("fit", csv, *words, "-o", tmp_path / "m")
+    assert result.exit_code == 0
+    assert "stopped after max_rounds=1000 rounds" in " ".join(result.stdout.split())
+    assert "which is not the" in result.stdout
+
+
+def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
+    """Exit code 1, one line that helps, and nothing written."""
+    model = tmp_path / "there.model"
+    assert run("fit", csv, *QUICK, "-o", model).exit_code == 0
+    before = sorted(tmp_path.iterdir())
+    ok = ("--task", "shop", "--target", "sales")
+    cases = {
+        ("--task", "shp", "--target", "sales"): "there is no column 'shp'; did you mean 'shop'?",
+        ("--task", "shop", "--target", "Sales"): "did you mean 'sales'?",
+        ("--task", "shop", "--target", "nonsense"): "there is no column 'nonsense'; there are shop, size",
+        ("--target", "sales"): "say with --task which column",
+        ("--task", "shop"): "say with --target which column",
+        ("--task", "shop", "--target", "shop"): "must be two",
+        (*ok, "--drop", "colur"): "did you mean 'colour'?",
+        (*ok, "--weights", "sizes"): "did you mean 'size'?",
+        (*ok, "--loss", "hubber"): "did you mean 'huber'?",
+        (*ok, "--loss", "squared=2"): "takes no number",
+        (*ok, "--loss", "quantile=2"): "between 0 and 1",
+        (*ok, "--loss", "hinge", "--kind", "regression"): "leave one of them out",
+        ("--task", "shop", "--target", "verdict", "--loss", "squared"): "needs numbers; for classes use",
+        ("--task", "shop", "--target", "day"): "holds dates",
+        ("--task", "shop", "--target", "kg"): "one value only, 7",
+        ("--task", "remark", "--target", "sales"): "has 200 different values, 1.0 rows each: too many to be tasks",
+        ("--task", "shop", "--target", "remark"): "too many for classes",
+        (*ok, "-o", str(model)): "is there already",
+        (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
+        (*ok, "-o", str(tmp_path)): "is a folder",
+        (*ok, "-o", str(csv), "--force"): "is the data itself",
+        (*ok, "--resume", str(csv)): "there is no complete checkpoint at",
+        (*ok, "--resume", str(tmp_path / "none")): "there is no complete checkpoint at",
+        (*ok, "--number", "colour"): "which is not a number",
+        (*ok, *(word for name in ("size", "price", "colour", "open", "day", "verdict") for word in ("--drop", name))): (
+            "no column is left to learn from"
+        ),
+    }
+    for words, sentence in cases.items():
+        words = words if "-o" in words else (*words, "-o", str(tmp_path / "new.model"))
+        result = run("fit", csv, *words)
+        assert result.exit_code == 1, (words, result.output)
+        last = result.stderr.splitlines()[-1]
+        assert last.startswith("Error: "), result.stderr
+        assert sentence in last
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
+    model = tmp_path / "there.model"
+    assert run("fit", csv, *QUICK, "-o", model).exit_code == 0
+    files = {
+        "header.csv": b"shop,sales,x\n",
+        "empty.csv": b"",
+        "holes.csv": b"shop,sales,x\n,1,2\na,,2\n",
+        "model.csv": model.read_bytes(),
+        "inf.csv": b"shop,sales,x\na,1,2\nb,2,inf\na,3,1\n",
+        "large.csv": b"shop,sales,x\na,1,2\nb,2,1e300\na,3,1\n",
+        "largest.csv": b"shop,sales,x\na,1,2\nb,1e300,2\na,3,1\n",
+    }
+    sentences = (
+        "has columns but no rows", "is empty", "no row has both", "is a dmtrl model, not data", "holds infinity",
+        "column 'x' holds numbers as large as 1e+300", "the target 'sales' holds numbers as large as 1e+300",
+    )  # fmt: skip
+    for (name, content), sentence in zip(files.items(), sentences, strict=True):
+        (tmp_path / name).write_bytes(content)
+        result = run("fit", tmp_path / name, "--task", "shop", "--target", "sales", "-o", tmp_path / "new")
+        assert result.exit_code == 1
+        assert sentence in result.stderr.splitlines()[-1]
+    for path, sentence in ((model, "is a dmtrl model, not data"), (tmp_path / "nowhere.csv", "there is no file")):
+        result = run("fit", path, "--task", "shop", "--target", "sales", "-o", tmp_path / "new")
+        assert result.exit_code == 1
+        assert sentence in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_rounds_without_a_barrier_can_be_asked_for(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def enough(prepared: Prepared, request: FitRequest, *_: object) -> None:
+        asked.append(estimator(prepared, request).max_staleness)
+        raise ValueError("that is all that was to be known")
+
+    monkeypatch.setattr("dmtrl.workflows.fit.fit", enough)
+    for more in ((), ("--max-staleness", "8"), ("--max-staleness", "3", "--lambda", "auto")):
+        result = run("fit", csv, *QUICK, *more, "-o", tmp_path / "m")
+        assert "that is all" in result.stderr, result.output
+    assert asked == [0, 8, 3]
+
+
+def test_a_worker_that_stays_lost_is_told_in_a_sentence(
+    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real workers, which are lost again and again; the command that is told then goes on."""
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    words = ("fit", csv, *QUICK, "--jobs", "2", "--tol", "1e-8", "--no-page", "-o", folder / "m")
+
+    def start(local: Local, pieces: Pieces, losses: Any, names: Any = None) -> RecoveringEngine:
+        fate = dict.fromkeys(range(30, 400), "before")
+        return RecoveringEngine(Fragile(pieces(local.threads), losses, local.threads, fate), 9, names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Local, "start", start)
+        patch.setattr(recovery, "_BREATH", 0.0)
+        patch.setattr(checkpoint, "_SECONDS", 0.0)
+        result = run(*words)
+    assert result.exit_code == 1
+    last = result.stderr.splitlines()[-1]
+    assert re.match(r"Error: worker \d \(tasks '00\d', .*\) was lost 11 times in a row", last)
+    advice, option, kept = last.rpartition(" --resume ")
+    assert advice.endswith("what was found until then is kept: go on with")
+    assert shlex.split(kept) == [newest(str(folder / "m.checkpoint"))]
+    resumed, whole = run(*words, option.strip(), *shlex.split(kept)), run(*words[:-1], tmp_path / "whole")
+    assert (resumed.exit_code, whole.exit_code) == (0, 0), resumed.output
+    assert load(folder / "m").coef_.tobytes() == load(tmp_path / "whole").coef_.tobytes()
+    assert [path.name for path in folder.iterdir()] == ["m"]
+
+
+def test_an_error_of_the_program_keeps_its_traceback(
+    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("dmtrl.workflows.fit.fit", broken)
+    result = run("fit", csv, *QUICK, "-o", tmp_path / "m")
+    assert isinstance(result.exception, RuntimeError)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read and write everything")
+def test_no_permission(tmp_path: Path, csv: Path) -> None:
+    csv.chmod(0)
+    result = run("fit", csv, *QUICK, "-o", tmp_path / "m")
+    assert result.exit_code == 1
+    assert "Permission denied" in result.stderr
+
+
+def test_a_million_tasks_are_refused_and_many_allowed(tmp_path: Path) -> None:
+    n = 1_000_000
+    big = pa.table({"t": np.arange(n), "x": np.arange(n) % 7, "y": np.arange(n) % 11})
+    result = run("fit", write(big, tmp_path / "big.parquet"), "--task", "t", "--target", "y", "-o", tmp_path / "m")
+    assert result.exit_code == 1
+    assert "1,000,000 different values, 1.0 rows each: too many to be tasks" in result.stderr
+    small = big.slice(0, 120).set_column(0, "t", pa.array(np.arange(120) // 2))
+    words = ("--task", "t", "--target", "y", "--lambda", "1", "-q", "-o", tmp_path / "m")
+    assert run("fit", write(small, tmp_path / "a.parquet"), *words).exit_code == 1
+    assert run("fit", tmp_path / "a.parquet", *words, "--many-tasks").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("fit",), ("fit", "a.csv", "--lambda", "-1"), ("fit", "a.csv", "--lambda", "much"), ("predict", "m"),
+              ("fit", "a.csv", "--kind", "guess"), ("fit", "a.csv", "--max-staleness", "-1"),
+              ("fit", "--taks", "x"), ("predict", "m", "a.csv", "--json")],
+)  # fmt: skip
+def test_misspelt_commands_exit_with_2(words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr

@@ -1,0 +1,305 @@
+"""Ctrl-C keeps what was found, and the command that is printed goes on from there; what a terminal shows meanwhile."""
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dmtrl
+from dmtrl import MTRLRegressor, storage
+from dmtrl.solver.checkpoint import newest
+from dmtrl.workflows.fit import FitRequest, Interrupted, Prepared, Silence, fit, prepare
+from dmtrl.workflows.predict import PredictRequest, predict
+from support.shell_data import run, shops, write
+
+
+class StopsAt(Silence):
+    """Somebody who presses Ctrl-C when a word has been shown so many times."""
+
+    def __init__(self, word: str, times: int):
+        self.word, self.times = word, times
+
+    def share(self, done: float, detail: str = "") -> None:
+        if self.word in detail:
+            self.times -= 1
+            if self.times == 0:
+                signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def request_(tmp_path_factory: pytest.TempPathFactory) -> FitRequest:
+    data = write(shops(), tmp_path_factory.mktemp("interrupt") / "shops.parquet")
+    return FitRequest([data], task="shop", target="sales", drop=["verdict"], common=False)
+
+
+@pytest.fixture(scope="module")
+def prepared(request_: FitRequest) -> Prepared:
+    return prepare(request_)
+
+
+def same_bits(model: Any, other: Any) -> None:
+    """All that was learned is the same to the last bit, whatever it took."""
+    for name in ("coef_", "intercept_", "common_coef_"):
+        assert getattr(model, name).tobytes() == getattr(other, name).tobytes(), name
+    assert (model.certificate_, model.reg_lambda_, model.common_strength_) == (
+        other.certificate_, other.reg_lambda_, other.common_strength_,
+    )  # fmt: skip
+    assert np.asarray(model.task_covariance_).tobytes() == np.asarray(other.task_covariance_).tobytes()
+    for one, two in zip(model.history_, other.history_, strict=True):
+        assert repr(one | {"seconds": 0}) == repr(two | {"seconds": 0})
+    if hasattr(model, "cv_path_"):
+        for name, values in vars(model.cv_path_).items():
+            assert values.tobytes() == getattr(other.cv_path_, name).tobytes(), name
+
+
+@pytest.fixture(scope="module")
+def whole(request_: FitRequest, prepared: Prepared) -> Any:
+    return fit(prepared, request_)
+
+
+@pytest.mark.parametrize(("word", "times"), [("fits", 1), ("fits", 17), ("fits", 33), ("fits", 55), ("round", 3)])
+def test_an_interrupted_fit_goes_on(
+    tmp_path: Path, request_: FitRequest, prepared: Prepared, whole: Any, word: str, times: int
+) -> None:
+    out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
+    with pytest.raises(Interrupted) as stopped:
+        fit(prepared, request_, StopsAt(word, times), out)
+    assert stopped.value.checkpoint == keep
+    assert [path.name for path in tmp_path.iterdir()] == ["m.checkpoint"]
+    resumed = fit(prepared, request_, None, out, resume=keep)
+    same_bits(resumed, whole)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert "_keeper" not in vars(resumed)
+
+
+def test_a_fit_may_be_interrupted_many_times(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    request = replace(request_, reg_lambda=0.01, common=None, tol=1e-7)
+    keep, times = None, 0
+    while True:
+        try:
+            resumed = fit(prepared, request, StopsAt("round", 6), tmp_path / "m", keep)
+            break
+        except Interrupted as stopped:
+            keep, times = stopped.checkpoint, times + 1
+    assert times > 2
+    same_bits(resumed, fit(prepared, request))
+
+
+def kinds_of_places(folder: Path) -> dict[str, str]:
+    return {
+        "folder": str(folder / "kept"),
+        "file URL": f"file://{folder}/kept",
+        "memory URL": f"memory://{folder}/kept",
+    }
+
+
+@pytest.mark.parametrize("kind", ["folder", "file URL", "memory URL"])
+@pytest.mark.parametrize("again", ["as printed", "resume alone", "a version"])
+def test_a_checkpoint_is_kept_where_that_is_said(
+    tmp_path: Path, request_: FitRequest, monkeypatch: pytest.MonkeyPatch, kind: str, again: str
+) -> None:
+    """A folder or a URL: what Ctrl-C prints goes on from there and is kept there, and in the end only versions go."""
+    place = kinds_of_places(tmp_path)[kind]
+    storage.make_folder(storage.join(place, "version-7"))
+    storage.write(storage.join(place, "notes.txt"), b"mine")
+    storage.write(storage.join(place, "version-7/data.csv"), b"mine too")
+    words = ["fit", *map(str, request_.data), "--task", "shop", "--target", "sales", "--drop", "verdict"]
+    words += ["--lambda", "0.01", "--tol", "1e-7", "--no-page", "-o", str(tmp_path / "m")]
+    said, resume = ["--checkpoint", place], []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr("dmtrl.cli.fit.display", lambda quiet: nullcontext(StopsAt("round", 4)))
+            result = run(*words, *said, *resume)
+        assert result.exit_code == 130, result.output
+        line = result.stderr.splitlines()[-1].strip()
+        assert line == shlex.join(["dmtrl", *words, *said, "--resume", place])
+        assert [path.name for path in tmp_path.iterdir() if path.name != "kept"] == [], "nothing beside the model"
+        said = said if again == "as printed" else []
+        resume = ["--resume", str(newest(place)) if again == "a version" else place]
+    words += [*said, *resume]
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    undisturbed = run(*words[: words.index("-o")], "-o", tmp_path / "whole", "--json")
+    assert undisturbed.exit_code == 0, undisturbed.output
+    same_bits(dmtrl.load(tmp_path / "m"), dmtrl.load(tmp_path / "whole"))
+    assert json.loads(result.stdout)["rounds"] == json.loads(undisturbed.stdout)["rounds"] > 8
+    assert storage.names(place) == ["notes.txt", "version-7"]
+    assert storage.names(storage.join(place, "version-7")) == ["data.csv"]
+
+
+def test_a_place_that_is_taken_or_cannot_be(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    taken = f"memory://{tmp_path}/taken"
+    with pytest.raises(Interrupted) as stopped:
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m", checkpoint=taken)
+    assert stopped.value.checkpoint == taken
+    before = storage.names(taken)
+    words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1")
+    words = (*words, "--no-page", "-o", tmp_path / "m")
+    go_on = f"{taken} holds what an interrupted fit found; go on from it with --resume {taken}, or say --force"
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "other")
+    cases = {
+        ("--checkpoint", taken): go_on,
+        ("--checkpoint", taken, "--resume", tmp_path / "other.checkpoint"): go_on,
+        ("--checkpoint", "nosuch://place"): "cannot open nosuch://place",
+        ("--resume", "nosuch://place/"): "cannot open nosuch://place",
+        ("--resume", f"memory://{tmp_path}/nothing"): f"no complete checkpoint at memory://{tmp_path}/nothing",
+        ("--checkpoint", ""): "the path of a checkpoint must be a folder or URL",
+        ("--checkpoint", tmp_path / "m"): "the model and its checkpoint cannot both be",
+    }
+    for more, sentence in cases.items():
+        result = run(*words, *more)
+        assert result.exit_code == 1, (more, result.output)
+        assert sentence in result.stderr.splitlines()[-1]
+    assert storage.names(taken) == before
+    assert run(*words, "--checkpoint", taken, "--force").exit_code == 0
+    assert storage.names(taken) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "other.checkpoint"]
+
+
+def test_ctrl_c_at_once_leaves_what_was_there(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    """A fit that takes the place of another, but is stopped before it has got anywhere."""
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    request = replace(request_, reg_lambda=0.1)
+
+    class AtOnce(Silence):
+        def stage(self, text: str) -> None:
+            if text == "fitting":
+                monkeypatch.setattr(MTRLRegressor, "fit", pressed)
+
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted) as stopped:
+        fit(prepared, request, AtOnce(), tmp_path / "m")
+    assert stopped.value.checkpoint is None
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_kept_is_not_computed_again(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    """A mark in a kept score is found in the cross-validation path, so it was read and not made anew."""
+    keep = tmp_path / "m.checkpoint"
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 17), tmp_path / "m")
+    file = Path(str(newest(str(keep)))) / "coordinator.npz"
+    header, arrays = storage.load(str(file), "dmtrl checkpoint")
+    assert arrays["score.wrong"].shape == (17, 5)
+    arrays["score.wrong"][:] = 123.0
+    storage.save(str(file), header, arrays)
+    path = fit(prepared, request_, None, resume=keep).cv_path_
+    assert int((path.wrong == 123.0).sum()) == 17 * 5
+    assert (path.rounds > 0).all()
+
+
+def test_a_new_fit_does_not_write_over_an_interrupted_one(
+    tmp_path: Path, request_: FitRequest, prepared: Prepared
+) -> None:
+    out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 2), out)
+    before = {path: path.read_bytes() for path in keep.rglob("*") if path.is_file()}
+    words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", out)
+    result = run(*words, "--lambda", "0.1", "--no-page")
+    assert result.exit_code == 1
+    assert "holds what an interrupted fit found; go on from it with --resume" in result.stderr
+    assert {path: path.read_bytes() for path in keep.rglob("*") if path.is_file()} == before
+    assert run(*words, "--lambda", "0.1", "--no-page", "--force").exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    keep = tmp_path / "m.checkpoint"
+    with pytest.raises(Interrupted):
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m")
+    words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", tmp_path / "m")
+    for more in (("--no-common", "--seed", "1"), ("--common",), ("--no-common", "--drop", "size")):
+        result = run(*words, *more, "--resume", keep)
+        assert result.exit_code == 1
+        assert "is a checkpoint of another problem or other settings" in result.stderr
+    table = shops()
+    changed = write(table.set_column(1, "size", table["size"].combine_chunks()[::-1]), tmp_path / "changed.parquet")
+    result = run("fit", changed, *words[2:], "--no-common", "--resume", keep)
+    assert result.exit_code == 1
+    assert "was saved with other rows" in result.stderr or "another problem" in result.stderr
+    state = Path(str(newest(str(keep)))) / "coordinator.npz"
+    state.write_bytes(state.read_bytes()[:300])
+    result = run(*words, "--no-common", "--resume", keep)
+    assert result.exit_code == 1
+    assert "is not a file of a dmtrl checkpoint, or is damaged" in result.stderr
+    result = run(*words, "--no-common", "--resume", tmp_path / "nothing")
+    assert result.exit_code == 1
+    assert "there is no complete checkpoint at" in result.stderr
+
+
+def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
+    """The real command on a real terminal: the live line is read, and SIGINT sent once some folds are done."""
+    data = write(shops(m=8, rows=60), tmp_path / "my shops.csv")
+    words = ["fit", str(data), "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", str(tmp_path / "m")]
+    mine, theirs = pty.openpty()
+    env = os.environ | {"TERM": "xterm", "COLUMNS": "100", "LINES": "24"}
+    process = subprocess.Popen([sys.executable, "-m", "dmtrl.cli.main", *words], stdout=theirs, stderr=theirs, env=env)
+    os.close(theirs)
+    shown, sent = "", False
+    while True:
+        try:
+            piece = os.read(mine, 4096)
+        except OSError:  # how a terminal says that nobody is left
+            break
+        if not piece:
+            break
+        shown += piece.decode(errors="replace")
+        if not sent and re.search(r"[3-9]\d* of 165 fits", shown):
+            process.send_signal(signal.SIGINT)
+            sent = True
+    os.close(mine)
+    assert process.wait() == 130, shown
+    assert "choosing lambda by cross-validation" in shown
+    assert "Traceback" not in shown
+    printed = next(line.strip() for line in shown.splitlines() if "--resume" in line)
+    again = shlex.split(printed)
+    assert again[: len(words) + 1] == ["dmtrl", *words]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.checkpoint", "my shops.csv"]
+    result = run(*again[1:], "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    quiet = run(*words[:-1], tmp_path / "whole", "--no-page", "--quiet")
+    assert quiet.exit_code == 0, quiet.output
+    same_bits(dmtrl.load(tmp_path / "m"), dmtrl.load(tmp_path / "whole"))
+    (tmp_path / "whole").unlink()
+    assert found["certificate"]["relative_gap"] <= 1e-3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "m.html", "my shops.csv"]
+    assert dmtrl.load(tmp_path / "m").reg_lambda_ == found["lambda"]
+
+
+def test_an_interrupted_predict_leaves_nothing(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+    request = replace(request_, reg_lambda=0.1)
+    fit(prepared, request, None, tmp_path / "m")
+    with pytest.raises(KeyboardInterrupt):
+        predict(PredictRequest(tmp_path / "m", request.data, tmp_path / "out.csv"), StopsAt("rows", 1))
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_ctrl_c_before_anything_is_found_writes_nothing(
+    tmp_path: Path, request_: FitRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dmtrl.workflows.fit.prepare", pressed)
+    result = run("fit", *request_.data, "--task", "shop", "--target", "sales", "-o", tmp_path / "m")
+    assert result.exit_code == 130
+    assert "nothing was written" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,94 @@
+"""dmtrl report: a page about a saved model, with the data of the fit or without, through the model's preparation."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import dmtrl
+from dmtrl.workflows.fit import FitRequest, fit, prepare
+from dmtrl.workflows.report import read_rows
+from support.shell_data import run, shops, write
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, a model of amounts and a model of classes."""
+    folder = tmp_path_factory.mktemp("report")
+    write(shops(m=4), folder / "shops.csv")
+    for target, drop in (("sales", "verdict"), ("verdict", "sales")):
+        request = FitRequest([folder / "shops.csv"], task="shop", target=target, drop=(drop,), reg_lambda=0.01)
+        fit(prepare(request), request).save(folder / f"{target}.dmtrl")
+    return folder
+
+
+def test_without_data_the_page_lies_beside_the_model(folder: Path) -> None:
+    result = run("report", folder / "sales.dmtrl")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"page: {folder / 'sales.html'}\n"
+    page = (folder / "sales.html").read_text(encoding="utf-8")
+    assert "dmtrl report MODEL DATA" in page
+    assert "<title>sales by shop</title>" in page
+    assert "colour = red" in page, "features have the names that the preparation gave them"
+    again = run("report", folder / "sales.dmtrl")
+    assert again.exit_code == 1
+    assert "--force" in again.stderr
+    assert run("report", folder / "sales.dmtrl", "--force", "--quiet").output == ""
+
+
+@pytest.mark.parametrize("target", ["sales", "verdict"])
+def test_data_goes_through_the_models_preparation(folder: Path, target: str, tmp_path: Path) -> None:
+    result = run("report", folder / f"{target}.dmtrl", folder / "shops.csv", "-o", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    model = dmtrl.load(folder / f"{target}.dmtrl")
+    request = FitRequest([folder / "shops.csv"], task="shop", target=target)
+    data = prepare(
+        FitRequest([folder / "shops.csv"], "shop", target, drop=("sales" if target == "verdict" else "verdict",))
+    )
+    X, y, tasks = read_rows(model, request.data, [])
+    assert np.array_equal(X, data.X)
+    assert np.array_equal(y, data.y)
+    assert np.array_equal(tasks, data.tasks)
+    comparison = model.compare(data.X, data.y, data.tasks)
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    keys = {float(key) for key in re.findall(r'data-key="([^"]+)"', page)}
+    for errors in (comparison.together, comparison.alone, comparison.pooled):
+        assert set(errors.tolist()) <= keys
+
+
+def test_rows_that_cannot_be_used_are_counted(folder: Path, tmp_path: Path) -> None:
+    table = shops(m=5)  # shop 005 is new
+    sales = table.column("sales").to_pylist()
+    sales[:3] = [None] * 3
+    i = table.column_names.index("sales")
+    write(table.set_column(i, "sales", pa.array(sales)), tmp_path / "more.csv")
+    result = run("report", folder / "sales.dmtrl", tmp_path / "more.csv", "-o", tmp_path / "page.html")
+    assert result.exit_code == 0, result.output
+    assert "left out: 3 rows with no answer that the model knows" in result.stderr
+    strangers = sum(
+        shop == "005" and sale is not None for shop, sale in zip(table.column("shop").to_pylist(), sales, strict=True)
+    )
+    assert f"left out: {strangers} rows with a task that the model does not have" in result.stderr
+
+
+def test_what_cannot_be_done_is_said_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(20, 2))
+    dmtrl.MTRLRegressor().fit(X, X[:, 0], tasks=np.arange(20) % 2).save(tmp_path / "python.dmtrl")
+    write(shops(m=4).drop_columns(["price"]), tmp_path / "less.csv")
+    write(shops(m=2), tmp_path / "few.csv")
+    for words, sentence in (
+        ((tmp_path / "python.dmtrl", folder / "shops.csv"), "was fitted in Python"),
+        ((folder / "shops.csv",), "is not a dmtrl model; report takes the model first, then the data"),
+        ((tmp_path / "none.dmtrl",), "No such file"),
+        ((folder / "sales.dmtrl", tmp_path / "less.csv"), "there is no column 'price'"),
+        ((folder / "sales.dmtrl", tmp_path / "few.csv"), "data of the model's 4 tasks"),
+        ((folder / "sales.dmtrl", "-o", tmp_path / "no" / "page.html"), "there is no folder"),
+    ):
+        result = run("report", *words, *(() if "-o" in words else ("-o", tmp_path / "out.html")))
+        assert result.exit_code == 1, words
+        assert sentence in result.stderr
+        assert len(re.findall("^Error: ", result.stderr, flags=re.MULTILINE)) == 1
+    assert not (tmp_path / "out.html").exists()
+    assert run("report", tmp_path / "python.dmtrl").exit_code == 0, "without data any model has a page"

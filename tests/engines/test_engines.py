@@ -1,0 +1,195 @@
+"""One suite over every engine: the same seed and the same partition give the same bits.
+
+Every task has another loss, so that one engine covers them all.
+"""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from dmtrl import MTRLRegressorCV, Settings, TaskData, solve
+from dmtrl.engines import LocalEngine, RayEngine, RayOptions
+from dmtrl.engines.base import Engine
+from dmtrl.lab.bench.cluster import measure, section
+from dmtrl.lab.experiments.records import Record
+from dmtrl.losses.builtin import BUILTIN, AnyLoss, get_loss
+from dmtrl.protocol.message import Message
+from dmtrl.report.files import markdown_text
+from dmtrl.solver.coordinator import Outcome
+from support import clusters
+from support.losses_by_hand import halved_absolute
+from support.problems import random_problem
+
+pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning")]
+PRESETS = {"default": Settings(tol=1e-4, max_rounds=40), "paper": Settings.paper(T=4, P=3)}
+ENGINES = ("threads", "ray")
+LOSSES = [get_loss(name) for name in sorted(BUILTIN)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with clusters.alone():
+        yield
+
+
+def every_loss(csr: bool, dtype: type, seed: int = 0) -> TaskData:
+    """A task for each loss, with labels that suit it."""
+    parts = []
+    for i, loss in enumerate(LOSSES):
+        one = random_problem(loss, m=1, d=6, rows=10 + 3 * i, seed=seed + i, csr=csr, dtype=dtype, weighted=True)
+        parts.append((one.X, one.y, one.sample_weight))
+    return TaskData.from_list(parts, [loss.name for loss in LOSSES])
+
+
+@contextlib.contextmanager
+def started(kind: str, data: TaskData, losses: list[AnyLoss], workers: int, shards: int = 1) -> Iterator[Engine]:
+    sources = data.sources(workers, shards)
+    few = RayOptions(cpus=0.25)  # so that several engines find room at the same time
+    with LocalEngine(sources, losses, 2) if kind == "threads" else RayEngine(sources, losses, few) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def pair(request: pytest.FixtureRequest, cluster: None) -> Iterator[Engine]:
+    """Two workers over dense rows of every loss, which several tests share."""
+    with started(request.param, every_loss(False, np.float64), LOSSES, 2) as engine:
+        yield engine
+
+
+def same_bits(a: Outcome, b: Outcome) -> None:
+    assert a.W.tobytes() == b.W.tobytes()
+    assert a.dual.B.tobytes() == b.dual.B.tobytes()
+    assert a.certificate == b.certificate
+    for mine, theirs in zip(a.history, b.history, strict=True):
+        assert repr(replace(mine, seconds=0.0)) == repr(replace(theirs, seconds=0.0))
+
+
+def compare_with_one_process(engine: Engine, data: TaskData, workers: int, shards: int = 1) -> None:
+    for settings in PRESETS.values():
+        common = {"loss": LOSSES, "reg_lambda": 0.01, "settings": settings}
+        plain = solve(data, workers=workers, shards=shards, **common)
+        same_bits(solve(data, engine=engine, **common), plain)
+        assert np.isfinite(plain.certificate.gap)
+
+
+def test_same_bits_of_dense_rows(pair: Engine) -> None:
+    compare_with_one_process(pair, every_loss(False, np.float64), 2)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    ("dtype", "workers", "shards"),
+    [(np.float64, 4, 2), (np.float32, 2, 1)],
+    ids=["split tasks", "single precision"],
+)
+def test_same_bits_of_sparse_rows(kind: str, dtype: type, workers: int, shards: int) -> None:
+    data = every_loss(True, dtype)
+    with started(kind, data, LOSSES, workers, shards) as engine:
+        compare_with_one_process(engine, data, workers, shards)
+
+
+def test_folds_are_drawn_and_scored_alike(pair: Engine) -> None:
+    data = every_loss(False, np.float64)
+    scores = []
+    with LocalEngine(data.sources(2), LOSSES) as alone:
+        for engine in (alone, pair):
+            described = engine.broadcast(Message("hold_out", {"fold": 1, "folds": 3, "seed": 4}))
+            solve(data, loss=LOSSES, reg_lambda=0.1, engine=engine, settings=Settings(max_rounds=2))
+            ones = {k: {"w": np.ones((len(d.arrays["tasks"]), 6))} for k, d in described.items()}
+            answers = dict(engine.exchange({k: Message("score", {}, arrays) for k, arrays in ones.items()}))
+            scores.append([answers[k].arrays[name].tobytes() for k in sorted(answers) for name in answers[k].arrays])
+    pair.broadcast(Message("hold_out", {"fold": -1, "folds": 3, "seed": 4}))
+    assert scores[0] == scores[1]
+
+
+@contextlib.contextmanager
+def first_worker_held(engine: Any) -> Iterator[None]:
+    """Inside, worker 0 answers nothing: its thread waits, or the process of its actor is suspended."""
+    if isinstance(engine, RayEngine):
+        ray = pytest.importorskip("ray")
+        actor = psutil.Process(ray.get(engine._carrier._actors[0].__ray_call__.remote(lambda host: os.getpid())))
+        actor.suspend()
+        try:
+            yield
+        finally:
+            actor.resume()
+    else:
+        worker, free = engine._workers[0], threading.Event()
+        answer = worker.answer
+        worker.answer = lambda message: free.wait() and answer(message)
+        try:
+            yield
+        finally:
+            free.set()
+
+
+def test_answers_come_as_they_are_ready(pair: Engine) -> None:
+    """A worker that takes its time does not hold up the others."""
+    described = pair.broadcast(Message("describe"))
+    scalars = {"seed": 0, "local_solver": "sdca", "sampling": "shuffled", "max_passes": 40, "keep": False}
+    units = {k: len(told.arrays["tasks"]) for k, told in described.items()}
+    prepare, order = {}, {}
+    for k, count in units.items():
+        arrays = {"total_weight": described[k].arrays["weight"], "steps": np.zeros(count, np.int64)}
+        prepare[k] = Message("prepare", scalars, arrays)
+        order[k] = {"w": np.zeros((count, 6)), "step": np.full(count, 100.0)}
+    dict(pair.exchange(prepare))
+    with first_worker_held(pair):
+        pair.send(0, Message("round", {"round": 0, "target": -1.0}, order[0]))
+        for number in range(3):
+            pair.send(1, Message("round", {"round": number, "target": -1.0}, order[1]))
+            assert pair.receive(timeout=60.0)[0] == 1
+    assert pair.receive()[0] == 0
+
+
+def test_answers_that_nobody_waited_for_are_dropped(pair: Engine) -> None:
+    with first_worker_held(pair):
+        pair.send(0, Message("hold_out", {"fold": -1, "folds": 3, "seed": 4}))
+        assert set(pair.asked) == {0}
+    answers = pair.broadcast(Message("describe", {"digest": True}))
+    assert {answer.name for answer in answers.values()} == {"described"}
+    assert all("digest" in answer.scalars for answer in answers.values())
+    assert not pair.asked
+
+
+def test_a_custom_loss_travels() -> None:
+    """It is compiled where it is used. That whole rounds work with such a loss is shown without Ray."""
+    data = random_problem("squared", m=2)
+    W = np.random.default_rng(0).normal(size=(2, data.X.shape[1]))
+    residuals = np.split(
+        data.y - np.einsum("ij,ij->i", data.X, np.repeat(W, np.diff(data.starts), axis=0)), data.starts[1:-1]
+    )
+    with started("ray", data, halved_absolute(), 1) as engine:
+        told = engine.broadcast(Message("describe"))[0].arrays
+        scalars = {"seed": 0, "local_solver": "sdca", "sampling": "shuffled", "max_passes": 40, "keep": False}
+        arrays = {"total_weight": told["weight"], "steps": np.zeros(2, np.int64)}
+        dict(engine.exchange({0: Message("prepare", scalars, arrays)}))
+        engine.broadcast(Message("hold_out", {"fold": 0, "folds": 1, "seed": 0}))  # all rows
+        scored = dict(engine.exchange({0: Message("score", {}, {"w": W})}))[0]
+    np.testing.assert_allclose(scored.arrays["loss"], [np.abs(r).sum() / 2 for r in residuals], rtol=1e-12)
+
+
+def test_estimators_and_choice_of_lambda() -> None:
+    data = random_problem("squared", m=4, rows=20)
+    tasks = np.repeat(data.names, np.diff(data.starts))
+    plain = MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2).fit(data.X, data.y, tasks=tasks)
+    apart = MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2, engine=RayOptions(workers=2, cpus=0.1))
+    apart.fit(data.X, data.y, tasks=tasks)
+    assert apart.reg_lambda_ == plain.reg_lambda_
+    assert apart.coef_.tobytes() == plain.coef_.tobytes()
+
+
+def test_the_benchmark_of_actors() -> None:
+    params = {"rows": 40, "rounds": 2}
+    figures = measure(**params)
+    assert figures["same bits"]
+    _, times, start = section([Record("bench cluster", params, {}, figures, 1.0)]).items
+    assert "| Ray, two actors |" in markdown_text(times)
+    assert "a cluster on this machine" in markdown_text(start)

@@ -1,0 +1,304 @@
+"""How long the engine waits and for what: workers that are silent, cannot be reached, or cannot read just now.
+
+No cluster is needed, as in test_engines_recovery.py, from where the workers are.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import pytest
+
+from dmtrl import Settings, TaskData, TasksLeftOutWarning, solve
+from dmtrl.data.blocks import Blocks, Source
+from dmtrl.engines import WorkerLostError, recovery
+from dmtrl.engines.base import Engine
+from dmtrl.engines.choice import Pieces
+from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.losses.builtin import AnyLoss
+from dmtrl.protocol.message import Message
+from dmtrl.relationship.penalties import Learned
+from dmtrl.solver.coordinator import Coordinator, Outcome
+from dmtrl.worker.worker import Worker
+from support.fragile import Fragile
+from support.problems import random_problem
+
+STANDARD = Settings(tol=1e-5)
+DATA = random_problem("squared", m=4)
+SILENCE = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+
+
+def run(engine: Engine, data: TaskData = DATA) -> Outcome:
+    return Coordinator(engine, data.m, Learned(), 0.1, STANDARD).run()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Outcome:
+    return solve(DATA, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=2)
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {1: "silent"},  # as it reads its rows for the first time
+        {5: "silent", 6: "silent"},  # as it is prepared
+        {12: "silent"},
+        {12: "before", 13: "silent"},
+        {12: "before", 14: "silent", 15: "silent"},
+        {12: "silent", 14: "unreachable after"},
+    ],
+)
+def test_who_is_silent_for_too_long_is_replaced(faults: dict[int, str], undisturbed: Outcome) -> None:
+    with RecoveringEngine(Fragile(DATA, "squared", 2, faults), silence=SILENCE) as engine:
+        assert run(engine).W.tobytes() == undisturbed.W.tobytes()
+        assert engine.losses == sum("unreachable" not in fault for fault in faults.values())
+
+
+def test_who_stays_silent_ends_the_run() -> None:
+    faults = dict.fromkeys(range(12, 99), "silent")
+    engine = RecoveringEngine(Fragile(DATA, "squared", 2, faults), silence=0.01)
+    words = r"worker . \(tasks .*\) was lost 11 times in a row: it said nothing for 0.01 seconds"
+    with engine, pytest.raises(WorkerLostError, match=words):
+        run(engine)
+
+
+def test_without_a_limit_a_worker_may_be_silent_as_long_as_it_likes() -> None:
+    with RecoveringEngine(Fragile(DATA, "squared", 2, {3: "silent"})) as engine:
+        engine.send(0, Message("describe"))
+        with pytest.raises(TimeoutError):
+            engine.receive(timeout=2 * SILENCE)
+        assert engine.losses == 0
+
+
+class Slow(Fragile):
+    """Takes `pace` seconds for each message, and works while nobody asks."""
+
+    pace = 0.0
+
+    def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
+        super().post(k, number, messages)
+        self._when = time.monotonic() + self.pace * len(messages)
+
+    def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        left = max(self._when - time.monotonic(), 0.0)
+        if timeout is not None and timeout < left:
+            time.sleep(timeout)
+            raise TimeoutError
+        time.sleep(left)
+        return super().fetch(timeout)
+
+
+def test_who_has_much_to_hear_again_may_take_the_longer() -> None:
+    """The limit is for one answer; a part of what is told again has many."""
+    data = random_problem("squared", m=2)
+    plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=1)
+    carrier = Slow(data, "squared", 1, {8: "before"})
+    carrier.pace = SILENCE / 2
+    with RecoveringEngine(carrier, silence=SILENCE) as engine:
+        assert run(engine, data).W.tobytes() == plain.W.tobytes()
+        assert carrier.retold > 2
+        assert engine.losses == 1
+
+
+def test_an_answer_that_is_there_is_never_too_late() -> None:
+    """Where the server itself was busy for longer than a worker may be silent."""
+    with RecoveringEngine(Fragile(DATA, "squared", 2, {}), silence=SILENCE) as engine:
+        engine.send(0, Message("describe"))
+        engine.send(1, Message("describe"))
+        time.sleep(2 * SILENCE)
+        assert {engine.receive()[0], engine.receive()[0]} == {0, 1}
+        assert engine.losses == 0
+
+
+def test_who_cannot_be_reached_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    breath = 0.5
+    monkeypatch.setattr(recovery, "_BREATH", breath)
+    with RecoveringEngine(Fragile(DATA, "squared", 2, {3: "unreachable before"})) as engine:
+        began = time.monotonic()
+        engine.send(0, Message("describe"))
+        with pytest.raises(TimeoutError):
+            engine.receive(timeout=0)
+        engine.send(1, Message("describe"))
+        assert engine.receive()[0] == 1
+        assert time.monotonic() - began < breath
+        assert engine.receive()[0] == 0
+        assert time.monotonic() - began >= breath
+        assert engine.losses == 0
+
+
+class Reading(Fragile):
+    """Reads its rows where an actor does: at its first message."""
+
+    made = 0
+
+    def renew(self, k: int) -> None:
+        self._workers[k], self._last[k] = None, (0, Message("nothing"))
+        self.made += 1
+
+    def _answer(self, k: int, number: int, messages: Sequence[Message]) -> Message:
+        if self._workers[k] is None:
+            self._workers[k] = Worker(self.sources[k], self._loss)
+        return super()._answer(k, number, messages)
+
+
+class Moody:
+    """Rows that cannot be read each time; `errors` has None for the times when they can."""
+
+    def __init__(self, source: Source, errors: Sequence[Exception | None]):
+        self._source, self._errors = source, iter(errors)
+
+    def load(self) -> Blocks:
+        error = next(self._errors, None)
+        if error is not None:
+            raise error
+        return self._source.load()
+
+
+def reading(errors: Sequence[Exception | None], faults: dict[int, str]) -> Reading:
+    """The second of two workers is the moody one."""
+    first, second = DATA.sources(2)
+    return Reading([first, Moody(second, errors)], "squared", 2, faults)
+
+
+GONE = FileNotFoundError("no such file here: rows.csv")
+
+
+def test_who_takes_a_lost_place_tries_again_to_read(undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_BREATH", 0.05)
+    carrier = reading([None, GONE, ConnectionError("slow down"), TimeoutError("the store")], {12: "before"})
+    began = time.monotonic()
+    with RecoveringEngine(carrier) as engine:
+        assert run(engine).W.tobytes() == undisturbed.W.tobytes()
+        assert engine.losses == 4
+    assert carrier.made == 2 + 4
+    assert time.monotonic() - began >= 0.05 + 0.1 + 0.2, "without a pause that grows"
+
+
+@pytest.mark.parametrize(
+    ("breath", "words"),
+    [(0.05, "whoever took its place could not read within 0.3 seconds"), (0.0, "was lost 11 times in a row")],
+)
+def test_who_can_never_read_again_ends_the_run(breath: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_BREATH", breath)
+    carrier = reading([None, *[GONE] * 99], {12: "before"})
+    names = ["north", "south", "east", "west"]
+    with RecoveringEngine(carrier, 0.3, names) as engine, pytest.raises(WorkerLostError, match=words) as caught:
+        run(engine)
+    assert "worker 1 (tasks 'east', 'west')" in str(caught.value)
+    assert "no such file here: rows.csv" in str(caught.value)
+    assert (caught.value.tasks, caught.value.alive) == ([2, 3], 1)
+    assert carrier.made <= 13, "in a hurry"
+
+
+def test_a_path_that_is_wrong_from_the_beginning_is_said_at_once() -> None:
+    carrier = reading([GONE], {})
+    with pytest.raises(FileNotFoundError, match=r"no such file here: rows.csv"):
+        RecoveringEngine(carrier)
+    assert carrier.made == 2
+    assert carrier.closed
+
+
+def test_rows_that_have_become_wrong_are_not_tried_again() -> None:
+    carrier = reading([None, ValueError("row 3 has no label")], {12: "before"})
+    with RecoveringEngine(carrier) as engine, pytest.raises(ValueError, match="row 3 has no label"):
+        run(engine)
+    assert carrier.made == 3
+
+
+def test_a_checkpoint_that_cannot_be_read_for_a_while(tmp_path: Path, undisturbed: Outcome) -> None:
+    """As the file system comes back late on the machine where the new worker is."""
+    here, away = tmp_path / "kept", tmp_path / "away"
+
+    class Mounting(Reading):
+        def renew(self, k: int) -> None:
+            super().renew(k)
+            if self.made == 3:
+                here.rename(away)
+            elif self.made == 5:
+                away.rename(here)
+
+    carrier = Mounting(DATA, "squared", 2, {14: "before"})
+    with RecoveringEngine(carrier) as engine:
+
+        def save(record: object) -> None:
+            if carrier.posts == 10:
+                engine.broadcast(Message("save", {"to": str(here)}))
+
+        outcome = Coordinator(engine, DATA.m, Learned(), 0.1, STANDARD).run([save])
+        assert outcome.W.tobytes() == undisturbed.W.tobytes()
+        assert engine.losses == 3
+
+
+def test_a_place_taken_at_the_start_excuses_no_path_of_later(tmp_path: Path) -> None:
+    with RecoveringEngine(Reading(DATA, "squared", 2, {1: "before"})) as engine:
+        with pytest.raises(FileNotFoundError, match="nowhere"):
+            dict(engine.exchange({0: Message("restore", {"from": str(tmp_path / "nowhere")})}))
+        assert engine.losses == 1
+
+
+def test_whoever_has_raised_something_is_waited_for_no_more() -> None:
+    with RecoveringEngine(Fragile(DATA, "squared", 2, {4: "silent"}), silence=SILENCE) as engine:
+        with pytest.raises(ValueError, match="does not know: 'dance'"):
+            dict(engine.exchange({0: Message("dance")}))
+        time.sleep(SILENCE)
+        assert set(dict(engine.exchange({1: Message("describe")}))) == {1}
+        assert engine.losses == 1, "the other one"
+
+
+class Slots:
+    """An engine to choose on a cluster with room for so many workers, which shrinks: `room` for each start. Of the
+    first engine the workers `dead` are lost for good in the first round."""
+
+    def __init__(self, room: Sequence[int], dead: Sequence[int]):
+        self._room, self._dead, self.started = iter(room), dead, list[int]()
+
+    def session(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+        sources, room = pieces(3), next(self._room)
+        n, dead = len(sources), self._dead if not self.started else ()
+        self.started.append(n)
+        faults = {3 * n + k + 1: "before" for k in dead}  # after introducing, describing and preparing all
+        return RecoveringEngine(Fragile(sources, "squared", n, faults, dead, range(room, n)), 0.02, names)
+
+
+@pytest.mark.parametrize("workers", [None, 3])
+@pytest.mark.parametrize(
+    ("room", "dead", "started", "left_out"),
+    [
+        ((3, 2), [1], [3, 2], [2, 3]),
+        ((3, 1), [1, 2], [3, 1], [2, 3]),  # what the second held finds room on the third
+        ((3, 1, 1), [1], [3, 2, 1], [2, 3]),  # one more goes in between, with nothing
+    ],
+)
+def test_going_on_where_there_is_less_room(
+    room: Sequence[int], dead: Sequence[int], started: list[int], left_out: list[int], workers: int | None
+) -> None:
+    data, slots = random_problem("squared", m=6), Slots(room, dead)
+    with pytest.warns(TasksLeftOutWarning, match=rf"without task '2', '3', with workers={started[1]}") as caught:
+        rest = solve(data, loss="squared", reg_lambda=0.1, engine=slots, workers=workers, on_lost="go_on")
+    assert [warning.message.tasks for warning in caught] == [left_out]  # type: ignore[union-attr]
+    assert slots.started == started
+    assert rest.tasks is not None
+    assert rest.tasks.tolist() == [0, 1, 4, 5]
+    alone = solve(data.only(rest.tasks), loss="squared", reg_lambda=0.1, workers=started[-1])
+    assert rest.W.tobytes() == alone.W.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("room", "words"), [((2,), "worker 2 could not be started"), ((3, 0), "worker 0 could not be")]
+)
+@pytest.mark.filterwarnings("ignore::dmtrl.TasksLeftOutWarning")
+def test_no_room_at_all_ends_the_run(room: Sequence[int], words: str) -> None:
+    """Also where it was not enough from the beginning: nothing was lost."""
+    slots = Slots(room, [1])
+    with pytest.raises(WorkerLostError, match=words):
+        solve(random_problem("squared", m=6), loss="squared", reg_lambda=0.1, engine=slots, on_lost="go_on")
+    assert len(slots.started) == len(room)

@@ -1,0 +1,319 @@
+"""Workers that are lost, cannot be reached or answer nonsense, on purpose: the run must end with the same bits.
+
+No cluster is needed: real workers in this process, carried by something that drops them.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
+from dmtrl.data.blocks import ArraySource
+from dmtrl.datasets import make_synthetic
+from dmtrl.engines import LocalEngine, WorkerLostError, recovery
+from dmtrl.engines.base import Engine
+from dmtrl.engines.choice import Pieces
+from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.protocol.message import Message
+from dmtrl.relationship.penalties import Learned, covariance, get_relationship
+from dmtrl.solver.checkpoint import newest
+from dmtrl.solver.coordinator import Coordinator, Outcome
+from support.fragile import Fragile
+from support.problems import random_problem
+from support.virtual_time import virtual
+
+FAULTS = ("before", "after", "unreachable before", "unreachable after", "nan", "shape", "name")
+STANDARD = Settings(tol=1e-5)
+PRECISE = Settings(tol=1e-10)
+
+
+def _run(engine: RecoveringEngine | LocalEngine, data: TaskData, options: Settings = STANDARD) -> Outcome:
+    return Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run()
+
+
+@pytest.fixture(autouse=True)
+def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+
+
+@given(
+    faults=st.dictionaries(st.integers(4, 60), st.sampled_from(FAULTS[:4]), max_size=25),
+    loss=st.sampled_from(["squared", "hinge", "logistic"]),
+    preset=st.sampled_from(["default", "paper"]),
+)
+@settings(max_examples=40)
+def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: str, preset: str) -> None:
+    data = random_problem(loss, m=5, rows=8)
+    options = STANDARD if preset == "default" else Settings.paper(T=5, P=3)
+    with LocalEngine([ArraySource(blocks) for blocks in data.partition(3)], get_loss(loss)) as engine:
+        undisturbed = _run(engine, data, options)
+    with RecoveringEngine(carrier := Fragile(data, loss, 3, faults)) as engine:
+        outcome = _run(engine, data, options)
+    assert outcome.W.tobytes() == undisturbed.W.tobytes()
+    assert outcome.dual.B.tobytes() == undisturbed.dual.B.tobytes()
+    assert outcome.certificate == undisturbed.certificate
+    assert [record.gap for record in outcome.history] == [record.gap for record in undisturbed.history]
+    assert carrier.closed
+
+
+@pytest.mark.parametrize("fault", ["before", "after", "nan"])
+def test_a_worker_lost_while_it_catches_up(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And before its next answer, when a new one hears of the catch-up."""
+    data, lam, options = make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train, 1e-2, Settings(tol=1e-4)
+    options = replace(options, max_staleness=8)
+    slowness = [10.0 if k == 8 else 1.0 for k in range(16)]
+    undisturbed = Coordinator(virtual(data, "hinge", slowness), data.m, Learned(), lam, options).run()
+    names, answer = list[str](), Fragile._answer
+
+    def remember(self: Fragile, k: int, number: int, messages: Sequence[Message]) -> Message:
+        names.append(messages[-1].name if k == 8 else "")
+        return answer(self, k, number, messages)
+
+    def again(faults: dict[int, str]) -> tuple[Outcome, int]:
+        with RecoveringEngine(Fragile(data, "hinge", 16, faults)) as engine:
+            found = Coordinator(engine, data.m, Learned(), lam, options).run(replay=undisturbed.trace)
+            return found, engine.losses
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fragile, "_answer", remember)
+        again({})
+    caught_up = names.index("catch_up")
+    later = names.index("round", caught_up)
+    for post in (caught_up, later):
+        found, losses = again({post + 1: fault})
+        assert losses == 1
+        assert found.W.tobytes() == undisturbed.W.tobytes()
+        assert found.certificate == undisturbed.certificate
+
+
+@pytest.mark.parametrize("fault", FAULTS[4:])
+def test_nonsense_is_asked_again_once(fault: str) -> None:
+    data = random_problem("squared", m=4)
+    plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=2)
+    with RecoveringEngine(Fragile(data, "squared", 2, {8: fault, 20: fault})) as engine:
+        assert _run(engine, data).W.tobytes() == plain.W.tobytes()
+        assert engine.losses == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("nan", "NaN or infinity in 'b'"), ("shape", r"shape \(7, 7\)"), ("name", "'nonsense' instead of 'improved'")],
+)
+def test_nonsense_twice_ends_the_run(fault: str, words: str) -> None:
+    data = random_problem("squared", m=4)
+    every = {number: fault for number in range(9, 99)}
+    names = ["north", "south", "east", "west"]
+    carrier = Fragile(data, "squared", 2, every | {10: "", 11: ""})
+    with RecoveringEngine(carrier, names=names) as engine, pytest.raises(WorkerLostError, match=words) as caught:
+        _run(engine, data)
+    assert "worker 0 (tasks 'north', 'south')" in str(caught.value)
+    assert (caught.value.worker, caught.value.tasks) == (0, [0, 1])
+
+
+def test_a_worker_that_never_comes_back_ends_the_run() -> None:
+    data = random_problem("squared", m=4)
+    carrier = Fragile(data, "squared", 2, {8: "before"}, dead=[1])
+    words = r"worker 1 \(tasks 2, 3\) could not be brought back within 0.01 sec"
+    with RecoveringEngine(carrier, patience=0.01) as engine, pytest.raises(WorkerLostError, match=words):
+        _run(engine, data)
+
+
+@pytest.mark.parametrize("name", ["X", "y", "sample_weight"])
+def test_a_source_that_gives_other_rows_the_second_time_ends_the_run(name: str) -> None:
+    data = random_problem("squared", m=4, weighted=True)
+    carrier = Fragile(data, "squared", 2, {12: "before", 13: "after"})
+    words = r"the source of worker \d \(tasks .*\) gave other rows than before"
+    with RecoveringEngine(carrier) as engine:
+        values = getattr(data, name).copy()
+        values.flat[0] *= 1 + 1e-9
+        values.flat[-1] *= 1 + 1e-9
+        carrier.sources = replace(data, **{name: values}).sources(2)
+        with pytest.raises(ValueError, match=words):
+            _run(engine, data)
+
+
+def test_nothing_comes_in_time() -> None:
+    data = random_problem("squared", m=2)
+    with RecoveringEngine(Fragile(data, "squared", 2, {4: "before"}, dead=[1])) as engine:
+        engine.send(0, Message("describe"))
+        engine.send(1, Message("describe"))
+        assert engine.receive()[0] == 0
+        with pytest.raises(TimeoutError, match="no worker answered in time"):
+            engine.receive(timeout=0.01)
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
+    data = random_problem("squared", m=2)
+    carrier = Fragile(data, "squared", 1, {number: "before" for number in range(5, 99)})
+    with RecoveringEngine(carrier) as engine, pytest.raises(WorkerLostError, match="lost 11 times in a row"):
+        _run(engine, data)
+
+
+def test_what_a_worker_says_itself_is_not_a_loss() -> None:
+    data = random_problem("squared", m=2)
+    with RecoveringEngine(Fragile(data, "squared", 1, {})) as engine:
+        with pytest.raises(ValueError, match="does not know: 'dance'"):
+            engine.broadcast(Message("dance"))
+        assert engine.losses == 0
+
+
+def test_a_repeated_number_is_not_worked_on_twice() -> None:
+    data = random_problem("squared", m=2)
+    calm, shaken = Fragile(data, "squared", 1, {}), Fragile(data, "squared", 1, {5: "unreachable after"})
+    for carrier in (calm, shaken):
+        with RecoveringEngine(carrier) as engine:
+            _run(engine, data)
+    assert shaken.worked == calm.worked
+    assert shaken.posts == calm.posts + 1
+
+
+def test_one_question_at_a_time() -> None:
+    data = random_problem("squared", m=2)
+    for engine in (
+        RecoveringEngine(Fragile(data, "squared", 2, {})),
+        LocalEngine(data.sources(2), get_loss("squared"), threads=1),
+        LocalEngine(data.sources(2), get_loss("squared"), threads=2),
+    ):
+        with engine:
+            with pytest.raises(RuntimeError, match="no worker was asked"):
+                engine.receive()
+            engine.send(1, Message("describe"))
+            with pytest.raises(RuntimeError, match="worker 1 was sent a message before"):
+                engine.send(1, Message("describe"))
+            k, answer = engine.receive(timeout=30.0)
+            assert (k, answer.name) == (1, "described")
+
+
+def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
+    data = random_problem("logistic", m=4)
+    plain = solve(data, loss="logistic", reg_lambda=0.1, settings=STANDARD, workers=2)
+    carrier = Fragile(data, "logistic", 2, {14: "before", 15: "after"})
+    with RecoveringEngine(carrier) as engine:
+
+        def save(record: object) -> None:
+            if carrier.posts in (8, 10):
+                answers = engine.broadcast(Message("save", {"to": str(tmp_path)}))
+                assert all("error" not in answer.scalars for answer in answers.values())
+
+        relation = get_relationship("learned", data.m, 0.0)
+        outcome = Coordinator(engine, data.m, relation, 0.1, STANDARD).run([save])
+        assert outcome.W.tobytes() == plain.W.tobytes()
+        assert engine.losses == 2
+        assert carrier.retold < 3  # a restore and at most a round, not all since the beginning
+
+
+class Wreck:
+    """An engine to choose whose worker `dead` is lost for good in the first round, once for each of `data`."""
+
+    def __init__(self, *data: TaskData, workers: int = 3, dead: int = 2):
+        self._data, self._workers, self._dead = list(data), workers, dead
+
+    def session(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+        if not self._data:
+            return LocalEngine(pieces(2), losses)
+        moment = 3 * self._workers + self._dead + 1  # after introducing, describing and preparing all
+        carrier = Fragile(self._data.pop(0), "squared", self._workers, {moment: "before"}, dead=[self._dead])
+        return RecoveringEngine(carrier, 0.01, names)
+
+
+SIGMA = np.eye(6) / 6 + 0.1 * np.outer(np.arange(6), np.arange(6))
+GRAPH = sparse.coo_matrix(np.diag(np.arange(1.0, 6.0), 1) + np.diag(np.arange(1.0, 6.0), -1))
+
+
+@pytest.mark.parametrize(
+    ("words", "remaining"),
+    [
+        ({}, {}),
+        ({"relationship": SIGMA}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": SIGMA.tolist()}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": pd.DataFrame(SIGMA, list("abcdef"), list("abcdef"))}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": TaskCovariance.from_dense(SIGMA)}, {"relationship": SIGMA[:4, :4]}),
+        ({"relationship": covariance(SIGMA, 0.5)}, {"relationship": SIGMA[:4, :4], "common": 0.5}),
+        ({"relationship": GRAPH}, {"relationship": GRAPH.tocsr()[:4, :4]}),
+        ({"relationship": Learned(0.5)}, {"common": 0.5}),
+        ({"shards": np.int64(2)}, {"shards": 2}),
+        ({"shards": np.array([1, 2, 1, 2, 1, 2])}, {"shards": [1, 2, 1, 2]}),
+        ({"settings": replace(PRECISE, steps=(5, 6, 7, 8, 9, 10))}, {"settings": replace(PRECISE, steps=(5, 6, 7, 8))}),
+        ({"loss": ["squared", "huber"] * 3}, {"loss": ["squared", "huber"] * 2}),
+    ],
+)
+def test_going_on_without_the_tasks_of_a_lost_worker(words: dict[str, Any], remaining: dict[str, Any]) -> None:
+    data = random_problem("squared", m=6, weighted=True)
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": PRECISE}
+    with pytest.warns(TasksLeftOutWarning, match="begins again without task '4', '5'") as caught:
+        rest = solve(data, engine=Wreck(data), on_lost="go_on", **common | words)
+    assert [warning.message.tasks for warning in caught] == [[4, 5]]  # type: ignore[union-attr]
+    alone = solve(data.only(np.arange(4)), workers=2, **common | remaining)
+    np.testing.assert_allclose(rest.W, alone.W, rtol=1e-4, atol=1e-5)
+    assert rest.tasks is not None
+    assert rest.tasks.tolist() == [0, 1, 2, 3]
+    assert alone.tasks is None
+
+
+def test_losing_workers_twice_counts_tasks_as_they_were_given(tmp_path: Path) -> None:
+    data = random_problem("squared", m=6)
+    wreck = Wreck(data, data.only(np.arange(3, 6)), workers=2, dead=0)  # 0 to 2 first
+    kept = Checkpoint(tmp_path, every_rounds=1)
+    with pytest.warns(TasksLeftOutWarning) as caught:
+        rest = solve(data, loss="squared", reg_lambda=0.1, engine=wreck, on_lost="go_on", checkpoint=kept)
+    first, second = [warning.message.tasks for warning in caught]  # type: ignore[union-attr]
+    assert rest.tasks is not None
+    assert first + second + rest.tasks.tolist() == list(range(6))
+    assert rest.tasks.tolist() == [int(name) for name in data.names[rest.tasks]]
+    alone = solve(data.only(rest.tasks), loss="squared", reg_lambda=0.1, workers=2)
+    assert rest.W.tobytes() == alone.W.tobytes()
+    assert newest(str(tmp_path / "again-1" / "again-1")) is not None
+
+
+def test_what_was_kept_stays_when_a_run_begins_again(tmp_path: Path) -> None:
+    data = random_problem("squared", m=6)
+    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "workers": 3}
+    solve(data, **how, settings=Settings(tol=0.5), checkpoint=tmp_path)
+    old = newest(str(tmp_path))
+    with pytest.warns(TasksLeftOutWarning, match=f"go on with resume={old!r}"):
+        solve(data, **how, engine=Wreck(data), on_lost="go_on", checkpoint=tmp_path, resume=True)
+    assert newest(str(tmp_path)) == old
+    rest = newest(str(tmp_path / "again-1"))
+    assert rest is not None
+    solve(data.only(np.arange(4)), **how | {"workers": 2}, resume=rest)
+
+
+class Stubborn(Learned):
+    only = property()  # type: ignore[assignment]
+
+
+def test_who_can_stay_without_tasks_is_known_before() -> None:
+    data = random_problem("squared", m=6)
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
+    with pytest.raises(WorkerLostError, match=r"worker 2 \(tasks '4', '5'\)"):
+        solve(data, engine=Wreck(data), **common)
+    with pytest.raises(ValueError, match="on_lost must be 'stop' or 'go_on'"):
+        solve(data, on_lost="shrug", **common)
+    with pytest.raises(ValueError, match="a Stubborn does not say what then becomes of it"):
+        solve(data, on_lost="go_on", relationship=Stubborn(), **common)
+    with pytest.raises(ValueError, match="no variance at all"):
+        TaskCovariance.from_dense(np.diag([1.0, 0.0, 0.0])).only(np.array([1, 2]))
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+def test_a_covariance_of_some_tasks(floor: float) -> None:
+    F = np.random.default_rng(0).normal(size=(8, 3))
+    F[5] = 0.0
+    sigma, some = F @ F.T + floor * np.eye(8), np.array([6, 1, 5, 2])
+    block = sigma[np.ix_(some, some)]
+    cut = TaskCovariance.from_dense(sigma).only(some)
+    np.testing.assert_allclose(cut.dense(), block / np.trace(block), atol=1e-12)
+    np.testing.assert_allclose(cut.basis.T @ cut.basis, np.eye(cut.basis.shape[1]), atol=1e-12)

@@ -1,0 +1,240 @@
+"""The Ray engine as people use it: options, sources that only actors read, and what is said when it cannot work."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from dmtrl import MTRLRegressor, RayOptions, Settings, SourcePlan, TaskData, solve
+from dmtrl.engines import LocalEngine, RayEngine, choose_engine
+from dmtrl.engines.ray import share
+from dmtrl.losses.builtin import get_loss
+from support import clusters
+from support.problems import random_problem
+from support.shell_data import run
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    with clusters.of_nodes(1, cpus=2) as cluster:
+        yield cluster
+
+
+# What the driver of a cluster does, in a process of its own, so that its memory can be told from that of the tests.
+DRIVER = """
+import json, pickle, sys
+from dmtrl import RayOptions, Settings, SourcePlan, solve
+from dmtrl.lab.bench.scale_run import memory
+from dmtrl.engines.ray import cluster
+
+folder, address = sys.argv[1:]
+options = RayOptions(address)
+
+with cluster(options):
+    small = SourcePlan.from_files(folder + "/small", target="y", task="t")
+    solve(small, loss="squared", reg_lambda=0.1, engine=options, workers=1, settings=Settings(max_rounds=2, tol=0.5))
+    before = memory()[1]
+    plan = SourcePlan.from_files(folder + "/large", target="y", task="t")
+    outcome = solve(plan, loss="squared", reg_lambda=0.1, engine=options, workers=2, settings=Settings(tol=0.1))
+    print(json.dumps({
+        "memory": memory()[1] - before,
+        "messages": [[record.bytes_sent, record.bytes_received] for record in outcome.history],
+        "sources": sum(len(pickle.dumps(source)) for source in plan.sources(2)),
+        "W": outcome.W.tolist(),
+        "names": plan.names.tolist(),
+    }))
+"""
+
+
+def _parquet(folder: Path, rows: int, d: int, tasks: int) -> tuple[int, TaskData]:
+    """A folder with a file for each task; its size, and the same rows as arrays."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    rng, parts = np.random.default_rng(0), []
+    for task in range(tasks):
+        X, y = rng.normal(size=(rows, d)), rng.normal(size=rows)
+        (folder / f"t={task}").mkdir(parents=True)
+        columns = {f"x{j}": X[:, j] for j in range(d)} | {"y": y}
+        parquet.write_table(pa.table(columns), folder / f"t={task}" / "rows.parquet", row_group_size=5000)
+        parts.append((X, y))
+    return sum(file.stat().st_size for file in folder.rglob("*.parquet")), TaskData.from_list(parts)
+
+
+def test_rows_pass_through_neither_driver_nor_coordinator(cluster: Any, tmp_path: Path) -> None:
+    _parquet(tmp_path / "small", 20, 40, 2)
+    size, data = _parquet(tmp_path / "large", 12_000, 40, 8)
+    assert size > 30e6
+    command = [sys.executable, "-c", DRIVER, str(tmp_path), cluster.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["memory"] < size / 4
+    assert said["sources"] < 1e5
+    for sent, received in said["messages"]:  # d numbers a task down, d up, and sums
+        assert sent < 8 * 8 * 40 + 2000
+        assert received < 8 * 8 * 40 + 4000
+    plain = solve(data, loss="squared", reg_lambda=0.1, workers=2, settings=Settings(tol=0.1))
+    assert np.array(said["W"]).tobytes() == plain.W.tobytes()
+
+
+def test_one_task_per_actor_and_one_task_over_several(cluster: Any) -> None:
+    data = random_problem("squared", m=3)
+    options = RayOptions(cluster.address)
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=1e-4)}
+    for layout in ({"workers": data.m}, {"workers": 2, "shards": [2, 1, 1]}):
+        assert clusters.no_actors()
+        counted: list[int] = []
+        count = [lambda _, counted=counted: counted.append(len(clusters.actors()))]
+        there = solve(data, engine=options, callbacks=count, **layout, **common)
+        here = solve(data, **layout, **common)
+        assert there.W.tobytes() == here.W.tobytes()
+        assert set(counted) == {layout["workers"]}
+    assert clusters.no_actors()
+
+
+def test_what_an_actor_cannot_read_comes_back_as_its_own_words(cluster: Any, tmp_path: Path) -> None:
+    data = random_problem("squared", m=2)
+    spoilt = TaskData.from_list([(data.X[:5], data.y[:5]), (data.X[5:9] * np.nan, data.y[5:9])], ["north", "south"])
+    options = RayOptions(cluster.address)
+    with pytest.raises(ValueError, match="task 'south', row 0, column 0: X holds NaN"):
+        solve(spoilt, loss="squared", reg_lambda=1.0, engine=options)
+    plan = SourcePlan.from_callable("no.such.module:load", ["a"])
+    with pytest.raises(ModuleNotFoundError, match=r"a machine of the Ray cluster lacks a package: .*'no'"):
+        solve(plan, loss="squared", reg_lambda=1.0, engine=options)
+    (tmp_path / "a.csv").write_text("t,y,x\nn,1,2\nn,2,two\n")
+    plan = SourcePlan.from_files(tmp_path / "a.csv", "y", "t")
+    with pytest.raises(ValueError, match=r"column 'x' holds 'two' \(in task 'n'\), which is not a number"):
+        solve(plan, loss="squared", reg_lambda=1.0, engine=options)
+    assert clusters.no_actors()
+
+
+def test_resources_nobody_has(cluster: Any) -> None:
+    data = random_problem("squared", m=2)
+    options = RayOptions(cluster.address, resources={"harp": 1}, patience=1.0)
+    with pytest.raises(RuntimeError, match=r"worker 0 could not be started within 1 seconds; give the cluster room"):
+        solve(data, loss="squared", reg_lambda=1.0, engine=options)
+
+
+def test_nobody_at_that_address() -> None:
+    data = random_problem("squared", m=2)
+    with pytest.raises(ConnectionError, match=r"no Ray cluster answers at '127.0.0.1:9'"):
+        solve(data, loss="squared", reg_lambda=1.0, engine=RayOptions("127.0.0.1:9"))
+
+
+def test_what_cannot_travel_is_refused_before_anything_starts() -> None:
+    lock = threading.Lock()
+    plan = SourcePlan.from_callable(lambda task: (lock, task), ["a"])
+    with pytest.raises(TypeError, match="the source of worker 0 cannot be sent to another process: cannot pickle"):
+        RayEngine(plan.sources(1), get_loss("squared"))
+
+
+def test_a_cluster_of_its_own_from_the_shell(tmp_path: Path) -> None:
+    """Started when none is given, and gone afterwards; the same model comes out as without it."""
+    rng = np.random.default_rng(0)
+    rows = ["school,score,age"]
+    rows += [f"{i % 3},{x + 0.1 * rng.normal():.4f},{x:.4f}" for i, x in enumerate(rng.normal(size=60))]
+    (tmp_path / "marks.csv").write_text("\n".join(rows))
+    common = ["fit", str(tmp_path / "marks.csv"), "--task", "school", "--target", "score", "--lambda", "0.1", "--json"]
+    found, before = [], clusters.leftovers(patience=0.0)
+    for more in ([], ["--engine", "ray", "--workers", "2"]):
+        result = run(*common, "--no-page", "--out", str(tmp_path / f"{len(more)}.dmtrl"), *more)
+        assert result.exit_code == 0, result.output
+        found.append(json.loads(result.stdout))
+    assert found[0]["certificate"] == found[1]["certificate"]
+    assert clusters.leftovers(besides=before) == []
+
+
+def test_options_of_the_shell_that_need_ray(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("t,y,x\n1,2,3\n1,3,5\n2,2,1\n2,1,1\n")
+    common = ["fit", str(tmp_path / "a.csv"), "--task", "t", "--target", "y", "--out", str(tmp_path / "m.dmtrl")]
+    result = run(*common, "--workers", "2")
+    assert result.exit_code == 1
+    assert "--workers is for --engine ray" in result.output
+
+
+def test_engines_that_are_none() -> None:
+    with pytest.raises(ValueError, match=r"engine must be 'local', 'ray' or RayOptions\(...\), got 'spark'"):
+        MTRLRegressor(engine="spark").fit(np.ones((3, 1)), np.arange(3.0))
+    for wrong in (None, 3, RayOptions, LocalEngine):
+        with pytest.raises(ValueError, match="engine must be"):
+            choose_engine(wrong)
+    with pytest.raises(ValueError, match="at least one source"):
+        RayEngine([], get_loss("squared"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"workers": 0},
+        {"cpus": -1.0},
+        {"patience": 0.0},
+        {"silence": 0},
+        {"silence": -1.0},
+        {"silence": np.inf},
+        {"silence": np.nan},
+        {"silence": "5"},
+        {"silence": True},
+    ],
+)
+def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
+        RayOptions(**wrong)
+
+
+def test_silence_is_free_unless_it_is_limited() -> None:
+    assert RayOptions().silence is None
+    assert RayOptions(silence=np.int64(9)).silence == 9  # type: ignore[arg-type]
+
+
+# A process that holds a file open, and whose parent is gone.
+ORPHAN = """
+import subprocess, sys
+hold = "import time; file = open('log', 'w'); print('ready', flush=True); time.sleep(60)"
+pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+child = subprocess.Popen([sys.executable, "-c", hold], **pipes)
+child.stdout.readline()
+print(child.pid)
+"""
+
+
+def test_what_is_left_of_a_cluster_is_seen_also_without_its_parents(tmp_path: Path) -> None:
+    """By the file it holds open: its title does not name the folder."""
+    command = [sys.executable, "-c", ORPHAN]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    orphan = psutil.Process(int(said.stdout))
+
+    def seen() -> list[str]:  # beside the cluster of other tests
+        return [title for title in clusters.leftovers(str(tmp_path), patience=0.0) if "file = open" in title]
+
+    try:
+        assert orphan not in psutil.Process().children(recursive=True)
+        assert len(seen()) == 1
+    finally:
+        orphan.kill()
+        orphan.wait(10)
+    assert seen() == []
+
+
+def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r'engine="ray" needs Ray: pip install "dmtrl\[ray\]"'):
+        MTRLRegressor(engine="ray").fit(np.ones((3, 1)), np.arange(3.0))
+
+
+@pytest.mark.parametrize(
+    ("processors", "actors", "expected"),
+    [([2.0], 2, 1.0), ([2.0], 3, 0.666), ([1.0, 1.0, 1.0], 4, 0.5), ([16.0, 16.0], 10, 1.0), ([0.0, 1.0], 5, 0.2)],
+)
+def test_actors_share_the_processors(processors: list[float], actors: int, expected: float) -> None:
+    assert share(processors, actors) == expected
+    assert sum(int(c / expected + 1e-6) for c in processors) >= actors

@@ -1,0 +1,167 @@
+"""A real cluster of three nodes, whose actors and one of whose nodes are killed: the weights must not notice."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dmtrl import RoundRecord, Settings, SourcePlan, TasksLeftOutWarning, solve
+from dmtrl.engines import RayEngine, RayOptions
+from dmtrl.engines.ray import cluster as connection
+from dmtrl.losses.builtin import get_loss
+from support import clusters
+from support.problems import random_problem
+from support.ray_faults import Killer, Problem, mds_shaped, runs, same_bits, school, synthetic
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """With a connection that all tests share."""
+    with clusters.of_nodes(3, resources={"harp": 2}) as cluster, connection(RayOptions(cluster.address)):
+        yield cluster
+
+
+@pytest.mark.parametrize(("problem", "times", "rounds"), [(school, 10, 30), (synthetic, 3, 10)])
+def test_actors_killed_in_one_run(problem: Problem, times: int, rounds: int, cluster: Any, shared_data: Any) -> None:
+    killer = Killer(times, rounds)
+    plain, disturbed, losses = runs(problem(shared_data), rounds, killer, cluster.address)
+    killer.join()
+    same_bits(plain, disturbed)
+    assert killer.killed == times
+    assert losses >= times  # each was another process, and was missed and replaced
+
+
+def once_at_round(number: int, act: Callable[[], object]) -> Callable[[RoundRecord], object]:
+    """Also where a fit begins again."""
+    left = [act]
+    return lambda record: left.pop()() if left and record.round == number else None
+
+
+def test_a_silent_actor_and_rows_that_cannot_be_read_for_a_while(cluster: Any, tmp_path: Path) -> None:
+    """An actor is alive and says nothing, and the one in its place is on a machine whose file system comes late."""
+    rng = np.random.default_rng(0)
+    lines = [f"{i % 4},{x:.3f},{rng.normal() + x:.3f}" for i, x in enumerate(rng.normal(size=80))]
+    rows, away = tmp_path / "rows.csv", tmp_path / "away.csv"
+    rows.write_text("\n".join(["task,x,y", *lines]))
+    plan = SourcePlan.from_files(rows, "y", "task")
+
+    def come_back() -> None:
+        while engine.losses < 2:
+            time.sleep(0.05)
+        away.rename(rows)
+
+    back = threading.Thread(target=come_back, daemon=True)
+
+    def disturb() -> None:
+        rows.rename(away)
+        clusters.stop(clusters.actors()[0])
+        back.start()
+
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=0.0, max_rounds=6)}
+    plain = solve(plan, workers=2, **common)
+    options = RayOptions(cluster.address, silence=3.0, patience=60.0)
+    with RayEngine(plan.sources(2), get_loss("squared"), options) as engine:
+        same_bits(plain, solve(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
+    assert not back.is_alive(), "nobody was lost twice"
+    assert clusters.no_actors()
+
+
+def test_rounds_without_a_barrier(cluster: Any, shared_data: Any) -> None:
+    """Two actors are killed in the middle, and somebody else takes the processor of one. Certificates hold against an
+    optimum that is known better."""
+    ray = pytest.importorskip("ray")
+    data, loss, lam = synthetic(shared_data)
+    best = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6)).certificate
+    seen, squatters = [], []
+
+    class Squatter:
+        def sits(self) -> bool:
+            return True
+
+    def watch(record: RoundRecord) -> None:
+        seen.append(record.gap)
+        assert record.primal >= best.dual
+        assert record.dual <= best.primal
+        if record.round == 2:
+            for process in clusters.actors()[:2]:
+                clusters.kill(process)
+            squatters.append(ray.remote(num_cpus=1)(Squatter).remote())
+            ray.get(squatters[0].sits.remote())
+
+    options = Settings(max_staleness=8, tol=1e-4)
+    nodes = len(cluster.list_all_nodes())  # each has one processor: all are taken
+    with RayEngine(data.sources(nodes), get_loss(loss), RayOptions(cluster.address, patience=30.0)) as engine:
+        outcome = solve(data, loss=loss, reg_lambda=lam, engine=engine, callbacks=[watch], settings=options)
+        assert engine.losses >= 2
+    ray.kill(squatters[0])
+    assert outcome.converged
+    assert outcome.trace.arrivals
+    assert seen[2] > 10 * options.tol, "it was over before anybody was killed"
+
+
+def test_actors_go_where_they_are_told_to(cluster: Any) -> None:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    data, nodes = random_problem("squared", m=4), cluster.list_all_nodes()
+    there = NodeAffinitySchedulingStrategy(nodes[0].node_id, soft=False)
+    harps = [2 * (node.get_resource_and_label_spec().resources.get("harp", 0) > 0) for node in nodes]
+    assert sum(harps) == 2
+    for options, expected in (
+        (RayOptions(cluster.address, workers=2, cpus=0.5, resources={"harp": 1}), harps),
+        (RayOptions(cluster.address, workers=2, cpus=0.5, strategy=there), [2, 0, 0]),
+    ):
+        assert clusters.no_actors()
+        found: list[list[int]] = []
+        count = [lambda _, found=found: found.append([len(clusters.actors_below(node)) for node in nodes])]
+        plain = solve(data, loss="squared", reg_lambda=0.1, workers=2)
+        same_bits(plain, solve(data, loss="squared", reg_lambda=0.1, engine=options, callbacks=count))
+        assert found
+        assert all(counts == expected for counts in found)
+
+
+# From here on nodes are lost, and those that are left are enough.
+
+
+def fullest(cluster: Any) -> Any:
+    return max(cluster.worker_nodes, key=lambda node: len(clusters.actors_below(node)))
+
+
+def test_a_node_killed(cluster: Any, shared_data: Any) -> None:
+    lost = []
+    disturb = once_at_round(3, lambda: lost.append(clusters.lose(cluster, fullest(cluster))))
+    plain, disturbed, losses = runs(mds_shaped(shared_data), 10, disturb, cluster.address)
+    same_bits(plain, disturbed)
+    assert losses >= lost[0] > 0  # a replacement may be sent to the dead node as well, while nobody knows
+
+
+class Hasty(RayOptions):
+    """Patient while processes are made, and not when one is lost."""
+
+    def start(self, *given: Any) -> Any:
+        engine: Any = super().start(*given)
+        engine._patience = 2.0
+        return engine
+
+
+def test_going_on_with_a_node_less(cluster: Any) -> None:
+    """Every actor wants a processor, and every node has one: what is left has no room for as many as before."""
+    workers = len(cluster.list_all_nodes())
+    data = random_problem("squared", m=2 * workers)
+    lose = once_at_round(1, lambda: clusters.lose(cluster, fullest(cluster)))
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
+    engine = Hasty(cluster.address, cpus=1.0)
+    assert clusters.no_actors()
+    with pytest.warns(TasksLeftOutWarning, match=f"with workers={workers - 1}"):
+        rest = solve(data, engine=engine, workers=workers, on_lost="go_on", callbacks=[lose], **common)
+    assert rest.tasks is not None
+    assert len(rest.tasks) == data.m - 2
+    same_bits(rest, solve(data.only(rest.tasks), workers=workers - 1, **common))

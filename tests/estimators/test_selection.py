@@ -1,0 +1,101 @@
+"""Choosing lambda and tau: on training rows only, by the path, and as good as trying every value by hand."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
+from dmtrl.protocol.message import Message
+from support.problems import random_problem
+
+# The check hands over row splits; ours is a number of folds that every worker draws, so that no row number travels.
+OWN_FOLDS = {
+    f"check_sample_weight_equivalence_on_{kind}_data": "cv is a number of folds, drawn where the rows lie"
+    for kind in ("dense", "sparse")
+}
+
+
+def _long(loss: str = "squared", **kwargs: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    data = random_problem(loss, **kwargs)
+    return data.X, data.y, np.repeat([f"task{i}" for i in range(data.m)], np.diff(data.starts))
+
+
+@parametrize_with_checks(
+    [
+        MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2),
+        MTRLClassifierCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2),
+    ],
+    expected_failed_checks=lambda estimator: OWN_FOLDS,
+)
+def test_conformance(estimator, check) -> None:
+    check(estimator)
+
+
+def test_the_choice_is_the_best_of_the_path() -> None:
+    X, y, tasks = _long(m=5, d=6, rows=25)
+    model = MTRLRegressorCV(lambdas=[0.001, 0.1, 10.0], commons=[0.0, 1.0], cv=3).fit(X, y, tasks=tasks)
+    mean = model.cv_path_.mean("squared_error")
+    assert mean.shape == (2, 3)
+    i, j = np.unravel_index(mean.argmin(), mean.shape)
+    assert (model.reg_lambda_, model.common_strength_) == (model.cv_path_.lambdas[j], model.cv_path_.commons[i])
+    twin = MTRLRegressor(reg_lambda=model.reg_lambda_, common=model.common_strength_).fit(X, y, tasks=tasks)
+    assert np.allclose(model.predict(X, tasks=tasks), twin.predict(X, tasks=tasks), rtol=1e-6)
+    assert model.certificate_.relative_gap <= 1e-3
+
+
+def test_scale_of_the_features_does_not_change_the_choice() -> None:
+    X, y, tasks = _long(m=4, d=5, rows=25)
+    a = MTRLRegressorCV(commons=[0.0], cv=3).fit(X, y, tasks=tasks)
+    b = MTRLRegressorCV(commons=[0.0], cv=3).fit(1000 * X, y, tasks=tasks)
+    assert np.argmin(a.cv_path_.mean("squared_error")) == np.argmin(b.cv_path_.mean("squared_error"))
+
+
+def test_classifier_on_digits() -> None:
+    """Ten one-vs-rest tasks in one problem, offline."""
+    X, y = load_digits(return_X_y=True)
+    X_train, X_test, y_train, y_test = train_test_split(X / 16.0, y, test_size=0.4, random_state=0, stratify=y)
+    model = MTRLClassifierCV(lambdas=[1e-3, 1e-2, 1e-1], cv=3).fit(X_train, y_train)
+    assert model.score(X_test, y_test) > 0.94
+    assert model.certificate_.relative_gap <= 1e-3
+
+
+def test_parameters_survive_cloning_and_nonsense_is_refused() -> None:
+    X, y, tasks = _long()
+    model = MTRLRegressorCV(lambdas=[0.1], cv=2, scoring="loss")
+    assert clone(model).get_params()["scoring"] == "loss"
+    assert "reg_lambda" not in model.get_params()
+    with pytest.raises(ValueError, match="scoring must be one of loss, squared_error, wrong"):
+        MTRLRegressorCV(scoring="beauty").fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="lambdas must be positive and finite"):
+        MTRLRegressorCV(lambdas=[0.0]).fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="cv must be a number of folds"):
+        MTRLRegressorCV(cv=[([0], [1])]).fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="at least two folds, got 1"):
+        MTRLRegressorCV(cv=1).fit(X, y, tasks=tasks)
+
+
+def test_classes_of_one_task_hold_out_the_same_rows() -> None:
+    """Otherwise a row held out for one class would train the others."""
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(150, 40)), rng.integers(0, 3, size=150)
+    model = MTRLClassifierCV(lambdas=[1e-4], cv=3).fit(X, y)
+    problem = model._pose(model._read(X, y, None, None))
+    with model._engine(problem) as engine:
+        engine.broadcast(Message("hold_out", {"fold": 0, "folds": 3, "seed": 0}))
+        held = engine._workers[0]._held.reshape(3, 150)
+    assert (held == held[0]).all()
+    assert model.scoring_ == "loss"
+    assert float(model.cv_path_.mean("loss").min()) > np.log(2)  # labels are noise: a weak lambda must look bad
+
+
+def test_scoring_that_makes_no_sense_is_refused() -> None:
+    X, y, tasks = _long()
+    with pytest.raises(ValueError, match="scoring='wrong' counts wrong signs and is for classification"):
+        MTRLRegressorCV(scoring="wrong").fit(X, y, tasks=tasks)
+    with pytest.raises(ValueError, match="scoring='squared_error' makes no sense with the poisson loss"):
+        MTRLRegressorCV(loss="poisson", scoring="squared_error").fit(X, np.abs(y).round(), tasks=tasks)
+    with pytest.raises(ValueError, match="every task has only one sample"):
+        MTRLRegressorCV().fit(X[:3], y[:3], tasks=np.arange(3))

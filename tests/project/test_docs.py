@@ -1,0 +1,213 @@
+"""The pages cannot drift: every block and command in README.md, docs/ and examples/ is run, every link leads somewhere.
+
+How a page is read, block by block and from top to bottom, in one temporary folder per page:
+- ```python is run; the blocks of a page share their names. A ```text block right after it is what it prints.
+- ```console is a session: lines that begin with "$ " are run by bash with the environment's commands first on PATH.
+  What stands below a command is what it prints (stdout); nothing there: anything. A line "..." stands for any lines.
+- Numbers of seconds ("0.7 s") may differ, and spaces at the end of a line. Nothing else may.
+- ```text illustrates. A block without a name is read as text, or as a session if its lines are commands.
+A command that is not run stands in NOT_RUN, with the reason.
+"""
+
+import contextlib
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import click
+import pytest
+
+from dmtrl.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+INDEX = ROOT / "docs" / "README.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+NOT_RUN = {
+    "make demo": "sets up an environment; test_cli runs the demo itself with --quick",
+    "make test": "is what runs this test",
+    'pip install ".[frames,report]"': "changes the environment; `make` has done it",
+    "dmtrl bench --out benchmarks": "takes long; test_bench says where each benchmark is tested",
+    "dmtrl bench network --latency 20 --bandwidth 100": "takes a minute; test_bench_network has its parts",
+    "dmtrl bench network": "takes a minute; test_bench_network has its parts",
+    "dmtrl bench startup": "takes a minute; test_bench_startup has its parts",
+    "python -m dmtrl.lab.bench.kernels --only hinge:60000x200": "takes minutes; test_bench_kernels has its parts",
+}
+
+KINDS = {"python", "console", "text"}
+COMMAND = re.compile(r"(make|pip|python3?|dmtrl|\S*/bin/\w+)( .*)?")
+SECONDS = re.compile(r"\b\d+(\.\d+)? s\b")
+
+
+@dataclass(frozen=True)
+class Block:
+    line: int  # of its first line of text, from 1
+    kind: str
+    lines: list[str]
+    follows: bool  # directly after the block before, with nothing but empty lines between
+
+    @property
+    def text(self) -> str:
+        return "".join(line + "\n" for line in self.lines)
+
+
+def read_blocks(page: Path) -> Iterator[Block]:
+    fence, begin, kept, between = None, 0, [], True
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.startswith("```"):
+            kept.append(line)
+            between &= fence is not None or not line.strip()
+        elif fence is None:
+            fence, begin, kept = line[3:].strip(), number + 1, []
+        else:
+            session = not fence and any(text.startswith("$ ") or COMMAND.fullmatch(text) for text in kept)
+            yield Block(begin, fence or ("console" if session else "text"), kept, between)
+            fence, kept, between = None, [], True
+    assert fence is None, f"{page.name}: a block is not closed"
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def sessions(block: Block) -> Iterator[tuple[int, str, list[str]]]:
+    """(line number, command, what it prints) of each command; a comment behind a command is not part of it."""
+    found: list[tuple[int, str, list[str]]] = []
+    prompts = any(line.startswith("$ ") for line in block.lines)
+    for number, line in enumerate(block.lines, block.line):
+        if line.startswith("$ ") if prompts else COMMAND.fullmatch(line):
+            found.append((number, line.removeprefix("$ ").partition("  #")[0].strip(), []))
+        elif found:
+            found[-1][2].append(line)
+    yield from found
+
+
+def assert_printed(said: list[str], printed: str, where: str) -> None:
+    def plain(lines: list[str]) -> list[str]:
+        return [SECONDS.sub("0 s", line.rstrip()) for line in lines]
+
+    wanted, got = plain(said), "".join(line + "\n" for line in plain(printed.splitlines()))
+    pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line) + r"\n" for line in wanted)
+    if not re.fullmatch(pattern, got):
+        pytest.fail(f"{where}: the page says\n" + "\n".join(wanted) + f"\nbut printed is\n{got}", pytrace=False)
+
+
+def run_command(command: str, folder: Path) -> str:
+    """Run by bash as a newcomer would, in a terminal of 80 columns; what it printed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "COLUMNS": "80", "TERM": "dumb", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"$ {command}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_blocks_and_commands_do_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")  # the pages are written for the root of the repository
+    names: dict[str, object] = {"__name__": "__main__"}
+    found = list(read_blocks(page))
+    for block, after in pairwise([*found, Block(0, "end", [], False)]):
+        where = f"{page.name}:{block.line}"
+        assert block.kind in KINDS, f"{where}: a block of kind {block.kind!r} would not be run"
+        assert block.kind != "text" or "\n$ " not in "\n" + block.text, f"{where}: a session that would not be run"
+        if block.kind == "python":
+            printed = io.StringIO()
+            # empty lines before it, so that an error names the line of the page
+            code = compile("\n" * (block.line - 1) + block.text, str(page), "exec")
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)
+            if after.kind == "text" and after.follows:
+                assert_printed(after.lines, printed.getvalue(), f"{page.name}:{after.line}")
+        for line, command, said in sessions(block) if block.kind == "console" else ():
+            if command not in NOT_RUN:
+                printed_there = run_command(command, tmp_path)
+                if any(text.strip() for text in said):
+                    assert_printed(said, printed_there, f"{page.name}:{line}")
+
+
+def test_what_is_not_run_is_still_there() -> None:
+    there = {
+        command
+        for page in PAGES
+        for block in read_blocks(page)
+        if block.kind == "console"
+        for _, command, _ in sessions(block)
+    }
+    assert set(NOT_RUN) <= there, "an exception that no page needs any more"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_commands_named_in_a_sentence_exist(page: Path) -> None:
+    for found in re.findall(r"`((?:dmtrl|python -m dmtrl[\w.]*)(?: [^`]*)?)`", prose(page)):
+        words = found.split()
+        if words[0] == "python":
+            module = importlib.util.find_spec(words[2])
+            assert module, f"there is no module {words[2]}"
+            assert "__main__" in Path(str(module.origin)).read_text(encoding="utf-8"), f"{found} does nothing"
+        elif len(words) > 1:
+            command = main.get_command(click.Context(main), words[1])
+            assert command, f"there is no command {words[1]!r}"
+            options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+            unknown = {word for word in words[2:] if word.startswith("-")} - options - {"--help"}
+            assert not unknown, f"dmtrl {words[1]} has no option {unknown}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, made as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+?) *$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = prose(page)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", target):
+            continue  # out into the world, which the tests do not visit
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}, which does not exist"
+        assert not anchor or anchor in anchors(there), f"{page.name} links to {target}: there is no such heading"
+    for path in re.findall(r"`((?:docs|src|tests)/[\w./]+)`", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}, which does not exist"
+
+
+def test_the_index_links_every_page() -> None:
+    linked = {(INDEX.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)\)", prose(INDEX))}
+    assert {page for page in PAGES if page != INDEX} <= linked
+
+
+def remarks(file: Path) -> Iterator[str]:
+    """Comments, and strings in three quotes."""
+    with tokenize.open(file) as lines:
+        for token in tokenize.generate_tokens(lines.readline):
+            if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and '"""' in token.string):
+                yield token.string
+
+
+def test_equations_and_sections_cited_in_the_code_exist() -> None:
+    text = (ROOT / "docs" / "math.md").read_text(encoding="utf-8")
+    numbers = set(re.findall(r"\\tag\{([\d.]+)\}", text)) | set(re.findall(r" {4,}\(([\d.]+)\)$", text, re.MULTILINE))
+    sections = set(re.findall(r"^## (\d+)\. ", text, re.MULTILINE))
+    assert {"1", "25.1", "31"} <= numbers
+    assert "11" in sections
+    cited = 0
+    for file in sorted((ROOT / "src" / "dmtrl").rglob("*.py")):
+        for remark in remarks(file):
+            for number in re.findall(r"(?<![\w.*\])])\((\d{1,2}(?:\.\d)?)\)", remark):
+                cited += 1
+                assert number in numbers, f"{file.name} cites ({number}), which is not in docs/math.md: {remark[:200]}"
+            for number in re.findall(r"math\.md,? sections? (\d+)", remark):
+                assert number in sections, f"{file.name} cites section {number} of docs/math.md"
+    assert cited > 20

@@ -1,0 +1,373 @@
+"""The report room without a browser: refusals, names, tables, pictures, colours."""
+
+import csv
+import io
+import itertools
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dmtrl.report import (
+    BarChart,
+    ChartGrid,
+    DotPlot,
+    HeatMap,
+    KeyFigures,
+    LineChart,
+    Page,
+    Section,
+    Series,
+    Table,
+    Text,
+    slug,
+)
+from dmtrl.report.files import csv_text, markdown_text, read_as_number, shown_columns, to_the_right
+from dmtrl.report.interactive import panels
+from dmtrl.report.page import _paragraphs, render_page, write_files, write_page
+from dmtrl.report.static import _apart, render, save
+from dmtrl.report.theme import DARK, LIGHT, Theme, axis_words, exchange, literal, printable
+from support.report_pages import HOSTILE, curves, full_page, hostile_page
+
+ONE = Series("one", [1, 2], [3, 4])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: Series("a", [1, 2], [1]), "2 values of x but 1 of y"),
+        (lambda: Series("a", [], []), "no points"),
+        (lambda: Series(" ", [1], [1]), "no name"),
+        (lambda: Series("a", [1], ["x"]), "not numbers"),  # type: ignore[list-item]
+        (lambda: Series("a", [1], [1], style="wavy"), "'wavy': choose one of line, dashes, dots, points"),
+        (lambda: Series("a", [1], [1], low=[0]), "only one edge"),
+        (lambda: Series("a", [1], [1], low=[0], high=[1, 2]), "1 values of x but 2 of high"),
+        (lambda: LineChart("t", "x", "y", [], alt="a"), "'t' has no series"),
+        (lambda: LineChart("t", "x", "y", [ONE], alt=""), "no alternative text"),
+        (lambda: LineChart("t", "x", "y", [ONE, ONE], alt="a"), "two series named 'one'"),
+        (lambda: LineChart("t", "x", "y", [ONE], alt="a", log_y=True, references=[("r", 0.0)]), "logarithmic axis"),
+        (lambda: ChartGrid("t", [], alt="a"), "no charts"),
+        (lambda: HeatMap("t", [("p", np.eye(3))], ["a", "b"], alt="a"), r"shape \(3, 3\) for 2 labels"),
+        (lambda: HeatMap("t", [("p", np.eye(1))], ["a"], alt="a", limit=0), "positive"),
+        (lambda: HeatMap("t", [("p", np.eye(2))], ["a", "b"], alt="a", columns=["c"]), "2 labels and 1 columns"),
+        (lambda: HeatMap("t", [("p", np.eye(1))], ["a"], alt="a", columns=[]), "no columns"),
+        (lambda: HeatMap("t", [("p", np.eye(1))], ["a"], alt="a", short=["b", "c"]), "2 short labels for 1 rows"),
+        (lambda: Series("a", [1, 2], [1, 2], names=["b"]), "2 points but 1 names"),
+        (lambda: DotPlot("t", [], [("a", [])], "x", alt="a"), "no dots"),
+        (lambda: DotPlot("t", ["a"], [("b", [1, 2])], "x", alt="a"), "2 dots for 'b' but 1 rows"),
+        (lambda: DotPlot("t", ["a"], [("b", [1]), ("b", [2])], "x", alt="a"), "two sets of dots named 'b'"),
+        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[0]), "without saying why"),
+        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[1], mark="m"), "a row that is not there"),
+        (lambda: KeyFigures("t", []), "are empty"),
+        (lambda: BarChart("t", ["a"], [("b", [1, 2])], "y", alt="a"), "2 heights for 'b' but 1 categories"),
+        (lambda: BarChart("t", ["a"], [("b", [1])], "y", alt="a", errors={"c": [1]}), "errors for 'c'"),
+        (lambda: Table("t", ["a", "b"], [[1, 2], [1]]), "2 columns but 1 cells in row 2"),
+        (lambda: Page("t", "", []), "no sections"),
+    ],
+)
+def test_nonsense_is_refused_with_a_sentence(make: object, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make()  # type: ignore[operator]
+
+
+@given(st.text())
+def test_slug_is_fit_for_a_file_and_an_anchor(title: str) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug(title))
+    assert len(slug(title)) <= 60
+    assert slug(slug(title)) == slug(title)
+
+
+def test_slug_keeps_titles_apart_that_lose_their_letters() -> None:
+    titles = ["Gap, λ = 1", "Gap, μ = 1", "العربية", "中文", "x" * 100, "x" * 101, "!", "?"]
+    assert len({slug(title) for title in titles}) == len(titles)
+    assert slug("Figure 3: the gap") == "figure-3-the-gap"
+
+
+def test_only_finite_points_are_drawn() -> None:
+    x, y = [1.0, 2, 3, np.nan, 5, 0], [1.0, np.nan, np.inf, 4, 5, 6]
+    chart = LineChart("t", "x", "y", [Series("a", x, y)], alt="a", log_x=True)
+    trace = panels(chart)[0].figure.data[0]
+    assert list(trace.x) == [1.0, 5.0]
+    assert list(trace.y) == [1.0, 5.0]
+    assert render(chart)
+
+
+def test_a_chart_with_nothing_to_draw_is_drawn_empty() -> None:
+    chart = LineChart("t", "x", "y", [Series("a", [1, 2], [0, np.nan])], alt="a", log_y=True)
+    grid = ChartGrid("t", [chart, LineChart("u", "x", "y", [ONE], alt="a")], alt="a")
+    heat = HeatMap("t", [("p", np.full((2, 2), np.nan))], ["same", "same"], alt="a")
+    bars = BarChart("t", ["a", "a"], [("b", [np.nan, 1])], "y", alt="a")
+    for item in (chart, grid, heat, bars):
+        assert render(item)
+        assert panels(item)
+
+
+def test_words_of_users_are_not_read_as_markup() -> None:
+    for name in (*HOSTILE, "[press](https://example.org)", "**bold** `code`", "\\**x**", "a\n\nb"):
+        for around in ("{}", "**{}**", "say {} and **{}**"):
+            html = str(_paragraphs(around.replace("{}", literal(name))))
+            assert not re.search(r"<(?!/?(p|strong)\b)", html), html
+            assert html.count("<p") == 1
+            text = unescape(re.sub(r"</?(p|strong)\b[^>]*>", "", html))
+            assert text == around.replace("**", "").replace("{}", printable(name)), html
+
+
+def test_points_and_dots_carry_their_names_and_marks() -> None:
+    chart = LineChart(
+        "t", "x", "y", [Series("s", [1, 2, 3], [1, np.nan, 3], "points", names=["a", "b", "<c>"])], alt="a"
+    )
+    trace = panels(chart)[0].figure.data[0]
+    assert [name.strip("\u2068\u2069") for name in trace.customdata] == ["a", "&lt;c&gt;"], (
+        "of the points that are drawn"
+    )
+    dots = DotPlot("t", ["a", "b"], [("p", [1, 2]), ("q", [3, 4])], "x", "a", [1], "worse")
+    joined, p, q, ring = panels(dots)[0].figure.data
+    assert joined.x[:2].tolist() == [1, 3]
+    assert (p.marker.symbol, q.marker.symbol) == ("circle", "diamond"), "told apart without colour"
+    assert list(ring.x) == [2]
+    assert render(dots)
+
+
+def test_a_reference_is_named_where_there_is_room() -> None:
+    falling = LineChart(
+        "t", "x", "y", [Series("s", [1, 2, 3, 4], [8.0, 4.0, 2.0, 1.0])], alt="a", references=[("r", 1.0)]
+    )
+    rising = LineChart(
+        "t", "x", "y", [Series("s", [1, 2, 3, 4], [1.0, 2.0, 4.0, 8.0])], alt="a", references=[("r", 1.0)]
+    )
+    assert panels(falling)[0].figure.layout.annotations[0].x == 0
+    assert panels(rising)[0].figure.layout.annotations[0].x == 1
+
+
+def test_series_of_one_group_and_series_of_one_name_share_a_colour() -> None:
+    series = [Series("a", [1], [1], group=1), Series("b", [1], [1]), Series("c", [1], [1], "dashes", group=1)]
+    a, b, c = (trace.line.color for trace in panels(LineChart("t", "x", "y", series, alt="a"))[0].figure.data)
+    assert a == c != b
+    grid = ChartGrid("t", [curves("1", ("p", "q")), curves("2", ("q", "r"))], alt="a")
+    first, second = ({t.name: t.line.color for t in panel.figure.data} for panel in panels(grid))
+    assert first["q"] == second["q"]
+    assert len({first["p"], first["q"], second["r"]}) == 3
+
+
+def test_csv_keeps_every_digit_and_every_sign() -> None:
+    numbers = np.random.default_rng(0).normal(size=20) * 10.0 ** np.arange(-10, 10)
+    table = Table("t", ["a,b", "n"], [[f'{name}"', value] for name, value in zip("pqrst" * 4, numbers, strict=True)])
+    rows = list(csv.reader(io.StringIO(csv_text(table))))
+    assert rows[0] == ["a,b", "n"]
+    assert [row[0] for row in rows[1:]] == [row[0] for row in table.rows]
+    assert [float(row[1]) for row in rows[1:]] == numbers.tolist()
+
+
+def test_markdown_stays_one_row_a_row() -> None:
+    table = Table("t", ["name", "value"], [[name, k + 0.5] for k, name in enumerate((*HOSTILE, "a|b", "line\nline"))])
+    lines = markdown_text(table).strip().split("\n")[2:]
+    assert len(lines) == 2 + len(table.rows)
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 3 for line in lines)
+    assert lines[1] == "| --- | ---: |"
+    assert "<script" not in "".join(lines)
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=6))
+def test_a_number_is_never_shown_as_zero_or_far_from_itself(values: list[float]) -> None:
+    column = shown_columns(Table("t", ["a"], [[value] for value in values]))[0]
+    for value, shown in zip(values, column, strict=True):
+        read = float(shown.replace("−", "-"))
+        assert (read == 0) == (value == 0)
+        assert abs(read - value) <= max(5.1e-4 * max(map(abs, values)), 0) or abs(read - value) <= 5.1e-4 * abs(value)
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=30), st.integers(8, 24))
+def test_words_on_an_axis_fit_and_differ_where_the_labels_do(labels: list[str], width: int) -> None:
+    prefixed = ["School school" * 3 + label + " of the district" for label in labels]
+    for given_labels in (labels, prefixed):
+        words = axis_words(given_labels, width)
+        assert all(len(word) <= width for word in words)
+        assert len(set(words)) == len({printable(label) for label in given_labels})
+
+
+def test_words_on_an_axis_lose_what_all_have_in_common_and_no_part_of_a_number() -> None:
+    schools = [f"School school{i}" for i in (1, 10, 11, 139)]
+    assert axis_words(schools, 13) == ["…1", "…10", "…11", "…139"]
+    assert axis_words(schools, 20) == schools, "what fits stays whole"
+    assert axis_words(["district north, pupils", "district south, pupils"], 10) == ["…north…", "…south…"]
+    assert axis_words(["a rather long name", "another rather long name"], 10) == ["a rather…", "another r…"]
+    many = [f"School school{i}" for i in range(139)]
+    heat = HeatMap("t", [("", np.eye(139))], many, alt="a")
+    figure = panels(heat)[0].figure
+    assert figure.layout.meta["yaxis"] == [f"…{i}" for i in range(139)]
+    assert [name.strip("\u2068\u2069") for name in figure.data[0].y] == many, "hovering names them in full"
+
+
+def test_columns_that_read_as_numbers_stand_to_the_right() -> None:
+    cells = ["> 12", "1.2e-03", "4.41 ± 0.11 %", "10.03 ± 0.12", "−3", "1,234.5", "≈ 0.5", 10, 2.5]
+    values = [12, 1.2e-3, 4.41, 10.03, -3, 1234.5, 0.5, 10, 2.5]
+    assert [read_as_number(cell) for cell in cells] == values
+    assert [read_as_number(cell) for cell in ("", "-", "12 to 13", "1.2.3", "2020-01-01", "a1", True, None)] == [
+        None
+    ] * 8
+    rows = [["12", "> 12", "few", None], ["7", 10, "1", None], ["8", "not reached", "many", None]]
+    table = Table("t", ["name", "rounds", "words", "nothing"], rows)
+    assert [to_the_right(table, j) for j in range(4)] == [False, True, False, False], "digits alone may be a name"
+    page = render_page(Page("p", "", [Section("s", [table])]))
+    assert '<td class="number" data-key="12.0">&gt; 12</td>' in page
+    assert '<td class="number">not reached</td>' in page
+
+
+def test_whiskers_are_drawn_where_there_is_an_error_to_show() -> None:
+    for error, drawn in ((0.0, False), (0.5, True)):
+        bars = BarChart("t", ["a", "b"], [("p", [1, 2]), ("q", [2, 3])], "y", "a", {"p": [0, 0], "q": [0, error]})
+        assert [trace.error_y.array is not None for trace in panels(bars)[0].figure.data] == [drawn, drawn]
+        assert render(bars)
+
+
+def test_few_points_are_marked_and_narrow_panels_have_few_ticks() -> None:
+    few = Series("few", [0.004, 0.02, 0.3], [1, 2, 3])
+    many = Series("many", [0.004, 0.01, 0.02, 0.3], [1, 2, 3, 4])
+    chart = LineChart("t", "x", "y", [few, many], alt="a", log_x=True)
+    assert [trace.mode for trace in panels(chart)[0].figure.data] == ["lines+markers", "lines"]
+    for columns, dtick in ((1, "D2"), (2, "D2"), (3, 1)):
+        grid = ChartGrid("t", [chart] * 3, alt="a", columns=columns)
+        assert {panel.figure.layout.xaxis.dtick for panel in panels(grid)} == {dtick}
+        assert render(grid)
+    short = LineChart("t", "x", "y", [Series("s", [0.02, 0.05], [1, 2])], alt="a", log_x=True)
+    assert panels(ChartGrid("t", [short] * 3, alt="a", columns=3))[0].figure.layout.xaxis.dtick == "D2", (
+        "no power there"
+    )
+
+
+def test_files_are_written_whole_with_names_of_their_own(tmp_path: Path) -> None:
+    twice = Page("p", "", [Section("s", [Table("Same", ["a"], [[1]]), Table("Same", ["a"], [[2]]), curves("Same")])])
+    paths = write_files(twice, tmp_path / "new" / "folder")
+    assert [path.name for path in paths] == ["same.csv", "same.md", "same-2.csv", "same-2.md", "same-3.svg"]
+    assert (tmp_path / "new" / "folder" / "same-2.csv").read_text() == "a\n2\n"
+    assert sorted(paths) == sorted((tmp_path / "new" / "folder").iterdir()), "nothing else is left behind"
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        write_page(twice, tmp_path / "missing" / "page.html")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        write_page(twice, tmp_path)
+    with pytest.raises(ValueError, match=r"must end in \.svg or \.png"):
+        save(curves("c"), tmp_path / "c.gif")
+
+
+def test_a_page_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "page.html"
+    target.write_text("old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_page(full_page(), target)
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_pictures_are_the_same_bytes_whatever_the_caller_has_set(tmp_path: Path) -> None:
+    import matplotlib
+
+    chart = full_page().sections[0].items[1]
+    first = render(chart)  # type: ignore[arg-type]
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.hashsalt": "other"}):
+        before = dict(matplotlib.rcParams)
+        assert render(chart) == first  # type: ignore[arg-type]
+        assert dict(matplotlib.rcParams) == before
+    code = """
+import sys
+from support.report_pages import full_page
+from dmtrl.report.static import render
+sys.stdout.buffer.write(render(full_page().sections[0].items[1]))
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, check=True)
+    assert run.stdout == first
+    assert render_page(full_page()) == render_page(full_page())
+
+
+def test_pictures_of_every_kind_are_well_formed_also_with_hostile_names(tmp_path: Path) -> None:
+    for number, page in enumerate((full_page(), hostile_page())):
+        for path in write_files(page, tmp_path / str(number)):
+            if path.suffix == ".svg":
+                root = ElementTree.fromstring(path.read_bytes())
+                assert root.attrib["width"] == "576pt", "800 pixels"
+                assert not [e for e in root.iter() if e.tag.endswith(("script", "foreignObject", "}a"))]
+    assert save(curves("c"), tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=8))
+def test_labels_at_the_ends_stand_apart_and_as_near_as_can_be(wanted: list[float]) -> None:
+    from scipy.optimize import nnls
+
+    heights = _apart(np.array(wanted), 20.0, -1e6, 1e6)
+    order = np.argsort(wanted, kind="stable")
+    assert np.all(np.diff(heights[order]) >= 20 - 1e-6)
+    # oracle: the same least squares, with the lowest label free (two signs) and every further one a step >= 20 above it
+    steps = np.tril(np.ones((len(wanted), len(wanted))))
+    target = np.array(wanted)[order] - 20.0 * np.arange(len(wanted))
+    _, distance = nnls(np.hstack([-steps[:, :1], steps]), target)
+    assert np.linalg.norm(heights - wanted) <= distance + 1e-6
+
+
+def test_optional_packages_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Page("p", "", [Section("s", [Text("t"), curves("c")])])
+    for package, call in (
+        ("jinja2", lambda: render_page(page)),
+        ("plotly.graph_objects", lambda: panels(curves("c"))),
+        ("matplotlib", lambda: render(curves("c"))),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, package, None)
+            with pytest.raises(ImportError, match=r'pip install "dmtrl\[report\]"'):
+                call()
+
+
+# Machado, Oliveira and Fernandes (2009): how linear RGB looks without one kind of cone
+BLINDNESS = {
+    "none": np.eye(3),
+    "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+    "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+}
+TO_XYZ = np.array(
+    [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+)
+
+
+def linear(colour: str) -> np.ndarray:
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+
+
+def lab(rgb: np.ndarray) -> np.ndarray:
+    t = TO_XYZ @ np.clip(rgb, 0, 1) / [0.95047, 1.0, 1.08883]
+    f = np.where(t > 216 / 24389, np.cbrt(t), (24389 / 27 * t + 16) / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted(float(TO_XYZ[1] @ linear(colour)) for colour in (one, other))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_can_be_told_apart_and_text_can_be_read(theme: Theme) -> None:
+    for matrix in BLINDNESS.values():
+        seen = [lab(np.asarray(matrix) @ linear(colour)) for colour in theme.series]
+        # the well-known palette of Okabe and Ito has 16 here; a difference of about 2 can just be noticed
+        assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 16
+    assert all(contrast(colour, theme.background) >= 3 for colour in theme.series)
+    assert all(contrast(colour, theme.background) >= 4.5 for colour in (theme.ink, theme.muted, theme.link))
+    assert all(contrast(colour, theme.faint) >= 4.5 for colour in (theme.ink, theme.muted))
+
+
+def test_light_and_dark_are_exchanged_one_to_one() -> None:
+    colours = [LIGHT.background, LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.missing, *LIGHT.series, *LIGHT.diverging]
+    assert len(set(colours)) == len(colours)
+    pairs = exchange(LIGHT, DARK)
+    assert set(colours) <= set(pairs)
+    figure = panels(curves("c"), theme="dark")[0].figure
+    assert figure.layout.paper_bgcolor == pairs[LIGHT.background]
+    assert figure.data[0].line.color == pairs[LIGHT.series[0]]

@@ -1,0 +1,105 @@
+"""What the page about a model says: its sentences and tables agree with each other and with oracles."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dmtrl import Certificate, MTRLClassifierCV, MTRLRegressorCV, TaskCovariance
+from dmtrl.report import KeyFigures, Page, Table
+from dmtrl.report.held_out import guess_of_amounts, guess_of_classes
+from dmtrl.report.model_facts import ModelFacts
+from dmtrl.report.model_page import model_page, page_of
+from support.model_pages import families, items, made_up_comparison, table, words
+
+
+def test_how_well_it_predicts_is_what_cross_validation_found() -> None:
+    X, y, tasks, _ = families(4)
+    model = MTRLRegressorCV(lambdas=[1.0, 0.1, 0.01], commons=[0.0], cv=4).fit(X, y, tasks=tasks)
+    path = model.cv_path_
+    j = int(np.flatnonzero(path.lambdas == model.reg_lambda_)[0])
+    error = path.squared_error[0, j].sum() / len(y)
+    # oracle: every row against the mean of the other rows of its task, one by one
+    guess = np.mean([(y[i] - y[(tasks == tasks[i]) & (np.arange(len(y)) != i)].mean()) ** 2 for i in range(len(y))])
+    alone = model_page(model)
+    figures = dict(items(alone, KeyFigures)[0].entries)
+    assert float(figures["held-out squared error, mean over rows"]) == pytest.approx(error, rel=1e-3)
+    assert "Held-out squared error" in alone.lead
+    assert "whom sharing helps](" not in words(alone), "no way to a section that cannot say it"
+    given = model_page(model, X, y, tasks, comparison=False)
+    figures = dict(items(given, KeyFigures)[0].entries)
+    assert float(figures["the same, predicting each task's mean"]) == pytest.approx(guess, rel=1e-3)
+    assert f"{1 - error / guess:.0%}".replace("%", " % lower") in words(given)
+    classes = MTRLClassifierCV(lambdas=[0.1, 0.01], commons=[0.0], cv=4).fit(X, y > 0, tasks=tasks)
+    figures = dict(items(model_page(classes, X, y > 0, tasks, comparison=False), KeyFigures)[0].entries)
+    shares = [max(np.mean(y[tasks == task] > 0), np.mean(y[tasks == task] <= 0)) for task in np.unique(tasks)]
+    assert figures["the same, predicting each task's most frequent class"] == f"{1 - np.mean(shares):.2%}"[:-1] + " %"
+    assert "held-out share of wrong answers, mean over rows" in figures
+    noise = np.random.default_rng(1).normal(size=len(y))
+    useless = MTRLRegressorCV(lambdas=[1e-6], commons=[0.0], cv=4).fit(X, noise, tasks=tasks)
+    assert "predicts no better than that" in words(model_page(useless, X, noise, tasks, comparison=False))
+
+
+def test_guesses_of_a_task_with_one_row() -> None:
+    codes = np.array([0, 0, 1])
+    assert guess_of_amounts([1.0, 3.0, 5.0], codes).tolist() == [4.0, 4.0, 9.0]
+    assert guess_of_classes(["a", "b", "b", "c"], np.array([0, 0, 0, 1])).tolist() == [1, 0, 0, 0]
+
+
+def made_of(correlation: np.ndarray, **more: Any) -> Page:
+    """The page about tasks with these correlations."""
+    m = len(correlation)
+    values, vectors = np.linalg.eigh(correlation / m)
+    covariance = TaskCovariance(vectors, np.clip(values, 0, None), 0.0)
+    names = [f"task {i}" for i in range(m)]
+    facts = ModelFacts(
+        names,
+        m,
+        covariance,
+        True,
+        Certificate(2.0, 1.999),
+        1e-3,
+        "squared",
+        0.1,
+        0.0,
+        1,
+        ["a"],
+        np.ones((m, 1)),
+        **more,
+    )
+    return page_of(facts, "Made up")
+
+
+def test_what_is_called_opposed_in_the_lead_is_opposed_in_the_table() -> None:
+    weak = np.array([[1.0, 0.6, -0.05], [0.6, 1.0, -0.09], [-0.05, -0.09, 1.0]])
+    page = made_of(weak)
+    assert "No two are opposed" in page.lead
+    assert not any(item.title == "Most opposed" for item in items(page, Table))
+    assert "No two have a correlation of −0.1 or less" in words(page)
+    assert len(table(page, "Most alike").rows) == 1
+    assert [row[2:] for row in table(page, "Each task and its nearest").rows][2] == [None] * 4
+    strong = np.where(np.isclose(weak, -0.09), -0.11, weak)
+    assert "Most opposed: task 1 and task 2 (−0.11)" in made_of(strong).lead
+    assert [row[:2] for row in table(made_of(strong), "Most opposed").rows] == [["task 1", "task 2"]]
+
+
+def test_groups_speak_only_of_groups_that_are_listed() -> None:
+    correlation = np.array([[1.0, 0.9, -0.9], [0.9, 1.0, -0.9], [-0.9, -0.9, 1.0]])
+    page = made_of(correlation)
+    groups = table(page, "Groups")
+    assert [row[0] for row in groups.rows] == [1]
+    assert groups.rows[0][4] == "task 2", "a task in no group is called by its name"
+    assert "In no group: task 2" in groups.caption
+    assert [row[1] for row in table(page, "Each task and its nearest").rows] == [1, 1, None]
+
+
+def test_marks_are_told_beside_what_chance_alone_would_mark() -> None:
+    for m, chance in ((14, "fewer than one"), (300, "about 3")):
+        comparison = made_up_comparison([f"task {i}" for i in range(m)])
+        page = made_of(np.eye(m), comparison=comparison)
+        sentence = (
+            f"{comparison.hurts.sum()} of {m} are marked as hurt (of {m} tasks {chance} would be by chance alone)"
+        )
+        assert sentence in page.lead
+        assert words(page).count(sentence) == 2, "in the lead and in the section"
+        assert "sum over tasks of each task's mean loss" in words(page)

@@ -1,0 +1,413 @@
+"""Answers as they come: certificates that hold whatever the order, the same optimum, bounded staleness, replay.
+
+Most runs have a clock of their own (tests/support/virtual_time.py): a straggler is ten times slower there, on any
+machine.
+"""
+
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from dmtrl import Settings, TaskData, solve
+from dmtrl.datasets import make_synthetic
+from dmtrl.engines.local import LocalEngine
+from dmtrl.losses.builtin import get_loss
+from dmtrl.protocol.message import Message
+from dmtrl.relationship.penalties import FreeIntercept, get_relationship
+from dmtrl.solver.coordinator import Coordinator, RoundRecord
+from dmtrl.solver.layout import Layout
+from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
+from dmtrl.solver.pace import Trace
+from dmtrl.worker.kernels import GRAM, SDCA
+from support.problems import mean_losses, random_problem
+from support.virtual_time import LAM, SpyingEngine, VirtualEngine, answers_by_worker, run, sources_of, virtual
+
+PROBLEMS = {
+    "hinge": ("hinge", {}),
+    "squared": ("squared", {}),
+    "logistic, sparse": ("logistic", {"csr": True}),
+    "absolute, weighted": ("absolute", {"weighted": True}),
+    "hinge, tasks in pieces": ("hinge", {}),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_certificates_never_lie(name: str) -> None:
+    """Against an optimum that rounds in step know ten thousand times better."""
+    loss, how = PROBLEMS[name]
+    data = random_problem(loss, m=7, d=6, rows=40, **how)
+    best = solve(data, loss=loss, reg_lambda=LAM, settings=Settings(tol=1e-7, max_rounds=5000)).certificate
+    records: list[RoundRecord] = []
+    engine = virtual(data, loss, shards=3 if "pieces" in name else 1)
+    units = sum(len(worker.answer(Message("describe")).arrays["tasks"]) for worker in engine.workers)
+    assert (units > data.m) == ("pieces" in name)  # pieces of a task that lie on one worker are one
+    outcome = run(engine, data, watch=records.append)
+    assert outcome.converged
+    assert len(records) > 5
+    room = 1e-9 * abs(best.primal)
+    for record in records:
+        assert record.dual <= best.primal + room
+        assert record.primal >= best.dual - room
+    assert all(after.dual >= before.dual for before, after in pairwise(records))
+    assert outcome.certificate.primal - best.primal <= 1.1e-3 * abs(best.primal)
+
+
+def test_the_objective_is_the_one_of_the_weights_that_are_handed_back() -> None:
+    """Rows of W that were evaluated at different times, summed anew from the data."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    W = run(virtual(data, "hinge"), data).W
+    by_hand = mean_losses(data, W, "hinge") + 0.5 * LAM * np.linalg.svd(W, compute_uv=False).sum() ** 2
+    outcome = run(virtual(data, "hinge"), data)
+    assert outcome.certificate.primal == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_b_is_what_the_workers_alpha_say() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge")
+    outcome = run(engine, data, tol=1e-2)
+    while engine.asked:  # those at work when the run was over
+        engine.receive()
+    layout = Layout.from_descriptions({k: w.answer(Message("describe")) for k, w in enumerate(engine.workers)}, data.m)
+    # the last answer of each worker, and what it would answer now, told to keep its alpha
+    last = {k: answer for k, answer in engine.answers if answer.name == "improved"}
+    total = layout.per_task(layout.weight)[layout.task]
+    scalars = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 100, "keep": True}
+    for k, worker in enumerate(engine.workers):
+        arrays = {"total_weight": layout.scatter(k, total), "steps": np.zeros(len(layout.positions[k]), np.int64)}
+        again = worker.answer(Message("prepare", scalars, arrays))
+        np.testing.assert_array_equal(again.arrays["b"], last[k].arrays["b"])
+        np.testing.assert_allclose(again.arrays["conjugate"], last[k].arrays["conjugate"], rtol=1e-12)
+    assert outcome.converged
+
+
+@pytest.mark.parametrize(
+    ("relationship", "common", "shards"),
+    [("learned", 0.0, 1), ("learned", 1.0, 1), ("independent", 0.0, 1), ("shared", 0.5, 1), ("learned", 0.0, 3)],
+)
+def test_the_same_optimum_as_rounds_in_step(relationship: str, common: float, shards: int) -> None:
+    """Every relationship; also tasks that are cut, whose loss is asked for at one point of all."""
+    data = random_problem("squared", m=7, d=6, rows=40)
+    best = solve(
+        data, loss="squared", reg_lambda=LAM, relationship=relationship, common=common, settings=Settings(tol=1e-7)
+    )
+    found = run(virtual(data, "squared", shards=shards), data, relationship, common=common, tol=1e-5)
+    assert found.converged
+    np.testing.assert_allclose(found.W, best.W, atol=1e-2 * np.abs(best.W).max())
+
+
+def test_a_given_sigma_that_is_singular() -> None:
+    """Weights of several versions would lie outside its range, where the penalty is infinite."""
+    data = random_problem("squared", m=4, d=6, rows=40)
+    factor = np.random.default_rng(0).standard_normal((4, 2))
+    given = factor @ factor.T / np.trace(factor @ factor.T)
+    assert run(virtual(data, "squared"), data, given, tol=1e-4).converged
+
+
+def test_balance_leaves_empty_pieces_alone() -> None:
+    """A task of two rows cut into four: two pieces are empty."""
+    rng = np.random.default_rng(0)
+    X, y = rng.standard_normal((42, 3)), rng.standard_normal(42)
+    data = TaskData(X, y, None, np.array([0, 2, 42]), np.array(["few", "many"]))
+    for steps in (5, None):
+        outcome = solve(
+            data, loss="squared", reg_lambda=0.1, workers=8, shards=[4, 4], n_jobs=2,
+            settings=Settings(balance=True, steps=steps, local_solver="sdca", max_rounds=60, tol=1e-3),
+        )  # fmt: skip
+        assert outcome.converged
+
+
+def test_a_free_intercept() -> None:
+    data = random_problem("squared", m=8, d=6, rows=40)
+    relation = FreeIntercept(get_relationship("learned", data.m), 1e-3)
+    assert run(virtual(data, "squared"), data, relation, tol=1e-5).converged
+
+
+def test_it_goes_on_from_an_earlier_outcome() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge")
+    settings = [Settings(max_staleness=8, tol=tol) for tol in (1e-2, 1e-3)]
+    first, second = (Coordinator(engine, data.m, get_relationship("learned", 8), LAM, one) for one in settings)
+    start = first.run()
+    outcome = second.run(start=start)
+    assert outcome.converged
+    assert outcome.history[0].dual >= 0.99 * start.certificate.dual
+
+
+@pytest.mark.parametrize("staleness", [1, 3, 8])
+def test_nobody_runs_ahead_further_than_the_bound(staleness: int) -> None:
+    """Counted on the messages: while one is at work on weights of version v, how often others get newer ones."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = SpyingEngine(virtual(data, "hinge", (1.0, 1.0, 40.0, 1.0)))
+    run(engine, data, max_staleness=staleness, tol=1e-4, max_rounds=60)
+    assert engine.ahead == staleness  # kept, and made use of
+
+
+def test_when_nothing_is_gained_any_more_it_falls_into_step() -> None:
+    """At the limit of what floats can tell no answer brings anything: then staleness is given up."""
+    data = random_problem("squared", m=8, d=6, rows=40)
+    engine = SpyingEngine(virtual(data, "squared", (1.0, 1.0, 3.0, 1.0)))
+    run(engine, data, tol=0.0, max_rounds=900)
+    assert max(engine.each[:40]) > 1
+    assert max(engine.each[-12:]) == 0
+
+
+def test_a_straggler_holds_nobody() -> None:
+    """The others answer about ten times while it answers once; rounds in step are all alike."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    free, in_step = (virtual(data, "hinge") for _ in range(2))
+    run(free, data, max_staleness=100, tol=1e-3)
+    run(in_step, data, max_staleness=0, tol=1e-3)
+    counts = answers_by_worker(free)
+    assert counts[2] >= 2
+    assert (np.delete(counts, 2) >= 4 * counts[2]).all()
+    assert len(set(answers_by_worker(in_step))) == 1
+
+
+def test_first_answers_are_to_be_had_soon() -> None:
+    """Where the run begins the loss is known, so nobody looks; factors that pay over many answers are left for later,
+    and never made by one who answers seldom."""
+    data = random_problem("squared", m=8, d=10, rows=60)
+    solvers: dict[int, list[int]] = {k: [] for k in range(4)}
+    engine = virtual(data, "squared", (1.0, 1.0, 40.0, 1.0))
+    run(engine, data, max_staleness=100, tol=1e-2, lam=1.0)
+    first: dict[int, Message] = {}
+    for k, message in engine.sent:
+        first.setdefault(k, message)
+    for k, answer in engine.answers:
+        if answer.name == "improved":
+            solvers[k].append(int(answer.arrays["solver"].max()))
+    assert not any(message.scalars["look"] for message in first.values())
+    assert all(
+        message.name != "round" or message.scalars["look"] for k, message in engine.sent if message is not first[k]
+    )
+    assert all(codes[0] == SDCA for codes in solvers.values())
+    assert solvers[0][-1] == GRAM
+    assert set(solvers[2]) == {SDCA}
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+def test_a_first_answer_is_one_pass_however_long_the_step(loss: str) -> None:
+    data = random_problem(loss, m=8, d=10, rows=60)
+    engine = virtual(data, loss)
+    run(engine, data, tol=1e-2, lam=1e-4)
+    first: dict[int, dict[str, np.ndarray]] = {}
+    later: list[int] = []
+    for k, answer in engine.answers:
+        if answer.name == "improved":
+            later += answer.arrays["solver"].tolist() if k in first else []
+            first.setdefault(k, dict(answer.arrays))
+    for arrays in first.values():
+        assert (arrays["solver"] == SDCA).all()
+        assert arrays["steps"].max() <= np.diff(data.starts).max()
+    assert set(later) - {SDCA}
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5])
+def test_the_objective_after_a_round_is_that_of_the_weights_wherever_the_run_began(common: float) -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    relationship = get_relationship("learned", 8, common)
+    engine = virtual(data, "hinge", (1.0, 1.0, 1000.0, 1.0))
+    start = Coordinator(engine, data.m, relationship, LAM, Settings(tol=0.1)).run()
+    short = Settings(max_staleness=8, max_rounds=1, tol=1e-9)
+    outcome = Coordinator(engine, data.m, relationship, LAM, short).run(start=start)
+    by_hand = mean_losses(data, outcome.W, "hinge") + LAM * relationship.penalty(outcome.W, outcome.common)
+    assert outcome.certificate.primal == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_a_bound_and_an_objective_from_the_first_round_on() -> None:
+    """Long before the straggler has answered; of its tasks the loss at zero is used."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge", (1.0, 1.0, 1000.0, 1.0))
+    outcome = run(engine, data, max_rounds=2)
+    slow = engine.workers[2].answer(Message("describe")).arrays["tasks"]
+    assert np.isfinite(outcome.history[0].gap)
+    assert outcome.W.any()
+    assert not outcome.W[slow].any()
+    W = outcome.W
+    by_hand = mean_losses(data, W, "hinge") + 0.5 * LAM * np.linalg.svd(W, compute_uv=False).sum() ** 2
+    assert outcome.certificate.primal == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_without_stragglers_it_is_rounds_in_step() -> None:
+    """Where all answers arrive together, nothing is stale: B and the weights follow splitting's own path."""
+    data = random_problem("squared", m=8, d=6, rows=40)
+    knobs = {"local_solver": "gram", "initial_step": 0.5, "max_rounds": 3, "tol": 0.0}
+    ours = run(virtual(data, "squared", (0.0,) * 4), data, **knobs)
+    theirs = run(virtual(data, "squared", (0.0,) * 4), data, max_staleness=0, **knobs)
+    np.testing.assert_allclose(ours.dual.B, theirs.dual.B, rtol=1e-9)
+
+
+class Napping(LocalEngine):
+    """One worker of a real thread pool sleeps before it answers."""
+
+    def __init__(self, data: TaskData, workers: int, slow: int, seconds: float):
+        super().__init__(sources_of(data, workers), get_loss("hinge"), threads=workers)
+        self._slow, self._nap = slow, seconds
+        awake = self._workers[slow].answer
+
+        def answer(message: Message) -> Message:
+            time.sleep(seconds)
+            return awake(message)
+
+        self._workers[slow].answer = answer  # type: ignore[method-assign]
+
+
+def test_a_run_with_real_threads_is_repeated_to_the_bit() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    with Napping(data, 4, slow=1, seconds=0.03) as engine:
+        first = run(engine, data, tol=1e-3)
+    assert len(first.trace.arrivals) > 4
+    with LocalEngine(sources_of(data, 4), get_loss("hinge"), threads=1) as engine:  # answers come in another order
+        again = run(engine, data, tol=1e-3, replay=first.trace)
+    np.testing.assert_array_equal(first.W, again.W)
+    np.testing.assert_array_equal(first.dual.B, again.dual.B)
+    assert [record.gap for record in first.history] == [record.gap for record in again.history]
+    assert list(first.trace.arrivals) == list(again.trace.arrivals)
+
+
+def test_a_run_that_is_over_waits_for_nobody() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine, clock = virtual(data, "hinge"), list[float]()
+    run(engine, data, watch=lambda record: clock.append(engine.clock))
+    assert engine.clock == clock[-1]
+    assert engine.asked
+
+
+def test_another_run_on_the_same_workers_drops_what_nobody_waited_for() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine, fresh = virtual(data, "hinge"), virtual(data, "hinge")
+    run(engine, data)
+    assert engine.asked
+    again, first = (run(one, data, lam=2 * LAM, max_staleness=0) for one in (engine, fresh))
+    np.testing.assert_array_equal(again.W, first.W)
+    assert again.certificate == first.certificate
+
+
+def test_the_order_of_arrival_does_matter() -> None:
+    """Otherwise the test above would say nothing."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    one = run(virtual(data, "hinge", (1.0, 1.0, 10.0, 1.0)), data)
+    other = run(virtual(data, "hinge", (10.0, 1.0, 1.0, 1.0)), data)
+    assert (one.W != other.W).any()
+
+
+def test_arrivals_of_another_run_are_refused() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    with pytest.raises(ValueError, match="of another run"):
+        run(virtual(data, "hinge"), data, replay=Trace(arrivals=[(0,), (0,), (0, 9)]))
+
+
+def test_workers_are_free_after_the_run() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    with Napping(data, 4, slow=1, seconds=0.01) as engine:
+        run(engine, data, tol=1e-2)
+        answers = dict(engine.exchange({k: Message("describe") for k in range(4)}))
+    assert {answer.name for answer in answers.values()} == {"described"}
+
+
+def test_nan_is_named() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge")
+    honest = engine.workers[2].answer
+
+    def broken(message: Message) -> Message:
+        answer = honest(message)
+        if message.name == "round":
+            answer.arrays["b"][0, 0] = np.nan
+        return answer
+
+    engine.workers[2].answer = broken  # type: ignore[method-assign]
+    with pytest.raises(FloatingPointError, match="worker 2"):
+        run(engine, data)
+
+
+def test_what_cannot_be_had_is_refused() -> None:
+    with pytest.raises(ValueError, match="splitting"):
+        Settings(max_staleness=4, method="dual")
+    with pytest.raises(ValueError, match="max_staleness must be"):
+        Settings(max_staleness=-1)
+
+
+def test_workers_that_lag_do_not_use_up_the_rounds() -> None:
+    """Far from the end a round is as many answers as there are workers, however many of them are slow."""
+    data = random_problem("hinge", m=16, d=6, rows=40)
+    engine = virtual(data, "hinge", [10.0] * 7 + [1.0] * 9)
+    run(engine, data, tol=1e-9, max_rounds=20)
+    assert answers_by_worker(engine).sum() >= 20 * 16
+
+
+@pytest.mark.parametrize(("relationship", "shards"), [("shared", 1), ("learned", 2)])
+def test_an_objective_is_known_from_the_first_round_on(relationship: str, shards: int) -> None:
+    """That of no weights, where others can be had only of all workers together."""
+    data, gaps = random_problem("hinge", m=8, d=6, rows=40), list[float]()
+    run(virtual(data, "hinge", shards=shards), data, relationship, watch=lambda r: gaps.append(r.gap))
+    assert np.isfinite(gaps).all()
+
+
+class Forgetful(VirtualEngine):
+    """Keeps nobody's name."""
+
+    def __init__(self, engine: VirtualEngine):
+        vars(self).update(vars(engine))
+        self.asked = set()
+
+    def send(self, k: int, message: Message) -> None:
+        super().send(k, message)
+        self.asked.clear()
+
+
+def test_an_engine_that_does_not_keep_who_was_asked_can_be_used_again() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = Forgetful(virtual(data, "hinge"))
+    assert run(engine, data, tol=1e-2).converged
+    assert run(engine, data, tol=1e-2).converged
+
+
+def test_a_replay_ends_though_an_answer_came_before_its_turn() -> None:
+    """Its worker is not at work any more, and is not waited for."""
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    first = run(virtual(data, "hinge", [1.0, 30.0]), data, max_staleness=1, tol=1e-2)
+    again = run(virtual(data, "hinge", [30.0, 1.0]), data, max_staleness=1, tol=1e-2, replay=first.trace)
+    np.testing.assert_array_equal(first.W, again.W)
+
+
+def test_where_losses_are_straight_the_step_becomes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does with rounds in step, and to the same end: fewer rounds."""
+    data = make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train
+    rounds = []
+    for allowed in (True, False):
+        steps: list[float] = []
+        if not allowed:
+            monkeypatch.setattr("dmtrl.solver.methods.asynchronous.straight", lambda *_: False)
+        engine = virtual(data, "hinge", [1.0] * 8)
+        assert run(engine, data, watch=lambda r, steps=steps: steps.append(r.step), tol=1e-2, lam=3e-2).converged
+        rounds.append(len(steps))
+        assert (max(steps[1:]) >= 8 * steps[0] * 0.999) is allowed
+    assert rounds[0] < rounds[1]
+
+
+def test_who_has_answered_before_its_turn_is_not_waited_for_at_the_end() -> None:
+    data = random_problem("hinge", m=8, d=6, rows=40)
+    engine, made = virtual(data, "hinge"), list[AsynchronousSplitting]()
+    with pytest.MonkeyPatch.context() as patch:
+        keep = AsynchronousSplitting.leave
+        patch.setattr(AsynchronousSplitting, "leave", lambda self: made.append(self))
+        run(engine, data, tol=1e-2)
+    while engine.asked:  # as if the engine had handed over all of them
+        k, answer = engine.receive()
+        made[0]._early[k] = answer
+    assert made[0]._at_work
+    keep(made[0])
+
+
+def test_a_run_from_where_another_ended_is_over_at_once() -> None:
+    data = random_problem("logistic", m=8, d=6, rows=40)
+    engine = virtual(data, "logistic")
+    found = run(engine, data, tol=1e-3)
+    settings = Settings(max_staleness=8, tol=2e-3)
+    again = Coordinator(engine, data.m, get_relationship("learned", data.m), LAM, settings).run(start=found)
+    assert len(found.history) > 2
+    assert len(again.history) == 1
+    assert again.converged

@@ -1,0 +1,390 @@
+"""A run that was stopped goes on, and ends with the same bits as one that never was."""
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dmtrl import (
+    Checkpoint,
+    CheckpointWarning,
+    MTRLClassifier,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    MTRLRegressorCV,
+    NotConvergedWarning,
+    Outcome,
+    Settings,
+    solve,
+    storage,
+)
+from dmtrl.data.blocks import Blocks
+from dmtrl.engines import WorkerLostError, recovery
+from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.relationship.penalties import get_relationship
+from dmtrl.solver.checkpoint import Keeper, keeper_for, newest
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.cross_validation import Path as CVPath
+from dmtrl.solver.cross_validation import cross_validate
+from support.checkpoints import Stopped, halfway, numbers, stop_after, table, version
+from support.fragile import Fragile
+from support.problems import random_problem
+
+METHODS = {
+    "splitting": Settings(tol=1e-6, max_rounds=25),
+    "dual": Settings(method="dual", tol=1e-6, max_rounds=25, w_rounds=4),
+    "block": Settings(method="dual", rho="block", tol=1e-6, max_rounds=25, w_rounds=4),
+    "paper": Settings.paper(T=4, P=6),
+    "sdca": Settings(tol=1e-6, max_rounds=25, local_solver="sdca"),
+}
+
+
+def same_bits(one: Outcome, other: Outcome) -> None:
+    for name in ("W", "common"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+    assert one.covariance.basis.tobytes() == other.covariance.basis.tobytes()
+    assert one.dual.B.tobytes() == other.dual.B.tobytes()
+    assert one.certificate == other.certificate
+    assert repr([replace(r, seconds=0) for r in one.history]) == repr([replace(r, seconds=0) for r in other.history])
+
+
+@pytest.fixture(autouse=True)
+def _many_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which end on max_rounds, and need not outlive a power cut."""
+    warnings.simplefilter("ignore", NotConvergedWarning)
+    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+    monkeypatch.setattr(os, "fsync", lambda number: None)
+
+
+@given(
+    method=st.sampled_from(sorted(METHODS)),
+    loss=st.sampled_from(["squared", "hinge", "logistic", "poisson", "absolute"]),
+    csr=st.booleans(),
+    shards=st.sampled_from([1, 3]),
+    common=st.sampled_from([0.0, 0.5]),
+    relationship=st.sampled_from(["learned", "learned", "shared", "independent"]),
+    stop=st.integers(0, 23),
+    every=st.integers(1, 5),
+    wide=st.booleans(),
+)
+@settings(max_examples=20)
+def test_stopped_anywhere_the_bits_are_the_same(
+    tmp_path_factory: pytest.TempPathFactory, method: str, loss: str, csr: bool, shards: int, common: float,
+    relationship: str, stop: int, every: int, wide: bool,
+) -> None:  # fmt: skip
+    data = random_problem(loss, m=5, d=12 if wide else 3, rows=10, csr=csr, dtype=np.float32 if wide else np.float64)
+    how: dict[str, Any] = {
+        "loss": loss, "reg_lambda": 0.05, "relationship": relationship, "common": common, "workers": 3,
+        "shards": shards, "settings": METHODS[method],
+    }  # fmt: skip
+    whole = solve(data, **how)
+    place = tmp_path_factory.mktemp("checkpoint")
+    stopped = False
+    try:
+        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=every), callbacks=[stop_after(stop)])
+    except Stopped:
+        stopped = True
+    assert stopped == (stop < len(whole.history))
+    heard: list[int] = []
+    resumed = solve(data, **how, checkpoint=place, resume=True, callbacks=[lambda record: heard.append(record.round)])
+    same_bits(resumed, whole)
+    kept = stop // every * every if stopped else len(whole.history)
+    assert heard == list(range(kept, len(whole.history))), "what was kept is not done again"
+
+
+@pytest.mark.parametrize("intercept", [None, 1e-3])
+def test_stopped_after_every_round(tmp_path: Path, intercept: float | None) -> None:
+    data, place = random_problem("logistic", m=4, d=4, csr=True), Checkpoint(tmp_path / "c", every_rounds=1)
+    how: dict[str, Any] = {"loss": "logistic", "reg_lambda": 0.01, "common": 1.0, "intercept_ridge": intercept}
+    whole = solve(data, **how)
+    for number in range(1, len(whole.history)):
+        with pytest.raises(Stopped):  # in the round after the one that is kept
+            solve(data, **how, checkpoint=place, resume=True, callbacks=[stop_after(number)])
+    same_bits(solve(data, **how, checkpoint=place, resume=True), whole)
+
+
+def test_a_run_that_was_over_goes_on_to_a_smaller_gap(tmp_path: Path) -> None:
+    data = random_problem("hinge")
+    solve(data, loss="hinge", reg_lambda=0.1, settings=Settings(tol=1e-2), checkpoint=tmp_path)
+    rounds: list[int] = []
+    fine = Settings(tol=1e-5)
+    resumed = solve(
+        data, loss="hinge", reg_lambda=0.1, settings=fine, resume=tmp_path, callbacks=[lambda r: rounds.append(r.round)]
+    )
+    same_bits(resumed, solve(data, loss="hinge", reg_lambda=0.1, settings=fine))
+    assert rounds[0] > 0
+    again = solve(data, loss="hinge", reg_lambda=0.1, settings=fine, resume=tmp_path, callbacks=[stop_after(0)])
+    same_bits(again, resumed)
+
+
+def test_behind_a_url() -> None:
+    data = random_problem()
+    how = halfway(data, "memory://some/bucket/run")
+    assert len(storage.names("memory://some/bucket/run")) == 2
+    same_bits(solve(data, **how, resume="memory://some/bucket/run"), solve(data, **how))
+    Keeper(None, "memory://some/bucket/run").clear()
+    assert storage.names("memory://some/bucket/run") == []
+    with pytest.raises(OSError, match="nosuch"):
+        solve(data, **how, checkpoint="nosuch://place")
+
+
+def test_two_versions_stay_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    data = random_problem()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "version-old").mkdir()
+    for name in ("version-2024", "version-000001"):  # somebody else's, by its name or by what lies in it
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.csv").write_text("a,b\n")
+    before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
+    how = halfway(data, tmp_path)
+    assert numbers(tmp_path) == [3, 4]
+    last = version(tmp_path, 4)
+    manifest = json.loads((last / "manifest.json").read_text())
+    files = sorted(path.name for path in last.iterdir())
+    assert files == sorted([*manifest["files"], "manifest.json"])
+    assert len(files) == 2 + 2
+    for name in manifest["files"]:
+        with np.load(last / name, allow_pickle=False) as archive:
+            assert all(archive[key].dtype.kind in "biufU" for key in archive.files)
+    whole = solve(data, **how)
+    same_bits(solve(data, **how, resume=version(tmp_path, 3)), whole)  # an older one may be named
+    Keeper(None, tmp_path).clear()
+    assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert (tmp_path / "version-old").is_dir()
+
+
+def test_two_runs_that_begin_at_once_in_one_folder(tmp_path: Path) -> None:
+    """Neither overwrites or removes what the other keeps; one is gone on from where its own version is named."""
+    data, every = random_problem(), Checkpoint(tmp_path, every_rounds=1)
+    how: dict[str, Any] = {"loss": "squared", "workers": 2, "settings": Settings(tol=1e-12)}
+    first, second = keeper_for(every, None), keeper_for(every, None)
+    assert first is not None
+    assert second is not None
+
+    def meanwhile(record: Any) -> None:
+        if record.round == 3:
+            with pytest.raises(Stopped):
+                solve(data, reg_lambda=0.5, **how, checkpoint=second, callbacks=[stop_after(6)])  # type: ignore[arg-type]
+        stop_after(7)(record)
+
+    with pytest.raises(Stopped):
+        solve(data, reg_lambda=0.05, **how, checkpoint=first, callbacks=[meanwhile])  # type: ignore[arg-type]
+    assert numbers(tmp_path) == [5, 6, 6, 7]
+    for keeper, lam, other in ((first, 0.05, 0.5), (second, 0.5, 0.05)):
+        assert keeper.last is not None
+        with pytest.raises(ValueError, match=f"lambda is {other:g} here and {lam:g} there"):
+            solve(data, reg_lambda=other, **how, resume=keeper.last)
+        mine = tmp_path / f"{lam:g}"
+        mine.mkdir()
+        whole = solve(data, reg_lambda=lam, **how)
+        same_bits(solve(data, reg_lambda=lam, **how, resume=keeper.last, checkpoint=mine), whole)
+    assert second.last is not None
+    kept = set(versions(tmp_path, second))
+    solve(data, reg_lambda=0.05, **how, resume=first.last)  # goes on being kept there, beside the other's
+    assert set(versions(tmp_path, second)) == kept
+    assert len(versions(tmp_path, first)) == 2
+    first.clear()
+    assert numbers(tmp_path) == [5, 6]
+
+
+def versions(folder: Path, of: Keeper) -> list[str]:
+    assert of.last is not None
+    return [path.name for path in folder.glob(f"version-*{of.last[-9:]}")]
+
+
+def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
+    data = random_problem()
+    how = halfway(data, tmp_path)
+    whole = solve(data, **how)
+    (damaged := version(tmp_path, 3) / "manifest.json").write_text('{"kind": "dmtrl chec')
+    (tmp_path / "version-000004").mkdir()
+    assert newest(str(tmp_path)) == str(version(tmp_path, 2))
+    same_bits(solve(data, **how, resume=tmp_path), whole)
+    assert not damaged.parent.exists(), "left over, and in nobody's way"
+
+
+@given(
+    faults=st.dictionaries(st.integers(4, 90), st.sampled_from(["before", "after"]), max_size=25),
+    every=st.integers(1, 5),
+)
+@settings(max_examples=8)
+def test_lost_workers_come_back_from_the_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory, faults: dict[int, str], every: int
+) -> None:
+    data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
+    whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
+    place = tmp_path_factory.mktemp("checkpoint")
+    with RecoveringEngine(Fragile(data, "hinge", 3, faults)) as engine:
+        run = Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run
+        same_bits(run(keeper=Keeper(Checkpoint(place, every_rounds=every))), whole)
+
+
+@pytest.mark.parametrize("moment", [36, 39, 42])
+def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, moment: int) -> None:
+    """The third checkpoint fails at one worker, and its folder goes; who is lost then comes back from the second."""
+    data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
+    whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
+    keeper = Keeper(Checkpoint(tmp_path, every_rounds=2))
+
+    def stand_in_the_way(record: Any) -> None:
+        if record.round == 5:
+            third = version(tmp_path, 2).name.replace("2", "3", 1)
+            (tmp_path / third / "worker-0-0.npz").mkdir(parents=True)
+
+    with RecoveringEngine(Fragile(data, "hinge", 3, {moment: "before", moment + 1: "after"})) as engine:
+        run = Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run
+        with pytest.warns(CheckpointWarning, match=r"version-000002-\w+, stays"):
+            same_bits(run([stand_in_the_way], keeper=keeper), whole)
+        assert engine.losses == 2
+    assert keeper.last == newest(str(tmp_path))
+
+
+class StoppingKeeper(Keeper):
+    """Stops a cross-validation after so many rounds, of which nobody else hears."""
+
+    def __init__(self, place: Checkpoint, rounds: int):
+        super().__init__(place)
+        self._left = rounds
+
+    def round_done(self, *about: Any) -> None:
+        super().round_done(*about)
+        self._left -= 1
+        if self._left == 0:
+            raise Stopped
+
+
+@pytest.mark.parametrize("moment", [30, 36, 39, 44])  # the path begins anew at 29; 33 and 39 are saves
+def test_who_is_lost_long_after_a_resume_needs_nothing_that_is_gone(tmp_path: Path, moment: int) -> None:
+    """A path begins anew after the resume, and the version that the run went on from is deleted by then."""
+    data, place = random_problem("hinge", m=4, rows=8), Checkpoint(tmp_path, every_rounds=2)
+
+    def choose(faults: dict[int, str], keeper: Keeper | None) -> tuple[CVPath, RecoveringEngine]:
+        with RecoveringEngine(Fragile(data, "hinge", 2, faults)) as engine:
+            how = ([0.1], [0.0, 1.0], 2, Settings(tol=1e-6, max_rounds=9))
+            path = cross_validate(engine, data.m, lambda lam, tau: get_relationship("learned", data.m, tau), *how,
+                                  keeper=keeper)  # fmt: skip
+        return path, engine
+
+    whole, _ = choose({}, None)
+    with pytest.raises(Stopped):
+        choose({}, StoppingKeeper(place, 3))
+    begun = newest(str(tmp_path))
+    assert begun is not None
+    resumed, engine = choose({moment: "before"}, Keeper(place, tmp_path))
+    assert engine.losses == 1
+    assert not Path(begun).exists()
+    for name, values in vars(whole).items():
+        assert values.tobytes() == getattr(resumed, name).tobytes(), name
+
+
+class OutOfReach:
+    def load(self) -> Blocks:
+        raise ConnectionError("the rows are out of reach")
+
+
+def test_only_what_stands_in_the_way_of_a_checkpoint_is_forgiven(tmp_path: Path) -> None:
+    """A worker is lost while it saves and cannot read its rows again: that ends the run, which says what it is."""
+    data = random_problem("hinge", m=4, rows=8)
+    with RecoveringEngine(carrier := Fragile(data, "hinge", 2, {10: "before"})) as engine:
+        carrier.sources = [OutOfReach(), OutOfReach()]
+        with pytest.raises(ConnectionError, match="the rows are out of reach"):
+            solve(data, loss="hinge", reg_lambda=0.1, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+    names = [path.name for path in version(tmp_path, 1).iterdir()]
+    assert names == ["worker-0-0.npz"], "the other one was saving"
+
+
+def test_a_version_that_goes_while_it_is_looked_at_does_not_count(tmp_path: Path) -> None:
+    data = random_problem()
+    halfway(data, tmp_path)
+    manifest = version(tmp_path, 3) / "manifest.json"
+    manifest.unlink()
+    manifest.symlink_to(tmp_path / "gone")  # listed, and not there
+    assert newest(str(tmp_path)) == str(version(tmp_path, 2))
+
+
+def test_a_url_without_fsspec_is_an_error_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)  # as if it were not installed
+    with pytest.raises(OSError, match=r'checkpoints cannot be kept at .*fsspec: pip install "dmtrl\[ray\]"'):
+        Keeper(Checkpoint("memory://some/bucket"))
+
+
+def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
+    data = random_problem(m=4)
+    faults = dict.fromkeys(range(40, 200), "before")
+    with RecoveringEngine(Fragile(data, "squared", 2, faults)) as engine, pytest.raises(WorkerLostError) as lost:
+        solve(
+            data, loss="squared", reg_lambda=0.05, settings=Settings(tol=1e-9), engine=engine,
+            checkpoint=Checkpoint(tmp_path, every_rounds=3),
+        )  # fmt: skip
+    folder = newest(str(tmp_path))
+    assert f"go on with resume={folder!r}" in str(lost.value)
+    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "settings": Settings(tol=1e-9), "workers": 2}
+    same_bits(solve(data, **how, resume=folder), solve(data, **how))
+
+
+def same_model(one: Any, other: Any) -> None:
+    for name in ("coef_", "intercept_", "common_coef_"):
+        assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
+    assert (one.certificate_, one.reg_lambda_) == (other.certificate_, other.reg_lambda_)
+    assert [r["gap"] for r in one.history_] == [r["gap"] for r in other.history_]
+    if hasattr(one, "cv_path_"):
+        for name, values in vars(one.cv_path_).items():
+            assert values.tobytes() == getattr(other.cv_path_, name).tobytes(), name
+    assert not {"_keeper"} & set(vars(one))
+
+
+@pytest.mark.parametrize("model", [MTRLRegressor(tol=1e-6), MTRLClassifier(tol=1e-6), MTRLClassifier(loss="hinge")])
+@pytest.mark.parametrize("stop", [0, 1, 4])
+def test_an_estimator_goes_on(tmp_path: Path, model: Any, stop: int) -> None:
+    X, y, tasks = table(2 if isinstance(model, MTRLClassifier) else 0)
+    whole = model.fit(X, y, tasks=tasks)
+    stopping = type(model)(**(model.get_params() | {"callbacks": [stop_after(stop)]}))
+    with pytest.raises(Stopped):
+        stopping.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+    assert not hasattr(stopping, "coef_")
+    resumed = type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=tmp_path, resume=True)
+    same_model(resumed, whole)
+
+
+@pytest.mark.parametrize("stop", [1, 4, 12])
+@pytest.mark.parametrize(
+    "model",
+    [
+        MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0, 1.0), cv=3, tol=1e-5),
+        MTRLClassifierCV("hinge", lambdas=(1.0, 0.1), commons=(0.0, 1.0), cv=3, n_jobs=2),
+        MTRLClassifierCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=3),
+    ],
+    ids=["squared", "hinge", "three classes"],
+)
+def test_cross_validation_goes_on(tmp_path: Path, model: Any, stop: int) -> None:
+    """Stopped while choosing: what was written last lies in the middle of some fit, or between two."""
+    classes = {"MTRLRegressorCV": 0, "MTRLClassifierCV": 3 if len(model.commons) == 1 else 2}[type(model).__name__]
+    X, y, tasks = table(classes)
+    whole = model.fit(X, y, tasks=tasks)
+    keeper = Keeper(Checkpoint(tmp_path, every_rounds=2 + stop % 4))
+    stop = min(stop, whole.cv_path_.rounds.size)
+
+    def on_score(done: int, total: int) -> None:
+        if done == stop:
+            raise Stopped
+
+    keeper.on_score = on_score
+    with pytest.raises(Stopped):
+        type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=keeper)
+    scores: list[int] = []
+    again = Keeper(Checkpoint(tmp_path, every_rounds=3), tmp_path)
+    assert len(again.scores) >= stop - 1
+    again.on_round = lambda record: scores.append(record.round)
+    same_model(type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=again), whole)
+    # now it was over: what is there is the end of the fit on all rows
+    finished = Keeper(None, tmp_path)
+    finished.on_round = lambda record: pytest.fail("nothing is left to do")
+    same_model(type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=finished), whole)

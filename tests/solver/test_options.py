@@ -1,0 +1,200 @@
+"""Settings, Checkpoint, RayOptions, solve and the estimators: what is of a wrong kind gets one clear sentence, before
+anything runs; what is not reaches the run."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from dmtrl import (
+    Checkpoint,
+    MTRLClassifier,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    MTRLRegressorCV,
+    Settings,
+    solve,
+)
+from dmtrl.engines.ray import RayOptions
+from dmtrl.solver import coordinator
+from dmtrl.solver.checkpoint import newest
+from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
+from support.checkpoints import table
+from support.problems import random_problem
+
+STANDARD: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"max_staleness": 1.5}, "max_staleness must be at least 0, a whole number, got 1.5"),
+        ({"max_staleness": "2"}, "max_staleness must be at least 0, a whole number, got '2'"),
+        ({"max_staleness": True}, "max_staleness must be at least 0, a whole number"),
+        ({"max_staleness": None}, "max_staleness must be at least 0, a whole number"),
+        ({"seed": -1}, "seed must be at least 0, a whole number, got -1"),
+        ({"max_rounds": 2.5}, "max_rounds must be at least 1, a whole number, got 2.5"),
+        ({"steps": 2.5}, "steps must be None or at least 1, whole numbers, got 2.5"),
+        ({"steps": (3, "x")}, "steps must be None or at least 1, whole numbers"),
+        ({"tol": np.inf}, "tol must be a finite number, got inf"),
+        ({"tol": "0.1"}, "tol must be a finite number, got '0.1'"),
+        ({"momentum": "x"}, "momentum must be True or False, got 'x'"),
+        ({"initial_step": np.inf}, "initial_step must be None or positive"),
+        ({"balance": 1}, "balance must be True or False, got 1"),
+        ({"balance": "no"}, "balance must be True or False, got 'no'"),
+        ({"balance": True, "max_staleness": 2}, "choose one of the two"),
+        ({"balance": np.True_, "max_staleness": np.int64(2)}, "choose one of the two"),
+    ],
+)
+def test_settings(knobs: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Settings(**knobs)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"workers": 2.5}, "workers must be None or at least 1, a whole number; got 2.5"),
+        ({"workers": "2"}, "workers must be None or at least 1, a whole number; got '2'"),
+        ({"workers": 0}, "workers must be None or at least 1"),
+        ({"workers": True}, "workers must be None or at least 1"),
+        ({"cpus": np.inf}, "cpus must be None or at least 0, and finite; got inf"),
+        ({"cpus": -1}, "cpus must be"),
+        ({"cpus": "1"}, "cpus must be"),
+        ({"resources": None}, "resources must say of each name how much, .*; got None"),
+        ({"resources": {"fast": "1"}}, "resources must say"),
+        ({"resources": ["fast"]}, "resources must say"),
+        ({"patience": None}, "patience must be a positive number of seconds, got None"),
+        ({"patience": np.nan}, "patience must be a positive number of seconds, got nan"),
+        ({"patience": 0}, "patience must be a positive number of seconds, got 0"),
+        ({"strategy": "SPRED"}, "strategy must be 'SPREAD', 'DEFAULT' or one of Ray's objects, got 'SPRED'"),
+    ],
+)
+def test_ray_options(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        RayOptions(**options)
+
+
+def test_ray_options_of_numpy() -> None:
+    RayOptions(workers=np.int64(2), cpus=np.float32(0.5), resources={"fast": np.int32(1)}, patience=np.int64(9))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"path": None}, "the path of a checkpoint must be a folder or URL, as text or a Path; got None"),
+        ({"path": ""}, "the path of a checkpoint must be .* got ''"),
+        ({"path": b"x"}, "the path of a checkpoint must be .* got b'x'"),
+        ({"path": "x", "every_rounds": 0.5}, "every_rounds must be positive and a whole number, got 0.5"),
+        ({"path": "x", "every_rounds": "3"}, "every_rounds must be positive and a whole number, got '3'"),
+        ({"path": "x", "every_rounds": True}, "every_rounds must be positive and a whole number, got True"),
+        ({"path": "x", "every_seconds": "3"}, "every_seconds must be positive, got '3'"),
+        ({"path": "x", "every_seconds": np.nan}, "every_seconds must be positive, got nan"),
+    ],
+)
+def test_checkpoints(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Checkpoint(**words)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ({"checkpoint": True}, "the path of a checkpoint must be a folder or URL, as text or a Path; got True"),
+        ({"checkpoint": ""}, "the path of a checkpoint must be .* got ''"),
+        ({"resume": 5}, "resume must be a folder or URL, as text or a Path; got 5"),
+        ({"resume": ""}, "resume must be .* got ''"),
+    ],
+)
+def test_where_a_run_is_kept(words: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        solve(random_problem(), **STANDARD, **words)
+
+
+def test_numbers_of_numpy_can_be_kept(tmp_path: Path) -> None:
+    data = random_problem("squared", m=4)
+    mine = Settings(
+        steps=tuple(np.diff(data.starts)), balance=np.False_, seed=np.int64(1), max_rounds=np.int32(40),  # type: ignore[arg-type]
+        tol=np.float32(0.25), local_solver="sdca",  # type: ignore[arg-type]
+    )  # fmt: skip
+    plain = Settings(
+        steps=tuple(int(rows) for rows in np.diff(data.starts)), seed=1, max_rounds=40, tol=0.25, local_solver="sdca"
+    )
+    assert mine == plain
+    assert Settings(steps=np.diff(data.starts)).steps == plain.steps  # type: ignore[arg-type]
+    kept = solve(data, **STANDARD, settings=mine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+    again = solve(data, **STANDARD, settings=plain, resume=tmp_path)  # the same settings, says the file
+    assert kept.W.tobytes() == again.W.tobytes() == solve(data, **STANDARD, settings=plain).W.tobytes()
+
+
+def test_a_fresh_run_leaves_the_checkpoint_of_another_alone(tmp_path: Path) -> None:
+    data = random_problem("squared", m=4)
+    old, other = tmp_path / "old", tmp_path / "other"
+    first = solve(data, **STANDARD, checkpoint=Checkpoint(old, every_rounds=1))
+    solve(data, **STANDARD, checkpoint=other)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    rounds: list[int] = []
+    heard = {"callbacks": [lambda record: rounds.append(record.round)]}
+    sentence = "holds the checkpoint of an earlier run; say resume=True to go on from it, or name another folder"
+    for words in (
+        {"checkpoint": old},
+        {"checkpoint": str(old), "resume": False},
+        {"checkpoint": Checkpoint(old, every_rounds=2)},
+        {"checkpoint": other, "resume": old},
+    ):
+        with pytest.raises(FileExistsError, match=sentence):
+            solve(data, **STANDARD, **heard, **words)
+    assert rounds == []
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    newest_version = newest(str(old))
+    assert newest_version is not None
+    for words in ({"resume": True}, {"resume": f"{old}/"}, {"resume": newest_version}):
+        assert solve(data, **STANDARD, checkpoint=old, **words).W.tobytes() == first.W.tobytes()
+
+
+ESTIMATORS = [
+    MTRLRegressor(reg_lambda=0.01, tol=1e-4),
+    MTRLClassifier(tol=1e-4),
+    MTRLRegressorCV(lambdas=(0.1, 0.01), commons=(0.0, 1.0), cv=3),
+    MTRLClassifierCV(lambdas=(0.1, 0.01), commons=(0.0,), cv=3),
+]
+
+
+@pytest.mark.parametrize("model", ESTIMATORS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("staleness", [-1, 1.5, "2", None, True])
+def test_estimators_refuse_a_staleness_before_they_look_at_a_row(model: Any, staleness: Any) -> None:
+    with pytest.raises(ValueError, match="max_staleness must be at least 0, a whole number, got"):
+        clone(model).set_params(max_staleness=staleness).fit("no rows at all")
+
+
+@pytest.mark.parametrize("model", ESTIMATORS, ids=lambda model: type(model).__name__)
+def test_estimators_without_a_barrier(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run of a fit is one, those that choose lambda too, and it ends at the same optimum."""
+    runs: list[int] = []
+
+    class Counted(AsynchronousSplitting):
+        def __init__(self, *about: Any, **more: Any) -> None:
+            super().__init__(*about, **more)
+            runs.append(self._engine.n_workers)
+
+    monkeypatch.setattr(coordinator, "AsynchronousSplitting", Counted)
+    X, y, tasks = table(2 if isinstance(model, MTRLClassifier) else 0)
+    in_step = clone(model).fit(X, y, tasks=tasks)
+    assert in_step.max_staleness == 0
+    assert runs == []
+    impatient = clone(clone(model).set_params(max_staleness=8, engine="local", n_jobs=2))
+    assert impatient.get_params()["max_staleness"] == 8
+    impatient.fit(X, y, tasks=tasks)
+    cells = impatient.cv_path_.rounds.size if hasattr(impatient, "cv_path_") else 0
+    assert runs == [2] * (cells + 1)
+    assert impatient.certificate_.relative_gap <= impatient.tol
+    if cells == 0:
+        primal, other = in_step.certificate_.primal, impatient.certificate_.primal
+        assert abs(primal - other) <= model.tol * max(primal, other)
+        impatient.set_params(warm_start=True).fit(X, y, tasks=tasks)
+        assert impatient.history_[0]["primal"] == pytest.approx(other, rel=1e-9), "it begins where it was"
+    else:
+        nearly = pytest.approx(in_step.cv_path_.mean("loss"), rel=0.1)  # each fit is within its own tol of the best
+        assert impatient.cv_path_.mean("loss") == nearly

@@ -1,0 +1,155 @@
+"""Bad input to the solver: one clear sentence each. And an author's own loss."""
+
+import numpy as np
+import pytest
+from numba import njit
+from scipy import sparse
+
+from dmtrl import CustomLoss, Settings, TaskCovariance, TaskData, check_loss, solve
+from dmtrl.relationship.penalties import shared
+from support.problems import random_problem
+
+X = np.arange(12.0).reshape(6, 2)
+Y = np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
+TASKS = ["a", "a", "a", "b", "b", "b"]
+
+
+def _with(row: int, column: int, value: float) -> np.ndarray:
+    changed = X.copy()
+    changed[row, column] = value
+    return changed
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix])
+def test_holes_are_named(value: float, layout: object) -> None:
+    data = TaskData.from_long(layout(_with(4, 1, value)), Y, TASKS)
+    with pytest.raises(ValueError, match="task 'b', row 1, column 1: X holds NaN or infinity"):
+        solve(data, loss="squared", reg_lambda=1.0)
+
+
+def test_bad_labels_and_weights_are_named() -> None:
+    bad = Y.copy()
+    bad[3] = np.nan
+    with pytest.raises(ValueError, match="task 'b', row 0: y holds NaN"):
+        solve(TaskData.from_long(X, bad, TASKS), loss="squared", reg_lambda=1.0)
+    with pytest.raises(ValueError, match="task 'a', row 0: the hinge loss needs labels -1 and \\+1, found 0"):
+        solve(TaskData.from_long(X, np.array([0, 1, 0, 1, 0, 1]), TASKS), loss="hinge", reg_lambda=1.0)
+    with pytest.raises(ValueError, match="task 'b', row 2: a sample weight must be finite and not negative"):
+        solve(TaskData.from_long(X, Y, TASKS, [1, 1, 1, 1, 1, -1]), loss="squared", reg_lambda=1.0)
+    with pytest.raises(ValueError, match="task number 1 has a total sample weight of zero"):
+        solve(TaskData.from_long(X, Y, TASKS, [1, 1, 1, 0, 0, 0]), loss="squared", reg_lambda=1.0)
+
+
+def test_shapes() -> None:
+    with pytest.raises(ValueError, match="X has 6 rows, y has shape \\(5,\\)"):
+        TaskData.from_long(X, Y[:5], TASKS)
+    with pytest.raises(ValueError, match="tasks has shape \\(2,\\)"):
+        TaskData.from_long(X, Y, ["a", "b"])
+    with pytest.raises(ValueError, match="X must have two dimensions"):
+        TaskData.from_long(X[0], Y[:2])
+    with pytest.raises(ValueError, match="task 1 has no rows"):
+        TaskData.from_list([(X, Y), (X[:0], Y[:0])])
+    with pytest.raises(ValueError, match="task 1 has 1 features, the first task has 2"):
+        TaskData.from_list([(X, Y), (X[:, :1], Y)])
+    with pytest.raises(ValueError, match="there are no rows"):
+        TaskData.from_long(X[:0], Y[:0])
+
+
+@pytest.mark.parametrize("reg_lambda", [0.0, -1.0, np.nan, np.inf])
+def test_lambda(reg_lambda: float) -> None:
+    with pytest.raises(ValueError, match="reg_lambda must be positive and finite"):
+        solve(random_problem(), loss="squared", reg_lambda=reg_lambda)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "sentence"),
+    [
+        (np.array([[1.0, 2.0], [2.0, 1.0]]), "must be positive semidefinite; its smallest eigenvalue is -1"),
+        (np.zeros((2, 2)), "must have a positive trace, got 0"),
+        (np.array([[1.0, 0.5], [0.0, 1.0]]), "must be symmetric"),
+        (np.array([[1.0, np.nan], [np.nan, 1.0]]), "not finite at row 0, column 1"),
+        (np.ones((2, 3)), "must be square, got shape \\(2, 3\\)"),
+        (np.eye(3), "is for 3 tasks, the data has 2"),
+    ],
+)
+def test_covariances_that_are_none(sigma: np.ndarray, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        solve(TaskData.from_long(X, Y, TASKS), loss="squared", reg_lambda=1.0, relationship=sigma)
+
+
+def test_graphs_that_are_none() -> None:
+    with pytest.raises(ValueError, match="must be symmetric"):
+        TaskCovariance.from_graph(np.array([[0, 1], [0, 0]]))
+    with pytest.raises(ValueError, match="finite and not negative"):
+        TaskCovariance.from_graph(np.array([[0, -1], [-1, 0]]))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        shared(3, correlation=2.0)
+
+
+def test_names_and_knobs() -> None:
+    data = TaskData.from_long(X, Y, TASKS)
+    with pytest.raises(ValueError, match="unknown loss 'hing'; choose one of"):
+        solve(data, loss="hing", reg_lambda=1.0)
+    with pytest.raises(ValueError, match="unknown relationship 'friends'"):
+        solve(data, loss="squared", reg_lambda=1.0, relationship="friends")
+    with pytest.raises(ValueError, match=r"common .* must be at least 0"):
+        solve(data, loss="squared", reg_lambda=1.0, common=-1.0)
+    with pytest.raises(ValueError, match="got 3 losses for 2 tasks"):
+        solve(data, loss=["squared"] * 3, reg_lambda=1.0)
+    with pytest.raises(ValueError, match="method must be one of auto, splitting, dual"):
+        Settings(method="magic")
+    with pytest.raises(ValueError, match="max_rounds must be at least 1"):
+        Settings(max_rounds=0)
+    with pytest.raises(ValueError, match="relaxation must be between 0 and 2"):
+        Settings(relaxation=2.5)
+
+
+def test_stopping_early_is_said() -> None:
+    with pytest.warns(UserWarning, match="stopped after max_rounds=1 rounds at a relative gap of"):
+        solve(random_problem("hinge"), loss="hinge", reg_lambda=1e-3, settings=Settings(max_rounds=1))
+
+
+@njit
+def _expectile_value(z, y):
+    r = y - z
+    return 0.5 * (0.8 if r >= 0 else 0.2) * r * r
+
+
+@njit
+def _expectile_conjugate(a, y):
+    return 0.5 * a * a / (0.8 if a >= 0 else 0.2) - a * y
+
+
+@njit
+def _expectile_step(a, z, y, sq):
+    new = (y - z + sq * a) / (1 / 0.8 + sq)
+    return new if new >= 0 else (y - z + sq * a) / (1 / 0.2 + sq)
+
+
+def test_a_custom_loss() -> None:
+    """Asymmetric least squares (an expectile), alone and beside a built-in loss; with weights 1, 1 it is the squared
+    loss.
+    """
+    expectile = CustomLoss(
+        "expectile",
+        _expectile_value,
+        _expectile_conjugate,
+        _expectile_step,
+        lambda y: (-np.inf, np.inf),
+        smoothness=0.8,
+    )
+    check_loss(expectile)
+    data = random_problem("squared", m=3, d=4)
+    settings = Settings(tol=1e-6, max_rounds=2000)
+    outcome = solve(data, loss=expectile, reg_lambda=0.1, settings=settings)
+    assert outcome.certificate.relative_gap <= 1e-6
+    nuclear = np.linalg.svd(outcome.W, compute_uv=False).sum()
+    total = 0.05 * nuclear**2
+    for i in range(3):
+        rows = slice(data.starts[i], data.starts[i + 1])
+        r = data.y[rows] - data.X[rows] @ outcome.W[i]
+        total += np.mean(0.5 * np.where(r >= 0, 0.8, 0.2) * r**2)
+    assert outcome.certificate.primal == pytest.approx(total, rel=1e-9)
+    mixed = solve(data, loss=[expectile, "squared", "huber"], reg_lambda=0.1, settings=settings)
+    assert mixed.certificate.relative_gap <= 1e-6

@@ -1,0 +1,103 @@
+"""Joint splitting from the inside: where the workers arrive, and when it is worth looking there."""
+
+import numpy as np
+import pytest
+
+from dmtrl import Settings, TaskData, solve
+from dmtrl.data.blocks import ArraySource
+from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, get_loss
+from dmtrl.protocol.message import Message
+from dmtrl.relationship.penalties import FreeIntercept, Learned
+from dmtrl.solver.layout import Layout
+from dmtrl.solver.methods import splitting
+from dmtrl.solver.methods.base import Answers
+from dmtrl.worker.worker import Worker
+from support.problems import mean_losses
+
+
+def _data(m: int = 5, n: int = 60, d: int = 30, classes: bool = True, seed: int = 0) -> TaskData:
+    rng = np.random.default_rng(seed)
+    X, W = rng.standard_normal((m * n, d)), rng.standard_normal(d) + 0.5 * rng.standard_normal((m, d))
+    y = np.einsum("ij,ij->i", X, np.repeat(W, n, axis=0)) / np.sqrt(d) + 0.3 * rng.standard_normal(m * n)
+    return TaskData(X, np.where(y > 0, 1.0, -1.0) if classes else y, None, np.arange(m + 1) * n, np.arange(m))
+
+
+@pytest.mark.parametrize("task", [[0, 1, 2], [0, 0, 1, 2, 2, 2]])
+def test_the_server_knows_where_the_workers_arrive(task: list[int]) -> None:
+    """U = C + s B with C by (17), for whole tasks and for shards, also after the step size changed."""
+    rng, m, d, theta = np.random.default_rng(1), 3, 4, 1.6
+    units, shards = len(task), np.bincount(task)[task][:, None]
+    ones = np.ones(units)
+    layout = Layout([np.arange(units)], np.array(task), np.zeros(units, int), ones, ones, m, d)
+    b = np.zeros((units, d))
+    method = splitting.Splitting(Learned(), 0.3, layout, Settings(), np.zeros((m, d)), np.zeros(d), b)
+    centre = np.zeros((units, d))
+    for _ in range(6):
+        step = method.order().step[:, None]
+        np.testing.assert_allclose(step, step[0] / shards[0] * shards)
+        b = rng.standard_normal((units, d))
+        u = centre + step * b
+        method.absorb(Answers(b, layout.per_task(b), 1.0, 1.0, np.inf, 0.0))
+        order = method.order()
+        np.testing.assert_allclose(method._U, u, rtol=1e-9, atol=1e-9 * np.abs(u).max())
+        centre = (1 - theta) * u + theta * order.W[task] - order.step[:, None] * b
+
+
+def test_weights_that_were_reported_are_never_written_over() -> None:
+    rng, m, d = np.random.default_rng(3), 4, 5
+    ones = np.ones(m)
+    layout = Layout([np.arange(m)], np.arange(m), np.zeros(m, int), ones, ones, m, d)
+    relation = FreeIntercept(Learned(0.3), 0.1)
+    method = splitting.Splitting(relation, 0.3, layout, Settings(), np.zeros((m, d)), np.zeros(d), np.zeros((m, d)))
+    kept = []
+    for number in range(8):
+        b = rng.standard_normal((m, d))
+        loss_u = 0.0 if number % 3 else np.inf  # sometimes U is reported, sometimes not
+        report = method.absorb(Answers(b, b, 5.0, 5.0, loss_u, 0.0))
+        kept += [(one.W, one.W.copy()) for one in report.candidates]
+    assert len(kept) > 8
+    for weights, then in kept:
+        np.testing.assert_array_equal(weights, then)
+
+
+@pytest.mark.parametrize("loss", sorted(BUILTIN))
+@pytest.mark.parametrize("target", [1.0, 1e-3, 1e-9])
+def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target: float) -> None:
+    data = _data(classes=get_loss(loss).kind == CLASSIFICATION)
+    data.y[:] = np.abs(data.y) if loss == "poisson" else data.y
+    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
+    scalars = {"keep": False, "sampling": "shuffled", "max_passes": 200, "local_solver": "sdca", "seed": 3}
+    m, d = data.m, data.X.shape[1]
+    arrays = {"total_weight": np.diff(data.starts).astype(float), "steps": np.zeros(m, np.int64)}
+    worker.answer(Message("prepare", scalars, arrays))
+    W, step = 0.1 * np.random.default_rng(2).standard_normal((m, d)), np.full(m, 0.5)
+    order = {"round": 0, "target": target, "at_u": True}
+    answer = worker.answer(Message("round", order, {"w": W, "step": step})).arrays
+    U, looked = W + step[:, None] * answer["b"], float(answer["loss_u"].sum())
+    unseen = Answers(answer["b"], answer["b"], 0.0, 0.0, np.inf, float(answer["conjugate"].sum()))
+    least = splitting._known_loss(unseen, U)
+    assert least <= looked + 1e-9 * abs(looked)
+    if target == 1e-9:  # the brackets, which are the difference, are what a local solver brings to zero
+        assert least >= looked - 1e-6 * (1.0 + abs(looked))
+
+
+@pytest.mark.parametrize(("loss", "lam"), [("squared", 1e-3), ("hinge", 1e-3), ("logistic", 1e-4)])
+def test_looking_where_it_may_pay_ends_a_run_sooner(loss: str, lam: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = _data(n=400, d=20, classes=loss != "squared")
+    given = {"loss": loss, "reg_lambda": lam, "settings": Settings(tol=1e-3)}
+    outcome = solve(data, **given)
+    monkeypatch.setattr(splitting, "_NEAR", 0.0)
+    assert outcome.converged
+    assert len(outcome.history) < len(solve(data, **given).history)
+    attained = mean_losses(data, outcome.W, loss) + 0.5 * lam * np.linalg.norm(outcome.W, "nuc") ** 2
+    np.testing.assert_allclose(outcome.certificate.primal, attained, rtol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(4, 30), (6, 7), (30, 4)])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_sigma_of_weights_of_any_shape_and_rank_is_their_root(shape: tuple[int, int], rank: int) -> None:
+    """(12) without epsilon: Sigma trace(.) squared is W W^T."""
+    rng = np.random.default_rng(4)
+    W = rng.standard_normal((shape[0], rank)) @ rng.standard_normal((rank, shape[1]))
+    root = Learned().update(W).dense() * np.linalg.norm(W, "nuc")
+    np.testing.assert_allclose(root @ root, W @ W.T, atol=1e-12 * np.linalg.norm(W) ** 2)

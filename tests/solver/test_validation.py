@@ -1,0 +1,90 @@
+"""Cross-validation where the rows lie: the same sums as doing it by hand, and only sums."""
+
+import numpy as np
+import pytest
+
+from dmtrl import Settings, TaskData, get_loss, solve
+from dmtrl.data.blocks import ArraySource
+from dmtrl.engines import LocalEngine
+from dmtrl.protocol.message import Message
+from dmtrl.relationship.penalties import Learned
+from dmtrl.solver.cross_validation import cross_validate
+from support.problems import random_problem
+
+
+def _engine(data: TaskData, loss: str, workers: int = 1) -> LocalEngine:
+    return LocalEngine([ArraySource(blocks) for blocks in data.partition(workers)], get_loss(loss))
+
+
+def _held(engine: LocalEngine, fold: int, folds: int, seed: int = 0) -> np.ndarray:
+    engine.broadcast(Message("hold_out", {"fold": fold, "folds": folds, "seed": seed}))
+    return np.concatenate([worker._held for worker in engine._workers])
+
+
+def test_folds_cover_every_row_once_and_are_stratified() -> None:
+    data = random_problem("hinge", m=3, rows=40)
+    engine = _engine(data, "hinge")
+    held = np.array([_held(engine, fold, 4) for fold in range(4)])
+    assert (held.sum(axis=0) == 1).all()
+    for i in range(3):
+        rows = slice(data.starts[i], data.starts[i + 1])
+        for label in (-1, 1):
+            counts = held[:, rows][:, data.y[rows] == label].sum(axis=1)
+            assert counts.max() - counts.min() <= 1
+    assert not _held(engine, -1, 4).any()
+
+
+@pytest.mark.parametrize("loss", ["squared", "hinge"])
+def test_path_agrees_with_fitting_each_fold_by_hand(loss: str) -> None:
+    data = random_problem(loss, m=3, d=4, rows=20, weighted=True)
+    engine = _engine(data, loss, workers=2)
+    settings = Settings(tol=1e-7, max_rounds=5000)
+    path = cross_validate(engine, 3, lambda lam, tau: Learned(tau), [0.01, 0.3], [0.0, 0.5], 3, settings)
+    tasks = np.repeat(np.arange(3), np.diff(data.starts))
+    loss_object = get_loss(loss)
+    for fold in range(3):
+        held = _held(engine, fold, 3)
+        train = TaskData.from_long(data.X[~held], data.y[~held], tasks[~held], data.sample_weight[~held])
+        for i, tau in enumerate(path.commons):
+            for j, lam in enumerate(path.lambdas):
+                W = solve(train, loss=loss, reg_lambda=lam, common=tau, settings=settings).W
+                z = (data.X[held] * W[tasks[held]]).sum(axis=1)
+                y, weight = data.y[held], data.sample_weight[held]
+                by_hand = np.bincount(tasks[held], weight * loss_object.value(z, y), minlength=3)
+                assert np.allclose(path.loss[i, j, fold], by_hand, rtol=2e-3)
+                assert np.allclose(
+                    path.squared_error[i, j, fold], np.bincount(tasks[held], weight * (y - z) ** 2), rtol=5e-3
+                )
+                assert np.allclose(path.weight[i, j, fold], np.bincount(tasks[held], weight))
+    assert path.lambdas[0] > path.lambdas[1]
+
+
+def test_the_best_pair_is_the_one_with_the_least_mean() -> None:
+    data = random_problem("squared", m=4, d=5, rows=25)
+    path = cross_validate(
+        _engine(data, "squared"), 4, lambda lam, tau: Learned(tau), np.logspace(-3, 2, 6), [0.0, 1.0], 4, Settings()
+    )
+    lam, tau = path.best("squared_error")
+    mean = path.mean("squared_error")
+    i, j = np.argwhere(mean == mean.min())[0]
+    assert (lam, tau) == (path.lambdas[j], path.commons[i])
+    assert lam < 100  # the strongest explains nothing
+
+
+def test_a_single_row_always_trains() -> None:
+    data = TaskData.from_long(np.eye(4), np.arange(4.0), [0, 0, 0, 1])
+    path = cross_validate(_engine(data, "squared"), 2, lambda lam, tau: Learned(tau), [0.1], [0.0], 3, Settings())
+    assert path.weight.sum(axis=(0, 1, 2)).tolist() == [3.0, 0.0]
+    assert np.isfinite(path.mean("squared_error", over="tasks")).all()
+
+
+def test_progress_and_refusals() -> None:
+    data = random_problem("squared")
+    seen: list[tuple[int, int]] = []
+    args = (_engine(data, "squared"), 4, lambda lam, tau: Learned(tau))
+    cross_validate(*args, [0.1, 1.0], [0.0], 2, Settings(), lambda *step: seen.append(step))
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    with pytest.raises(ValueError, match="at least two folds, got 1"):
+        cross_validate(*args, [0.1], [0.0], 1, Settings())
+    with pytest.raises(ValueError, match="at least one lambda"):
+        cross_validate(*args, [], [0.0], 2, Settings())

@@ -1,0 +1,92 @@
+"""Problems and kills for tests of a real cluster: the weights must not notice that actors are lost."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl import Outcome, RoundRecord, Settings, TaskData, solve
+from dmtrl.datasets import make_synthetic
+from dmtrl.engines import RayEngine, RayOptions
+from dmtrl.losses.builtin import get_loss
+from support import clusters
+
+WORKERS = 4
+Problem = Callable[[Any], tuple[TaskData, str, float]]
+
+
+def school(shared_data: Any) -> tuple[TaskData, str, float]:
+    with np.load(shared_data / "school.npz") as file:
+        train = file["train_1"]
+        X, y, task = file["X"][train].astype(float), file["y"][train].astype(float), file["task"][train]
+    return TaskData.from_long(X, y - y.mean(), task), "squared", 0.1
+
+
+def synthetic(shared_data: Any) -> tuple[TaskData, str, float]:
+    return make_synthetic(1, rows_per_task=200).train, "hinge", 1e-3
+
+
+def mds_shaped(shared_data: Any) -> tuple[TaskData, str, float]:
+    """22 tasks of unequal size, ten thousand features, a few dozen of them in a row."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for rows in rng.integers(40, 200, size=22):
+        X = sparse.random(rows, 10_000, density=0.004, format="csr", random_state=rng)
+        parts.append((X, np.where(rng.random(rows) < 0.5, 1.0, -1.0)))
+    return TaskData.from_list(parts), "logistic", 1e-3
+
+
+class Killer:
+    """After some rounds, drawn at random, kills a random actor a moment later: while it works, or before it does."""
+
+    def __init__(self, times: int, rounds: int, seed: int = 0):
+        self._rng = np.random.default_rng(seed)
+        # early enough for a round in which the last is missed
+        self._when = set(self._rng.choice(rounds - 3, size=times, replace=False).tolist())
+        self._timer: threading.Timer | None = None
+        self._killed: set[int] = set()
+
+    def __call__(self, record: RoundRecord) -> None:
+        self.join()  # so that each is missed before the next
+        if record.round in self._when:
+            self._timer = threading.Timer(float(self._rng.uniform(0.0, 0.02)), self._kill)
+            self._timer.start()
+
+    def _kill(self) -> None:
+        alive = [process for process in clusters.actors() if process.pid not in self._killed]
+        victim = alive[int(self._rng.integers(len(alive)))]
+        if clusters.kill(victim):
+            self._killed.add(victim.pid)
+
+    @property
+    def killed(self) -> int:
+        return len(self._killed)
+
+    def join(self) -> None:
+        if self._timer is not None:
+            self._timer.join()
+
+
+def runs(
+    problem: tuple[TaskData, str, float],
+    rounds: int,
+    disturb: Callable[[RoundRecord], object],
+    address: str,
+    workers: int = WORKERS,
+    **options: Any,
+) -> tuple[Outcome, Outcome, int]:
+    """The same run undisturbed in this process, and disturbed over the cluster; how many workers were lost."""
+    data, loss, lam = problem
+    common: dict[str, Any] = {"loss": loss, "reg_lambda": lam, "settings": Settings(tol=0.0, max_rounds=rounds)}
+    plain = solve(data, workers=workers, **common)
+    with RayEngine(data.sources(workers), get_loss(loss), RayOptions(address, **options)) as engine:
+        disturbed = solve(data, engine=engine, callbacks=[disturb], **common)
+        return plain, disturbed, engine.losses
+
+
+def same_bits(a: Outcome, b: Outcome) -> None:
+    assert a.W.tobytes() == b.W.tobytes()
+    assert a.dual.B.tobytes() == b.dual.B.tobytes()
+    assert a.certificate == b.certificate

@@ -1,0 +1,135 @@
+"""Columns to features: the same as scikit-learn's transformers make, and the same bits after saving and loading."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+import dmtrl
+from dmtrl.tables.preparation import Dropped, learn
+from support.shell_data import shops
+
+
+def test_numbers_and_categories_are_those_of_scikit_learn() -> None:
+    """SimpleImputer gives the indicator after the value; StandardScaler leaves it to us to scale only the value."""
+    table, new = shops(m=8, rows=60), shops(m=8, rows=20, seed=1)
+    table, new = table.select(["shop", "sales", "size", "price", "colour"]), new.select(["size", "price", "colour"])
+    frame, more = table.to_pandas(), new.to_pandas()
+    words = [f.assign(colour=f["colour"].astype(object).where(f["colour"].notna(), None)) for f in (frame, more)]
+    oracle = ColumnTransformer(
+        [
+            ("size", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), ["size"]),
+            ("price", StandardScaler(), ["price"]),
+            (
+                "colour",
+                OneHotEncoder(min_frequency=4, handle_unknown="infrequent_if_exist", sparse_output=False),
+                ["colour"],
+            ),
+        ]
+    ).fit(words[0])
+    preparation = learn(table, "shop", "sales")
+    for f, w, t in ((frame, words[0], table), (more, words[1], new)):
+        X = preparation.transform(t)
+        named = dict(zip(preparation.feature_names, X.T, strict=True))
+        np.testing.assert_array_equal(named.pop("size missing"), f["size"].isna())
+        np.testing.assert_allclose(np.column_stack(list(named.values())), oracle.transform(w), rtol=1e-15, atol=0)
+    assert preparation.feature_names[-1] == "colour = (other)"
+
+
+def test_frames_of_every_kind_give_the_same_features() -> None:
+    table = shops()
+    preparation = learn(table, "shop", "sales")
+    X = preparation.transform(table)
+    assert X.shape == (table.num_rows, len(preparation.feature_names))
+    assert np.isfinite(X).all()
+    np.testing.assert_array_equal(preparation.transform(table.to_pandas()), X)
+    import polars as pl
+
+    np.testing.assert_array_equal(preparation.transform(pl.from_arrow(table)), X)
+
+
+def test_a_loaded_model_makes_the_same_features(tmp_path: Path) -> None:
+    table, new = shops(), shops(seed=3)
+    preparation = learn(table, "shop", "sales", number=["row_id"], drop=["verdict"])
+    X, shop = preparation.transform(table), table.column("shop").to_pylist()
+    model = dmtrl.MTRLRegressor().fit(X, table.column("sales").to_numpy(), tasks=shop)
+    model.preparation_ = preparation
+    model.save(tmp_path / "model")
+    loaded = dmtrl.load(tmp_path / "model")
+    assert loaded.preparation_ == preparation
+    for rows in (table, new):
+        np.testing.assert_array_equal(loaded.preparation_.transform(rows), preparation.transform(rows))
+
+
+def test_what_becomes_of_columns() -> None:
+    kinds = {name: (kind, done, count) for name, kind, done, count in learn(shops(), "shop", "sales").table()}
+    assert {name for name, (kind, _, _) in kinds.items() if kind == "left out"} == {"remark", "row_id", "kg"}
+    assert "200 different values in 200 rows" in kinds["remark"][1]
+    assert kinds["kg"][1] == "always 7"
+    assert kinds["size"][2] == 2
+    assert kinds["day"][0] == "date"
+    forced = learn(shops(), "shop", "sales", number=["row_id"], category=["kg", "open"])
+    kinds = {name: (kind, done, count) for name, kind, done, count in forced.table()}
+    assert kinds["row_id"][0] == "number"
+    assert kinds["open"] == ("category", "a column each; unknown ones: none of them", 2)
+
+
+def test_rare_unknown_and_missing_categories() -> None:
+    words = ["a"] * 50 + ["b"] * 47 + [None] * 2 + ["rare"]
+    table = pa.table({"t": ["x", "y"] * 50, "y": np.arange(100.0), "c": words})
+    preparation = learn(table, "t", "y")
+    assert preparation.feature_names == ["c = a", "c = b", "c = (missing)", "c = (other)"]
+    X = preparation.transform({"c": pa.array(["b", "new", None, "rare", " a "])})
+    assert X.argmax(axis=1).tolist() == [1, 3, 2, 3, 0]
+    assert (X.sum(axis=1) == 1).all()
+
+
+def test_a_category_without_rare_ones_ignores_what_it_never_saw() -> None:
+    table = pa.table({"t": ["x", "y"] * 50, "y": np.arange(100.0), "c": ["a", "b"] * 50})
+    X = learn(table, "t", "y").transform({"c": pa.array(["a", "new", None])})
+    assert X.tolist() == [[1, 0], [0, 0], [0, 0]]
+
+
+def test_dates() -> None:
+    days = np.datetime64("2023-01-01") + np.arange(0, 730)  # a Sunday
+    table = pa.table({"t": ["x"] * 730, "y": np.arange(730.0), "d": days.astype("datetime64[D]")})
+    preparation = learn(table, "t", "y")
+    named = dict(zip(preparation.feature_names, preparation.transform(table).T, strict=True))
+    assert named["d Sun"][:8].tolist() == [1, 0, 0, 0, 0, 0, 0, 1]
+    assert np.corrcoef(named["d days"], np.arange(730))[0, 1] == pytest.approx(1)
+    np.testing.assert_allclose(named["d year sine"] ** 2 + named["d year cosine"] ** 2, 1)
+    assert named["d year cosine"][0] == pytest.approx(1)
+    assert abs(named["d year sine"][0] - named["d year sine"][365]) < 1e-9
+    short = learn(table.slice(0, 20), "t", "y")
+    assert not any("year" in name for name in short.feature_names), "a season cannot be seen in 20 days"
+    gone = preparation.transform({"d": pa.array([None], pa.date32())})
+    assert np.isfinite(gone).all()
+
+
+def test_columns_that_cannot_be_used() -> None:
+    n = 60
+    table = pa.table(
+        {
+            "t": ["x", "y"] * 30, "y": np.arange(60.0), "list": [[1]] * n, "nothing": pa.nulls(n),
+            "empty": pa.array([None] * n, pa.string()), "one": ["same"] * n, "guid": np.arange(n) * 7,
+        }
+    )  # fmt: skip
+    preparation = learn(table, "t", "y")
+    assert all(isinstance(column, Dropped) for column in preparation.columns)
+    assert preparation.used == []
+
+
+def test_infinity_and_text_among_numbers_are_refused() -> None:
+    table = pa.table({"t": ["x", "y"] * 30, "y": np.arange(60.0), "x": np.linspace(0, 1, 60)})
+    preparation = learn(table, "t", "y")
+    with pytest.raises(ValueError, match="column 'x' holds infinity"):
+        preparation.transform({"x": pa.array([1.0, np.inf])})
+    with pytest.raises(ValueError, match=r"column 'x' holds 'abc' \(row 2\), which is not a number"):
+        preparation.transform({"x": pa.array(["1", "abc"])})
+    with pytest.raises(ValueError, match="the model needs the column 'x'"):
+        preparation.transform({"z": pa.array([1.0])})
