@@ -9,41 +9,49 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dmtrl.data.sources import SourcePlan
     from dmtrl.data.task_data import TaskData
-    from dmtrl.engines import RayOptions, WorkerLostError
+    from dmtrl.engines import RayOptions
     from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
     from dmtrl.estimators.feature_maps import RFF
     from dmtrl.estimators.metrics import per_task_scores, task_scorer
     from dmtrl.estimators.model_file import load, verify
     from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
+    from dmtrl.exceptions import (
+        CheckpointWarning,
+        LossError,
+        NotConvergedWarning,
+        TasksLeftOutWarning,
+        WorkerLostError,
+    )
     from dmtrl.losses.builtin import CustomLoss, Loss, get_loss
-    from dmtrl.losses.check import LossError, check_loss
+    from dmtrl.losses.check import check_loss
     from dmtrl.relationship.covariance import TaskCovariance
     from dmtrl.report.displays import ConvergenceDisplay, TaskComparisonDisplay, TaskCorrelationDisplay
-    from dmtrl.solver.api import NotConvergedWarning, TasksLeftOutWarning, solve
+    from dmtrl.solver.api import solve
     from dmtrl.solver.certificate import Certificate
-    from dmtrl.solver.checkpoint import Checkpoint, CheckpointWarning
+    from dmtrl.solver.checkpoint import Checkpoint
     from dmtrl.solver.coordinator import Outcome, RoundRecord
     from dmtrl.solver.settings import Settings
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "exceptions": ["CheckpointWarning", "LossError", "NotConvergedWarning", "TasksLeftOutWarning", "WorkerLostError"],
     "solver.certificate": ["Certificate"],
-    "solver.checkpoint": ["Checkpoint", "CheckpointWarning"],
+    "solver.checkpoint": ["Checkpoint"],
     "solver.coordinator": ["Outcome", "RoundRecord"],
     "relationship.covariance": ["TaskCovariance"],
     "data.task_data": ["TaskData"],
     "report.displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
-    "engines": ["RayOptions", "WorkerLostError"],
+    "engines": ["RayOptions"],
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
     "estimators.feature_maps": ["RFF"],
-    "losses.check": ["LossError", "check_loss"],
+    "losses.check": ["check_loss"],
     "losses.builtin": ["CustomLoss", "Loss", "get_loss"],
     "estimators.metrics": ["per_task_scores", "task_scorer"],
     "estimators.model_file": ["load", "verify"],
     "estimators.cv": ["MTRLClassifierCV", "MTRLRegressorCV"],
     "solver.settings": ["Settings"],
-    "solver.api": ["NotConvergedWarning", "TasksLeftOutWarning", "solve"],
+    "solver.api": ["solve"],
     "data.sources": ["SourcePlan"],
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

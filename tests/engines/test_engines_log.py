@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, solve
-from dmtrl.engines import WorkerLostError, recovery
+from dmtrl.engines import recovery
 from dmtrl.engines.log import IN_MEMORY, Log
 from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import Learned
 from dmtrl.solver.coordinator import Coordinator

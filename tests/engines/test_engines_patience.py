@@ -12,10 +12,11 @@ import pytest
 
 from dmtrl import Settings, TaskData, TasksLeftOutWarning, solve
 from dmtrl.data.blocks import Blocks, Source
-from dmtrl.engines import WorkerLostError, recovery
+from dmtrl.engines import recovery
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.exceptions import WorkerLostError
 from dmtrl.losses.builtin import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import Learned

@@ -19,10 +19,11 @@ from scipy import sparse
 from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
 from dmtrl.data.blocks import ArraySource
 from dmtrl.datasets import make_synthetic
-from dmtrl.engines import LocalEngine, WorkerLostError, recovery
+from dmtrl.engines import LocalEngine, recovery
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.exceptions import WorkerLostError
 from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import Learned, covariance, get_relationship
@@ -283,7 +284,7 @@ def test_what_was_kept_stays_when_a_run_begins_again(tmp_path: Path) -> None:
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "workers": 3}
     solve(data, **how, settings=Settings(tol=0.5), checkpoint=tmp_path)
     old = newest(str(tmp_path))
-    with pytest.warns(TasksLeftOutWarning, match=f"go on with resume={old!r}"):
+    with pytest.warns(TasksLeftOutWarning, match=f"resume={old!r}"):
         solve(data, **how, engine=Wreck(data), on_lost="go_on", checkpoint=tmp_path, resume=True)
     assert newest(str(tmp_path)) == old
     rest = newest(str(tmp_path / "again-1"))

@@ -9,10 +9,11 @@ import pytest
 from numba import njit
 from test_losses import BUILTIN
 
+from dmtrl.exceptions import LossError
 from dmtrl.losses import builtin as losses
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import CustomLoss
-from dmtrl.losses.check import LossError, check_loss
+from dmtrl.losses.check import check_loss
 
 
 @njit

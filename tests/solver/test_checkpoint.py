@@ -27,8 +27,9 @@ from dmtrl import (
     storage,
 )
 from dmtrl.data.blocks import Blocks
-from dmtrl.engines import WorkerLostError, recovery
+from dmtrl.engines import recovery
 from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.exceptions import WorkerLostError
 from dmtrl.relationship.penalties import get_relationship
 from dmtrl.solver.checkpoint import Keeper, keeper_for, newest
 from dmtrl.solver.coordinator import Coordinator
@@ -325,7 +326,7 @@ def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path
             checkpoint=Checkpoint(tmp_path, every_rounds=3),
         )  # fmt: skip
     folder = newest(str(tmp_path))
-    assert f"go on with resume={folder!r}" in str(lost.value)
+    assert f"resume={folder!r}" in str(lost.value)
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "settings": Settings(tol=1e-9), "workers": 2}
     same_bits(solve(data, **how, resume=folder), solve(data, **how))
 

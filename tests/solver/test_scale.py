@@ -21,6 +21,7 @@ from dmtrl import MTRLClassifier, MTRLRegressor, load
 from dmtrl.cli.main import main
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.problem import Units, pose
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench import scale, scale_run
 from dmtrl.numerics import rowwise
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
@@ -28,7 +29,7 @@ from dmtrl.relationship.penalties import Learned, nuclear_prox, shared
 from dmtrl.relationship.similarity import nearest_tasks, strongest_pairs, unit_vectors
 from dmtrl.relationship.spectrum import nuclear_norm
 from dmtrl.report.model_facts import gather
-from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
 M, ROWS, D = 6000, 4, 5  # more tasks than DENSE_LIMIT

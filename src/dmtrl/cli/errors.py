@@ -3,14 +3,14 @@
 Room: commands. Errors that are the data's or the user's become one sentence and exit code 1; a bug keeps its traceback.
 """
 
-import re
 import shlex
 import unicodedata
-from ast import literal_eval
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
+
+from dmtrl.exceptions import WorkerLostError
 
 INTERRUPTED = 130
 _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -39,17 +39,8 @@ def told_in_sentences() -> Iterator[None]:
         ) from error
     except (ValueError, ArithmeticError, ImportError) as error:
         raise click.ClickException(printable(str(error), "\n")) from error
-    except RuntimeError as error:
-        from dmtrl.engines import WorkerLostError  # here: the commands start without what it brings along
-
-        if not isinstance(error, WorkerLostError):
-            raise
-        raise click.ClickException(printable(_as_options(str(error)), "\n")) from error
+    except WorkerLostError as error:
+        resume = f"; resume with --resume {shlex.quote(error.checkpoint)}" if error.checkpoint else ""
+        raise click.ClickException(printable(f"{error.args[0]}{resume}", "\n")) from error
     except MemoryError as error:
         raise click.ClickException("there is not enough memory for this; use fewer rows or columns") from error
-
-
-def _as_options(sentence: str) -> str:
-    """What is said in Python, as resume='m.checkpoint/version-000003', as it is said in the shell."""
-    quoted = r"""resume=('(?:[^'\\]|\\.)*'|"[^"]*")"""
-    return re.sub(quoted, lambda found: f"--resume {shlex.quote(literal_eval(found[1]))}", sentence)

@@ -3,6 +3,5 @@
 from dmtrl.engines.choice import EngineChoice, choose_engine
 from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.ray import RayEngine, RayOptions
-from dmtrl.engines.recovery import WorkerLostError
 
-__all__ = ["EngineChoice", "LocalEngine", "RayEngine", "RayOptions", "WorkerLostError", "choose_engine"]
+__all__ = ["EngineChoice", "LocalEngine", "RayEngine", "RayOptions", "choose_engine"]

@@ -15,6 +15,7 @@ from typing import Protocol
 from dmtrl.engines.base import Engine
 from dmtrl.engines.contract import check_may_receive, check_may_send, fault_in
 from dmtrl.engines.log import IN_MEMORY, Log
+from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.message import Message
 
 _INTRODUCE = Message("describe", {"digest": True})
@@ -38,15 +39,6 @@ class Refused(Exception):
     def __init__(self, worker: int, error: Exception):
         super().__init__(str(error))
         self.worker, self.error = worker, error
-
-
-class WorkerLostError(RuntimeError):
-    """A worker could not be brought back, or answers nonsense again and again. `tasks` are the numbers of its tasks, as
-    far as it ever told them; `alive` is how many other workers were at hand."""
-
-    def __init__(self, sentence: str, worker: int, tasks: Sequence[int], alive: int = 0):
-        super().__init__(sentence)
-        self.worker, self.tasks, self.alive = worker, list(tasks), alive
 
 
 class Carrier(Protocol):

@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from dmtrl.exceptions import LossError
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, Loss, get_loss
 
@@ -22,10 +23,6 @@ FRACTIONS = np.array([0.01, 0.1, 0.4, 0.9, 0.99])  # of a bounded domain
 DISTANCES = np.array([-25.0, -5.0, -1.0, -0.1, -0.01, 0.01, 0.1, 1.0, 5.0, 25.0])  # from its one end, or zero
 STEP_SIZES = (0.0, 1e-12, 1e-2, 1.0, 1e8)  # zero is met in earnest: a row of zeros has sq = 0
 SLOPES = "the domain is the closure of all slopes -l'(z)"
-
-
-class LossError(ValueError):
-    """A loss whose members disagree; the message lists every disagreement."""
 
 
 def check_loss(loss: str | AnyLoss, labels: Sequence[float] | None = None, *, seed: int = 0) -> None:

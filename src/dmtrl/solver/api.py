@@ -17,7 +17,7 @@ from dmtrl.data.sources import SourcePlan
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines import choose_engine
 from dmtrl.engines.base import Engine
-from dmtrl.engines.recovery import WorkerLostError
+from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLostError
 from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.progress import live_line
 from dmtrl.relationship.penalties import FreeIntercept, get_relationship
@@ -26,18 +26,6 @@ from dmtrl.solver.coordinator import Callback, Coordinator, Outcome, Watch
 from dmtrl.solver.settings import Settings
 
 logger = logging.getLogger("dmtrl")
-
-
-class NotConvergedWarning(UserWarning):
-    """The fit stopped on max_rounds; its message says how far the answer can be from the best."""
-
-
-class TasksLeftOutWarning(UserWarning):
-    """Tasks were left out because their worker was lost for good: its message names them, `tasks` are their numbers."""
-
-    def __init__(self, sentence: str, tasks: Sequence[int] = ()):
-        super().__init__(sentence)
-        self.tasks = list(tasks)
 
 
 def solve(
@@ -163,8 +151,8 @@ def naming_checkpoint(keeper: Keeper | None) -> Iterator[None]:
     try:
         yield
     except WorkerLostError as error:
-        if keeper is not None and keeper.last is not None:
-            error.args = (f"{error}; what was found until then is kept: go on with resume={keeper.last!r}",)
+        if keeper is not None:
+            error.checkpoint = keeper.last
         raise
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from dmtrl import storage
 from dmtrl.engines.base import Engine
+from dmtrl.exceptions import CheckpointWarning
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.covariance import TaskCovariance
@@ -42,10 +43,6 @@ _SECONDS = 60.0  # between checkpoints when nothing is said
 Place = str | os.PathLike[str]
 Cell = tuple[float, float, int]  # tau, lambda, fold
 State = dict[str, np.ndarray]
-
-
-class CheckpointWarning(UserWarning):
-    """A checkpoint could not be written; the run goes on, and the one before stays."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import numpy as np
 from dmtrl.engines import RayOptions
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.losses.builtin import CLASSIFICATION, Loss, get_loss
-from dmtrl.solver.api import NotConvergedWarning
 from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, home_of, newest
 from dmtrl.tables import Source, nearest, open_source
 from dmtrl.tables import columns as read

@@ -18,11 +18,11 @@ from scipy import sparse
 from scipy.linalg import cho_factor, cho_solve
 
 from dmtrl.data.task_data import TaskData
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.baselines import compiled
 from dmtrl.lab.baselines.alternating import Fitted, Problem, WStep, alternate, require
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import Loss
-from dmtrl.solver.api import NotConvergedWarning
 from dmtrl.solver.coordinator import Watch
 from dmtrl.worker import kernels
 

@@ -18,12 +18,13 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.ray import cluster
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench.timing import interleaved, ratio
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.losses.builtin import get_loss
 from dmtrl.report.content import Section, Table, Text
-from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
 ONE, TWO, HERE = "Ray, one actor", "Ray, two actors", "two threads, no Ray"

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench.optimum import Optimum, Task
-from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
 DMTRL, CERTIFIED, LIBLINEAR, SNAPML = "dmtrl", "dmtrl, certified", "LIBLINEAR", "Snap ML"

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench.timing import Clock, TimeIsUp
 from dmtrl.lab.experiments.problems import TITLES, posed
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
-from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
 LAMBDAS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)

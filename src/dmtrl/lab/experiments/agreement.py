@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.baselines import Fitted, centralised_mtrl
 from dmtrl.lab.experiments.problems import TITLES, Posed, posed
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
-from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.api import solve
 from dmtrl.solver.coordinator import Outcome, RoundRecord, Watch
 from dmtrl.solver.settings import Settings
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
 from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
@@ -21,7 +22,7 @@ from dmtrl.lab.experiments.problems import TITLES, Posed, posed
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
-from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.api import solve
 from dmtrl.solver.coordinator import RoundRecord
 from dmtrl.solver.settings import Settings
 

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.experiments.curves import history_curves
 from dmtrl.lab.experiments.problems import posed
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import ChartGrid, LineChart, Section, Series, Table, Text
-from dmtrl.solver.api import NotConvergedWarning, solve
+from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
 LAMBDAS = (1e-3, 1e-2, 1e-1, 1.0)
