@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dmtrl.solver.api import solve
     from dmtrl.solver.certificate import Certificate
     from dmtrl.solver.checkpoint import Checkpoint
-    from dmtrl.solver.coordinator import Outcome, RoundRecord
+    from dmtrl.solver.outcome import Outcome, RoundRecord
     from dmtrl.solver.settings import Settings
 
 __version__ = "0.1.0"
@@ -38,7 +38,7 @@ _HOMES = {
     "exceptions": ["CheckpointWarning", "LossError", "NotConvergedWarning", "TasksLeftOutWarning", "WorkerLostError"],
     "solver.certificate": ["Certificate"],
     "solver.checkpoint": ["Checkpoint"],
-    "solver.coordinator": ["Outcome", "RoundRecord"],
+    "solver.outcome": ["Outcome", "RoundRecord"],
     "relationship.covariance": ["TaskCovariance"],
     "data.task_data": ["TaskData"],
     "report.displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],

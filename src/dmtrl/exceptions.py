@@ -1,6 +1,7 @@
 """Every error and warning of dmtrl.
 
 DmtrlError
+├── CheckpointExistsError  a folder holds the checkpoint of another run (also a FileExistsError)
 ├── LossError              a custom loss contradicts itself (also a ValueError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
@@ -22,6 +23,17 @@ class DmtrlError(Exception):
 
 class DmtrlWarning(UserWarning):
     """Base class of all warnings of dmtrl."""
+
+
+class CheckpointExistsError(DmtrlError, FileExistsError):
+    """A folder already holds the checkpoint of another run; `folder` names it."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(
+            f"{folder} already holds the checkpoint of another run; pass resume=True to continue that run, or name "
+            "another folder"
+        )
+        self.folder = folder
 
 
 class LossError(DmtrlError, ValueError):

@@ -22,7 +22,7 @@ from dmtrl.lab.experiments.records import Record
 from dmtrl.losses.builtin import BUILTIN, AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.report.files import markdown_text
-from dmtrl.solver.coordinator import Outcome
+from dmtrl.solver.outcome import Outcome
 from support import clusters
 from support.losses_by_hand import halved_absolute
 from support.problems import random_problem

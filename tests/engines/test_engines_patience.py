@@ -20,7 +20,8 @@ from dmtrl.exceptions import WorkerLostError
 from dmtrl.losses.builtin import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import Learned
-from dmtrl.solver.coordinator import Coordinator, Outcome
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.outcome import Outcome
 from dmtrl.worker.worker import Worker
 from support.fragile import Fragile
 from support.problems import random_problem

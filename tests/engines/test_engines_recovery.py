@@ -28,7 +28,8 @@ from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import Learned, covariance, get_relationship
 from dmtrl.solver.checkpoint import newest
-from dmtrl.solver.coordinator import Coordinator, Outcome
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.outcome import Outcome
 from support.fragile import Fragile
 from support.problems import random_problem
 from support.virtual_time import virtual

@@ -20,7 +20,7 @@ from dmtrl.lab.bench.timing import Clock, TimeIsUp, interleaved, ratio
 from dmtrl.lab.experiments.problems import posed
 from dmtrl.lab.experiments.records import Record, Store
 from dmtrl.report.content import Table
-from dmtrl.solver.coordinator import RoundRecord
+from dmtrl.solver.outcome import RoundRecord
 
 
 def test_contenders_run_in_turn_after_a_warm_up() -> None:

@@ -123,7 +123,7 @@ def test_curves_and_spreads() -> None:
 
 
 def _history(length: int):
-    from dmtrl.solver.coordinator import RoundRecord
+    from dmtrl.solver.outcome import RoundRecord
 
     return [
         RoundRecord(k, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, "sdca", 1.0, False, 0, 0, 0.1) for k in range(length)

@@ -16,7 +16,8 @@ from dmtrl.engines.local import LocalEngine
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import FreeIntercept, get_relationship
-from dmtrl.solver.coordinator import Coordinator, RoundRecord
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
 from dmtrl.solver.pace import Trace

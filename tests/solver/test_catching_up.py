@@ -15,7 +15,8 @@ from dmtrl.engines.log import Log
 from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import FreeIntercept, Learned, Metric, feature_metric
-from dmtrl.solver.coordinator import Coordinator, RoundRecord
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
 from dmtrl.worker.worker import Worker
 from support.losses_by_hand import halved_absolute

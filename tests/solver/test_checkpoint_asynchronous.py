@@ -10,7 +10,8 @@ from dmtrl import Checkpoint, MTRLClassifier, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.relationship.penalties import get_relationship
 from dmtrl.solver.checkpoint import Keeper, keeper_for
-from dmtrl.solver.coordinator import Coordinator, Outcome
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.methods import asynchronous
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
 from support.problems import random_problem

@@ -17,7 +17,7 @@ from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.log import Log
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.solver.coordinator import RoundRecord
+from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
 from support.problems import random_problem
 from support.virtual_time import SpyingEngine, VirtualEngine, answers_by_worker, prepared, run, virtual

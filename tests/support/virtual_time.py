@@ -13,7 +13,8 @@ from dmtrl.engines.base import Engine
 from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship.penalties import Relationship, get_relationship
-from dmtrl.solver.coordinator import Coordinator, Outcome, RoundRecord
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.outcome import Outcome, RoundRecord
 from dmtrl.solver.pace import Trace
 from dmtrl.worker.worker import Worker
 

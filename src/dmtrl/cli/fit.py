@@ -19,7 +19,7 @@ from dmtrl.tables.discovery import find_parts
 from dmtrl.tables.output import check_output
 
 if TYPE_CHECKING:
-    from dmtrl.solver.checkpoint import Place
+    from dmtrl.solver.checkpoint.options import PathLike
     from dmtrl.workflows.fit import FitRequest, Prepared
 
 KINDS = ("regression", "classification")
@@ -172,7 +172,7 @@ def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison:
     return None
 
 
-def _say_how_to_go_on(words: list[str], checkpoint: "Place | None") -> None:
+def _say_how_to_go_on(words: list[str], checkpoint: "PathLike | None") -> None:
     if checkpoint is None:
         click.echo("stopped; nothing was written", err=True)
         return

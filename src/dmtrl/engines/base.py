@@ -1,46 +1,67 @@
-"""The contract of an engine, which delivers messages to workers and knows nothing of the algorithm."""
+"""The contract of an engine, which delivers messages to workers and knows nothing of the algorithm.
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Protocol, Self
+Authors of an engine can run its conformance suite: `dmtrl.engines.conformance.check_engine`.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, Self
 
 from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import decode, encode
 
 
 class Engine(Protocol):
-    """Delivers messages to workers and hands back the answers as they come; knows nothing of the algorithm.
+    """Delivers messages to workers and returns their answers in the order of arrival.
 
-    A worker is asked one thing at a time: it may be sent the next message once its answer was received.
+    A worker handles one request at a time: `send` to a worker whose answer was not received yet raises RuntimeError,
+    and so does `receive` when no worker was sent anything. `pending` holds the workers whose answer was not received.
+    Answers depend on the messages a worker was sent, never on their timing.
     """
 
-    asked: Collection[int] = ()  # workers whose answer was not received yet; empty where every run waits for all
+    pending: set[int]
 
     @property
     def n_workers(self) -> int: ...
 
-    def send(self, k: int, message: Message) -> None: ...
+    def send(self, worker: int, message: Message) -> None: ...
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        """The next answer that arrives, and whose it is; TimeoutError if none does within so many seconds."""
+        """The next answer and the worker that sent it; TimeoutError if none arrives within so many seconds."""
         ...
 
     def close(self) -> None: ...
 
-    def exchange(self, messages: Mapping[int, Message]) -> Iterator[tuple[int, Message]]:
-        """Send all, then hand back every answer in the order of arrival. Answers that nobody waited for come first and
-        are dropped."""
-        while self.asked:
-            self.receive()
-        for k, message in messages.items():
-            self.send(k, message)
-        for _ in messages:
-            yield self.receive()
+    def exchange(self, requests: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
+        """Send a request (see protocol/messages.py) to each worker and yield the answers in the order of arrival.
 
-    def broadcast(self, message: Message) -> dict[int, Message]:
-        """The same message to every worker; all the answers."""
-        return dict(self.exchange({k: message for k in range(self.n_workers)}))
+        Answers that are still pending from before are received and dropped first.
+        """
+        while self.pending:
+            self.receive()
+        for worker, request in requests.items():
+            self.send(worker, encode(request))
+        for _ in requests:
+            worker, answer = self.receive()
+            yield worker, decode(answer)
+
+    def broadcast(self, request: Any) -> dict[int, Any]:
+        """The same request to every worker, and all the answers."""
+        return dict(self.exchange({k: request for k in range(self.n_workers)}))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def begin_request(pending: set[int], worker: int) -> None:
+    """Mark a worker as pending; RuntimeError if it already is."""
+    if worker in pending:
+        raise RuntimeError(f"worker {worker} was sent a message before its last answer was received")
+    pending.add(worker)
+
+
+def require_pending(pending: set[int]) -> None:
+    if not pending:
+        raise RuntimeError("no worker was sent a message, so there is no answer to receive")

@@ -1,7 +1,4 @@
-"""From what people write as `engine=` to something that starts workers.
-
-Room: engines. A choice lays nothing out itself: it says for how many processors, and is given the sources.
-"""
+"""From the `engine` argument to something that starts workers."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,17 +10,19 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses.builtin import AnyLoss
 
-Pieces = Callable[[int], Sequence[Source]]  # the data, laid out for so many workers
+Pieces = Callable[[int], Sequence[Source]]  # partitions the data for so many workers
 
 
 @runtime_checkable
 class EngineChoice(Protocol):
+    """Starts engines. It does not partition the data itself; it is given a function that does."""
+
     def session(self) -> AbstractContextManager[object]:
-        """Keeps open what engines can share that are started one after the other."""
+        """Keeps open what several engines started one after the other can share."""
         ...
 
     def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
-        """names: of the tasks, for error messages."""
+        """`names`: of the tasks, for error messages."""
         ...
 
 
@@ -41,7 +40,7 @@ class Local:
 
 
 def choose_engine(engine: Any, threads: int = 1) -> EngineChoice:
-    """`engine` is "local", "ray", RayOptions, or anything else that can start workers."""
+    """`engine` is "local", "ray", RayOptions, or another EngineChoice."""
     if isinstance(engine, str) and engine == "local":
         return Local(threads)
     if isinstance(engine, str) and engine == "ray":

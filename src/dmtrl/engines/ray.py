@@ -1,8 +1,8 @@
-"""The Ray engine: one actor for each worker, on this machine or over a cluster.
+"""The Ray engine: one actor per worker, on this machine or on a cluster.
 
-Room: engines; the only file that imports Ray, and only when it is used. An actor is never restarted by Ray: a lost one
-is replaced by a new one that hears the log again (recovery.py), which takes a second instead of fifteen. Whatever is
-in one Ray cluster trusts each other: Ray's wire is pickle.
+The only file that imports Ray, and only when it is used. Ray never restarts an actor: a lost one is replaced by a new
+one that is sent the log again (recovery.py), which takes a second instead of fifteen. A Ray cluster is one trust
+domain: its wire format is pickle.
 """
 
 import logging
@@ -35,15 +35,26 @@ from dmtrl.worker.worker import Worker
 class RayOptions:
     """How to use a Ray cluster; `engine="ray"` is RayOptions().
 
-    address: of a running cluster ("auto" finds the one on this machine); None starts one here, without dashboard or
-    telemetry, and ends it afterwards. Where Ray is initialised already in this process, that cluster is used as it is.
-    workers: how many actors there are; None: one for each processor, or fewer if there are fewer tasks.
-    cpus: what each actor reserves, may be a fraction; None shares the cluster's processors out, at most one each, and
-    one that replaces another reserves nothing.
-    resources: custom resources each actor asks for, by name. strategy: Ray's scheduling strategy ("SPREAD", "DEFAULT"
-    or one of Ray's objects). patience: seconds until a lost worker that gives no sign of life ends the run.
-    silence: seconds one answer may take, and the reading of rows, until its worker is taken for lost and replaced;
-    None: as long as it likes. namespace: Ray's, for the connection that is opened; None: an anonymous one.
+    Parameters
+    ----------
+    address : str, optional
+        Of a running cluster; "auto" finds the one on this machine. None starts a cluster here, without dashboard or
+        telemetry, and stops it afterwards. If Ray is already initialised in this process, that cluster is used.
+    workers : int, optional
+        Number of actors. None: one per CPU, or fewer if there are fewer tasks.
+    cpus : float, optional
+        CPUs each actor reserves, may be a fraction. None divides the cluster's CPUs, at most one each; an actor that
+        replaces a lost one reserves none.
+    resources : mapping of str to float, default {}
+        Custom resources of each actor.
+    strategy : str or object, default "SPREAD"
+        Ray's scheduling strategy: "SPREAD", "DEFAULT" or one of Ray's objects.
+    recovery_timeout : float, default 120.0
+        Seconds within which a lost worker must be replaced; then the run ends.
+    answer_timeout : float, optional
+        Seconds one answer, and the reading of rows, may take before the worker counts as lost. None: no limit.
+    namespace : str, optional
+        Ray namespace of the connection. None: an anonymous one.
     """
 
     address: str | None = None
@@ -51,25 +62,26 @@ class RayOptions:
     cpus: float | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     strategy: Any = "SPREAD"
-    patience: float = 120.0
-    silence: float | None = None
+    recovery_timeout: float = 120.0
+    answer_timeout: float | None = None
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        workers, cpus, patience, silence = self.workers, self.cpus, self.patience, self.silence
+        workers, cpus = self.workers, self.cpus
         resources: Any = self.resources
+        recovery_timeout, answer_timeout = self.recovery_timeout, self.answer_timeout
         if workers is not None and not (is_whole(workers) and workers >= 1):
-            raise ValueError(f"workers must be None or at least 1, a whole number; got {workers!r}")
-        if cpus is not None and not _amount(cpus):
-            raise ValueError(f"cpus must be None or at least 0, and finite; got {cpus!r}")
-        if not (isinstance(resources, Mapping) and all(map(_amount, resources.values()))):
-            raise ValueError(f"resources must say of each name how much, as in {{'gpu_node': 1}}; got {resources!r}")
+            raise ValueError(f"workers must be None or a positive integer, got {workers!r}")
+        if cpus is not None and not _is_amount(cpus):
+            raise ValueError(f"cpus must be None, or finite and not negative, got {cpus!r}")
+        if not (isinstance(resources, Mapping) and all(map(_is_amount, resources.values()))):
+            raise ValueError(f"resources must map names to amounts, such as {{'gpu_node': 1}}, got {resources!r}")
         if isinstance(self.strategy, str) and self.strategy not in ("SPREAD", "DEFAULT"):
             raise ValueError(f"strategy must be 'SPREAD', 'DEFAULT' or one of Ray's objects, got {self.strategy!r}")
-        if not (_amount(patience) and patience > 0):
-            raise ValueError(f"patience must be a positive number of seconds, got {patience!r}")
-        if silence is not None and not (_amount(silence) and silence > 0):
-            raise ValueError(f"silence must be None or a positive number of seconds, got {silence!r}")
+        if not (_is_amount(recovery_timeout) and recovery_timeout > 0):
+            raise ValueError(f"recovery_timeout must be a positive number of seconds, got {recovery_timeout!r}")
+        if answer_timeout is not None and not (_is_amount(answer_timeout) and answer_timeout > 0):
+            raise ValueError(f"answer_timeout must be None or a positive number of seconds, got {answer_timeout!r}")
 
     def session(self) -> AbstractContextManager[object]:
         return cluster(self)
@@ -79,12 +91,12 @@ class RayOptions:
             return RayEngine(pieces(self.workers or processors), losses, self, names)
 
 
-def _amount(value: Any) -> bool:
+def _is_amount(value: Any) -> bool:
     return is_number(value) and 0 <= value < float("inf")
 
 
 class RayEngine(RecoveringEngine):
-    """sources: one for each worker; it is read where the worker runs. losses: one, or one per task."""
+    """`sources`: one per worker, read where the worker runs. `losses`: one, or one per task."""
 
     def __init__(
         self,
@@ -96,14 +108,14 @@ class RayEngine(RecoveringEngine):
         options = options or RayOptions()
         if not sources:
             raise ValueError("the ray engine needs at least one source")
-        _check_travels(sources, losses)
+        _check_sendable(sources, losses)
         warm_up(sources, losses)
-        super().__init__(_Actors(sources, losses, options), options.patience, names, options.silence)
+        super().__init__(_Actors(sources, losses, options), options.recovery_timeout, names, options.answer_timeout)
 
 
 @contextmanager
 def cluster(options: RayOptions | None = None) -> Iterator[int]:
-    """A connection to Ray that engines inside share; yields how many processors there are."""
+    """A connection to Ray that the engines inside share; yields the number of CPUs."""
     options = options or RayOptions()
     _Connection.open(options)
     try:
@@ -121,7 +133,7 @@ def import_ray() -> Any:
 
 
 class _Connection:
-    """Ray is initialised once in a process; who opened it, and for how many, is kept here."""
+    """Ray is initialised once per process: counts its users, and whether dmtrl initialised it."""
 
     users = 0
     ours = False
@@ -135,7 +147,7 @@ class _Connection:
                 if options.address is None:
                     ray.init(address="local", include_dashboard=False, **common)
                 else:
-                    _knock(options.address)
+                    _check_reachable(options.address)
                     ray.init(address=options.address, **common)
             cls.ours = True
         cls.users += 1
@@ -148,8 +160,8 @@ class _Connection:
             import_ray().shutdown()
 
 
-def _knock(address: str) -> None:
-    """Refuse an address at which nobody listens, for which Ray would wait for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise ConnectionError for an address at which nothing listens; Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit():
         return
@@ -157,7 +169,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10.0).close()
     except OSError as error:
         raise ConnectionError(
-            f"no Ray cluster answers at {address!r} ({error}); `ray start --head` starts one and says its address"
+            f"no Ray cluster at {address!r} ({error}); `ray start --head` starts one and prints its address"
         ) from error
 
 
@@ -176,23 +188,23 @@ def _environment(**variables: str) -> Iterator[None]:
 
 
 class Host:
-    """What runs in an actor: a worker, made at the first message so that what its source says against it comes back
-    as an answer."""
+    """What runs in an actor: a worker, created at the first message, so that an error of its source comes back as an
+    answer."""
 
     def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
         self._given: tuple[Source, AnyLoss | Sequence[AnyLoss]] | None = (source, losses)
         self._number, self._answer = 0, Message("nothing")
-        # as the coordinator does: the same bits need the same number of threads in linear algebra
+        # as in the coordinator: the same bits need the same number of BLAS threads
         self._limits = threadpool_limits(1)
 
     def answer(self, number: int, messages: Sequence[Message]) -> Message:
-        """The answer to the last of the messages; a repeated number is answered from memory."""
+        """The answer to the last message; a repeated number is answered from memory."""
         if number == self._number or not messages:
             return self._answer
         try:
             self._work(messages)
         except Exception as error:
-            raise _plain(error) from None
+            raise _as_builtin(error) from None
         self._number = number
         return self._answer
 
@@ -200,7 +212,7 @@ class Host:
         if self._given is not None:
             source, losses = self._given
             self._worker = Worker(_Writable(source), losses)
-            self._given = None  # what Ray holds of the rows can go
+            self._given = None  # lets Ray release its copy of the rows
         for message in messages:
             arrays = {name: np.array(array) for name, array in message.arrays.items()}
             self._answer = self._worker.answer(Message(message.name, message.scalars, arrays))
@@ -208,7 +220,7 @@ class Host:
 
 @dataclass(frozen=True)
 class _Writable:
-    """What Ray hands over is read-only, for which the kernels would be compiled once more."""
+    """Copies arrays that Ray made read-only, for which the kernels would be compiled once more."""
 
     source: Source
 
@@ -223,7 +235,7 @@ class _Writable:
 
 
 class _Actors:
-    """The carrier: workers as Ray's actors."""
+    """The carrier: workers as Ray actors."""
 
     def __init__(self, sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss], options: RayOptions):
         _Connection.open(options)
@@ -231,8 +243,8 @@ class _Actors:
         self._host = self._ray.remote(Host)
         self._sources, self._losses = sources, losses
         self._actors: list[Any] = [None] * len(sources)
-        self._posted: list[Any] = [None] * len(sources)  # Ray's reference to the answer of each
-        self._pending: dict[Any, int] = {}  # whose answer a reference is
+        self._references: list[Any] = [None] * len(sources)  # Ray's reference to each worker's answer
+        self._pending: dict[Any, int] = {}  # the worker of each reference
         self._ready: deque[Any] = deque()
         self._closed = False
 
@@ -242,7 +254,7 @@ class _Actors:
 
     def renew(self, k: int) -> None:
         cpus = self._options.cpus
-        if cpus is None:  # one that replaces another must find a place also where a node is gone or others took its own
+        if cpus is None:  # a replacement must find room even if a node is gone or its CPUs are taken
             cpus = self._share if self._actors[k] is None else 0.0
         self._forget(k)
         how = {
@@ -257,27 +269,27 @@ class _Actors:
     @cached_property
     def _share(self) -> float:
         processors = [node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]]
-        return share(processors, self.n_workers)
+        return cpu_share(processors, self.n_workers)
 
     def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
         self._withdraw(k)
-        self._posted[k] = self._actors[k].answer.remote(number, messages)
-        self._pending[self._posted[k]] = k
+        self._references[k] = self._actors[k].answer.remote(number, messages)
+        self._pending[self._references[k]] = k
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
         exceptions, reference = self._ray.exceptions, self._next(timeout)
         k = self._pending.pop(reference)
         try:
             return k, self._ray.get(reference)
-        except exceptions.RayTaskError as error:  # the worker's own words
+        except exceptions.RayTaskError as error:  # raised by the worker
             raise Refused(k, _cause(error)) from None
         except exceptions.ActorUnavailableError as error:
-            raise Lost(k, str(error), perhaps_alive=True) from None
+            raise Lost(k, str(error), maybe_alive=True) from None
         except exceptions.RayError as error:
             raise Lost(k, str(error)) from None
 
     def _next(self, timeout: float | None) -> Any:
-        """A reference whose answer is there."""
+        """A reference whose answer has arrived."""
         while True:
             while self._ready:
                 reference = self._ready.popleft()
@@ -286,9 +298,9 @@ class _Actors:
             self._ready.extend(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> list[Any]:
-        """All references that are ready: to look for one takes Ray as long as to look for all."""
+        """All references that are ready; asking Ray for one takes as long as asking for all."""
         pending = list(self._pending)
-        if not pending:  # whoever will be asked something again is given a break
+        if not pending:  # only timers can make progress
             time.sleep(timeout or 0.0)
             raise TimeoutError
         if not self._ray.wait(pending, num_returns=1, timeout=timeout)[0]:
@@ -297,7 +309,7 @@ class _Actors:
         return ready
 
     def _withdraw(self, k: int) -> None:
-        self._pending.pop(self._posted[k], None)
+        self._pending.pop(self._references[k], None)
 
     def _forget(self, k: int) -> None:
         self._withdraw(k)
@@ -317,16 +329,16 @@ class _Actors:
             _Connection.close()
 
 
-def share(processors: Sequence[float], actors: int) -> float:
-    """The most that each of so many actors can reserve, at most one, so that all find room on some node."""
+def cpu_share(processors: Sequence[float], actors: int) -> float:
+    """The CPUs each of so many actors can reserve, at most one, so that all fit on the nodes."""
     sizes = {min(1.0, c / k) for c in processors if c > 0 for k in range(1, actors + 1)}
     sizes = {np.floor(1000 * size) / 1000 for size in sizes}  # Ray counts in ten-thousandths
     fitting = [size for size in sizes if size > 0 and sum(int(c / size + 1e-6) for c in processors) >= actors]
     return float(max(fitting, default=0.0))
 
 
-def _plain(error: Exception) -> Exception:
-    """The same words in an exception that every Python knows: others may not survive the way back."""
+def _as_builtin(error: Exception) -> Exception:
+    """The same message in a built-in exception; others may not survive pickling."""
     known = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
     return error if type(error) is known else known(str(error))
 
@@ -334,25 +346,25 @@ def _plain(error: Exception) -> Exception:
 def _cause(error: Any) -> Exception:
     cause = getattr(error, "cause", None)
     if isinstance(cause, ModuleNotFoundError):
-        return ModuleNotFoundError(f"a machine of the Ray cluster lacks a package: {cause}; install it there too")
+        return ModuleNotFoundError(f"a machine of the Ray cluster lacks a package: {cause}; install it everywhere")
     return cause if isinstance(cause, Exception) else error
 
 
-def _check_travels(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
-    """Refuse what cannot reach another process, before anything is started."""
+def _check_sendable(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
+    """Raise TypeError for what cannot be pickled, before anything is started."""
     cloudpickle = import_ray().cloudpickle
     for loss in losses if isinstance(losses, Sequence) else [losses]:
         if isinstance(loss, CustomLoss):
-            _try_to_send(cloudpickle, loss, f"the loss {loss.name!r}")
+            _check_picklable(cloudpickle, loss, f"the loss {loss.name!r}")
     for k, source in enumerate(sources):
         if not isinstance(source, ArraySource):
-            _try_to_send(cloudpickle, source, f"the source of worker {k}")
+            _check_picklable(cloudpickle, source, f"the source of worker {k}")
 
 
-def _try_to_send(cloudpickle: Any, thing: object, what: str) -> None:
+def _check_picklable(cloudpickle: Any, thing: object, what: str) -> None:
     try:
         cloudpickle.dumps(thing)
     except Exception as error:
         raise TypeError(
-            f"{what} cannot be sent to another process: {error}; let its functions use numbers, arrays and modules only"
+            f"{what} cannot be pickled: {error}; its functions may use numbers, arrays and modules only"
         ) from error

@@ -1,8 +1,7 @@
-"""Lost workers come back: what they were told is told again.
+"""Replaces lost workers.
 
-Room: engines, without a transport of its own. A worker is deterministic, so one that is made anew from its source and
-hears the same messages again holds the same alpha, to the bit; the server's B stays what the workers' alpha say. What
-really carries messages is a `Carrier` (Ray's actors; in tests, workers that are lost on purpose).
+A worker is deterministic: a replacement that reads the same source and is sent the same messages holds the same dual
+variables, to the bit. The transport is a `Carrier`: Ray's actors, or in tests workers that are lost on purpose.
 """
 
 import logging
@@ -12,25 +11,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from dmtrl.engines.base import Engine
-from dmtrl.engines.contract import check_may_receive, check_may_send, fault_in
-from dmtrl.engines.log import IN_MEMORY, Log
+from dmtrl.engines.base import Engine, begin_request, require_pending
+from dmtrl.engines.log import IN_MEMORY, ReplayLog
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Describe, Description, decode, encode, fault_in
 
-_INTRODUCE = Message("describe", {"digest": True})
-_MOST_LOSSES = 10  # of one worker without an answer in between
-_MOST_REPEATS = 3  # of a message to a worker that may be alive
-_BREATH = 1.0  # seconds before such a repeat, and before rows that could not be read are tried again for the first time
+_INTRODUCE = encode(Describe(digest=True))
+_MAX_LOSSES = 10  # of one worker without an answer in between
+_MAX_REPEATS = 3  # of a message to a worker that may be alive
+_RETRY_DELAY = 1.0  # seconds before a repeat, and before unreadable rows are tried again for the first time
 logger = logging.getLogger("dmtrl")
 
 
 class Lost(Exception):
-    """A worker did not answer because its process is gone, or because it cannot be reached and is perhaps alive."""
+    """A worker did not answer: its process is gone, or it cannot be reached and may be alive."""
 
-    def __init__(self, worker: int, reason: str, perhaps_alive: bool = False):
+    def __init__(self, worker: int, reason: str, maybe_alive: bool = False):
         super().__init__(reason)
-        self.worker, self.perhaps_alive = worker, perhaps_alive
+        self.worker, self.maybe_alive = worker, maybe_alive
 
 
 class Refused(Exception):
@@ -42,20 +41,20 @@ class Refused(Exception):
 
 
 class Carrier(Protocol):
-    """Makes workers and carries messages. Nothing here waits, except `fetch`."""
+    """Starts workers and carries messages. Only `fetch` waits."""
 
     @property
     def n_workers(self) -> int: ...
 
-    def renew(self, k: int) -> None:
-        """Give up worker k, if there is one, and make it anew from its source."""
+    def renew(self, worker: int) -> None:
+        """Drop the worker, if it exists, and start it anew from its source."""
 
-    def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
-        """Messages to be answered in order; the last answer comes back, and without messages a sign of life. A number
-        the worker has just answered is answered again from memory and not worked on twice."""
+    def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:
+        """Messages to be answered in order. The last answer comes back; without messages, any sign of life. If the
+        worker has just answered this number, the answer is repeated from memory and no work is done twice."""
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        """The next answer. Raises Lost, Refused, or TimeoutError if there is nothing to fetch by then."""
+        """The next answer. Raises Lost, Refused, or TimeoutError if nothing arrives in time."""
         ...
 
     def close(self) -> None: ...
@@ -65,45 +64,55 @@ class Carrier(Protocol):
 class _Worker:
     """What the engine knows of one worker."""
 
-    log: Log
+    log: ReplayLog
     number: int = 0  # of the last post
     posted: Sequence[Message] = ()
-    asked: Message | None = None  # what the caller wants an answer to
-    coming: bool = True  # was made, and has not given a sign of life
-    introducing: bool = False  # is alive, and reads its rows
-    since: float = 0.0  # when it was first missed
-    unread: float = 0.0  # when one in its place first could not read what it needs
-    retelling: Iterator[list[Message]] | None = None
+    request: Message | None = None  # what the caller waits for
+    starting: bool = True  # has not given a sign of life yet
+    introducing: bool = False  # is alive and reads its rows
+    missing_since: float = 0.0
+    unreadable_since: float = 0.0  # when a replacement first could not read its rows
+    replaying: Iterator[list[Message]] | None = None
     tasks: Sequence[int] = ()
     features: int = 0
-    digest: str = ""  # of its rows, as it first read them
-    losses: int = 0  # since it last answered: unless it is zero, the worker takes the place of a lost one
+    digest: str = ""  # of its rows, as first read
+    losses: int = 0  # since its last answer; positive while a replacement is catching up
     repeats: int = 0
-    fault: str = ""  # of its last answer to what it is asked now
+    fault: str = ""  # of its last answer to the present request
 
 
 class RecoveringEngine(Engine):
-    """patience: how many seconds a lost worker may need until it gives a sign of life; then it may take its time to
-    read its rows. silence: how many seconds one answer may take, and the reading of rows, before its worker is taken
-    for lost; None: as long as it likes. names: of the tasks, for error messages."""
+    """An engine over a carrier that replaces lost workers.
+
+    Parameters
+    ----------
+    carrier : Carrier
+    recovery_timeout : float
+        Seconds within which a lost worker must give a sign of life; after that it may take its time to read its rows.
+    names : sequence of str, optional
+        Names of the tasks, for error messages.
+    answer_timeout : float, optional
+        Seconds one answer, and the reading of rows, may take before the worker counts as lost. None: no limit.
+    """
 
     def __init__(
         self,
         carrier: Carrier,
-        patience: float = 120.0,
+        recovery_timeout: float = 120.0,
         names: Sequence[str] | None = None,
-        silence: float | None = None,
+        answer_timeout: float | None = None,
     ):
-        self._carrier, self._patience, self._silence, self._names = carrier, patience, silence, names
-        self.asked: set[int] = set()
-        self._workers = [_Worker(Log(IN_MEMORY // carrier.n_workers)) for _ in range(carrier.n_workers)]
-        self._due: dict[int, tuple[float, Callable[[], None]]] = {}  # what is done when, unless the worker speaks first
-        self._all_kept = True  # of what workers were told
+        self._carrier, self._names = carrier, names
+        self._recovery_timeout, self._answer_timeout = recovery_timeout, answer_timeout
+        self.pending: set[int] = set()
+        self._workers = [_Worker(ReplayLog(IN_MEMORY // carrier.n_workers)) for _ in range(carrier.n_workers)]
+        self._timers: dict[int, tuple[float, Callable[[], None]]] = {}  # actions that an answer cancels
+        self._warned_about_log = False
         self.losses = 0  # how often a worker was lost
         try:
             for k in range(carrier.n_workers):
                 self._renew(k)
-            while any(worker.coming or worker.introducing for worker in self._workers):
+            while any(worker.starting or worker.introducing for worker in self._workers):
                 self._step(None)
         except BaseException:
             self.close()
@@ -113,19 +122,18 @@ class RecoveringEngine(Engine):
     def n_workers(self) -> int:
         return len(self._workers)
 
-    def send(self, k: int, message: Message) -> None:
-        check_may_send(k, self.asked)
-        self.asked.add(k)
-        self._workers[k].asked = message
-        self._post(k, [message])
+    def send(self, worker: int, message: Message) -> None:
+        begin_request(self.pending, worker)
+        self._workers[worker].request = message
+        self._post(worker, [message])
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        check_may_receive(self.asked)
+        require_pending(self.pending)
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             answered = self._step(end)
             if answered is not None:
-                self.asked.discard(answered[0])
+                self.pending.discard(answered[0])
                 return answered
 
     def close(self) -> None:
@@ -134,182 +142,180 @@ class RecoveringEngine(Engine):
             worker.log.close()
 
     def _step(self, end: float | None) -> tuple[int, Message] | None:
-        """One thing that happens: an answer to the caller, or progress of a worker that is being brought back."""
+        """Handle one event: an answer to the caller, or progress of a worker that is being replaced."""
         try:
-            k, answer = self._carrier.fetch(self._wait(end))
-        except TimeoutError:  # nobody is late as long as there are answers to take: theirs may be among them
-            self._do_what_is_due()
+            k, answer = self._carrier.fetch(self._seconds_to_wait(end))
+        except TimeoutError:  # timers run only when no answer is waiting: it might be the one they are for
+            self._run_timers()
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError("no worker answered in time") from None
             return None
         except Lost as lost:
-            self._miss(lost)
+            self._handle_loss(lost)
             return None
         except Refused as refused:
-            self._bear(refused)
+            self._handle_refusal(refused)
             return None
         worker = self._workers[k]
-        self._due.pop(k, None)
+        self._timers.pop(k, None)
         worker.repeats = 0
-        if worker.coming:  # from here on it may take its time: its rows may be many
-            worker.coming, worker.introducing = False, True
+        if worker.starting:  # from here on it may take its time: it may have many rows
+            worker.starting, worker.introducing = False, True
             self._post(k, [_INTRODUCE])
         elif worker.introducing:
-            self._welcome(k, answer)
-        elif worker.retelling is not None:
-            self._retell(k)
-        elif worker.asked is not None:
-            return self._take(k, worker.asked, answer)
+            self._introduced(k, answer)
+        elif worker.replaying is not None:
+            self._replay(k)
+        elif worker.request is not None:
+            return self._take(k, worker.request, answer)
         return None
 
-    def _wait(self, end: float | None) -> float | None:
-        """Seconds until something is to be done even if nobody speaks."""
-        moments = [moment for moment, _ in self._due.values()] + ([] if end is None else [end])
+    def _seconds_to_wait(self, end: float | None) -> float | None:
+        moments = [moment for moment, _ in self._timers.values()] + ([] if end is None else [end])
         return max(min(moments) - time.monotonic(), 0.0) if moments else None
 
-    def _do_what_is_due(self) -> None:
+    def _run_timers(self) -> None:
         now = time.monotonic()
-        for k in [k for k, (moment, _) in self._due.items() if moment <= now]:
-            _, act = self._due.pop(k)
-            act()
+        for k in [k for k, (moment, _) in self._timers.items() if moment <= now]:
+            _, action = self._timers.pop(k)
+            action()
 
-    def _take(self, k: int, asked: Message, answer: Message) -> tuple[int, Message] | None:
+    def _take(self, k: int, request: Message, answer: Message) -> tuple[int, Message] | None:
         worker = self._workers[k]
-        fault = fault_in(asked, answer, len(worker.tasks), worker.features)
+        fault = fault_in(request, answer, len(worker.tasks), worker.features)
         if fault:
             if worker.fault:
                 raise self._lost_for_good(
                     k,
-                    f"{fault}, and did so again after it was made anew from its data; if the loss is your own, try "
+                    f"{fault}, and did so again after it was restarted from its data; if the loss is your own, run "
                     "dmtrl.check_loss",
                 )
             worker.fault = fault
-            self._miss(Lost(k, f"it {fault}"))
+            self._handle_loss(Lost(k, f"it {fault}"))
             return None
-        worker.log.add(asked, answer)
-        if worker.log.missing and self._all_kept:
-            self._all_kept = False
+        worker.log.add(request, answer)
+        if worker.log.missing and not self._warned_about_log:
+            self._warned_about_log = True
             logger.warning(
-                "what %s was told could not be kept (%s); if it is lost it cannot be brought back",
-                self._who(k),
+                "the messages sent to %s could not be kept (%s); if it is lost it cannot be replaced",
+                self._describe(k),
                 worker.log.missing,
             )
-        worker.asked, worker.fault = None, ""
-        self._is_back(k)
+        worker.request, worker.fault = None, ""
+        self._recovered(k)
         return k, answer
 
-    def _is_back(self, k: int) -> None:
+    def _recovered(self, k: int) -> None:
         worker = self._workers[k]
-        worker.losses, worker.unread = 0, 0.0
+        worker.losses, worker.unreadable_since = 0, 0.0
 
-    def _miss(self, lost: Lost) -> None:
+    def _handle_loss(self, lost: Lost) -> None:
         k, worker = lost.worker, self._workers[lost.worker]
-        if lost.perhaps_alive and worker.repeats < _MOST_REPEATS:
+        if lost.maybe_alive and worker.repeats < _MAX_REPEATS:
             worker.repeats += 1
-            self._due[k] = time.monotonic() + _BREATH, partial(self._hand_over, k)
+            self._timers[k] = time.monotonic() + _RETRY_DELAY, partial(self._post_again, k)
             return
         self._count(lost)
         self._renew(k)
 
-    def _bear(self, refused: Refused) -> None:
-        """What a worker itself says ends the run, unless it takes the place of a lost one and cannot read its rows or
-        its checkpoint: it may have come to a machine that does not see them, or they are out of reach for a while. Then
-        another takes its place, after a pause that grows."""
+    def _handle_refusal(self, refused: Refused) -> None:
+        """An error that a worker raises ends the run. The exception is a replacement that cannot read its rows or its
+        checkpoint: it may be on a machine that does not see them, or they are out of reach for a while. Then another
+        replacement is tried, after a delay that grows."""
         k, worker, error = refused.worker, self._workers[refused.worker], refused.error
         if not (isinstance(error, OSError) and worker.losses):
-            self._due.pop(k, None)
-            self.asked.discard(k)
-            worker.asked = None
+            self._timers.pop(k, None)
+            self.pending.discard(k)
+            worker.request = None
             raise error from None
         now = time.monotonic()
-        worker.unread = worker.unread or now
-        end = worker.unread + self._patience
+        worker.unreadable_since = worker.unreadable_since or now
+        end = worker.unreadable_since + self._recovery_timeout
         if now >= end:
-            words = f"was lost, and whoever took its place could not read within {self._patience:g} seconds: {error}"
+            words = f"was lost, and no replacement could read its data within {self._recovery_timeout:g} s: {error}"
             raise self._lost_for_good(k, words) from error
         self._count(Lost(k, f"it could not read: {error}"))
-        pause = _BREATH * 2.0 ** (worker.losses - 2)  # the first loss was another
-        self._due[k] = min(now + pause, end), partial(self._renew, k)
+        delay = _RETRY_DELAY * 2.0 ** (worker.losses - 2)  # the first loss had another reason
+        self._timers[k] = min(now + delay, end), partial(self._renew, k)
 
     def _count(self, lost: Lost) -> None:
-        """Another loss, unless it is one too many."""
+        """Count a loss; raise if it is one too many."""
         k, worker = lost.worker, self._workers[lost.worker]
         worker.losses += 1
         self.losses += 1
         if worker.log.missing:
-            words = f"was lost ({lost}) and cannot be brought back: what it was told could not be kept"
+            words = f"was lost ({lost}) and cannot be replaced: the messages it was sent could not be kept"
             raise self._lost_for_good(k, f"{words} ({worker.log.missing}); give the temporary folder more room")
-        if worker.losses > _MOST_LOSSES:
+        if worker.losses > _MAX_LOSSES:
             raise self._lost_for_good(k, f"was lost {worker.losses} times in a row: {lost}")
-        logger.warning("%s was lost (%s) and is being brought back", self._who(k), str(lost).split("\n")[0])
+        logger.warning("%s was lost (%s) and is being replaced", self._describe(k), str(lost).split("\n")[0])
 
     def _renew(self, k: int) -> None:
         worker = self._workers[k]
-        if not worker.coming or worker.since == 0.0:
-            worker.since = time.monotonic()
-        worker.coming, worker.introducing, worker.retelling, worker.repeats = True, False, None, 0
+        if not worker.starting or worker.missing_since == 0.0:
+            worker.missing_since = time.monotonic()
+        worker.starting, worker.introducing, worker.replaying, worker.repeats = True, False, None, 0
         self._carrier.renew(k)
         self._post(k, [])
 
-    def _welcome(self, k: int, introduction: Message) -> None:
-        worker = self._workers[k]
+    def _introduced(self, k: int, answer: Message) -> None:
+        worker, description = self._workers[k], decode(answer)
+        assert isinstance(description, Description)
         worker.introducing = False
-        worker.tasks = introduction.arrays["tasks"].tolist()
-        worker.features = int(introduction.scalars["features"])
-        digest = str(introduction.scalars["digest"])
-        if worker.digest not in ("", digest):  # what was told to the first does not hold for these rows
+        worker.tasks, worker.features = description.tasks.tolist(), int(description.features)
+        digest = str(description.digest)
+        if worker.digest not in ("", digest):  # the messages sent so far do not fit these rows
             raise ValueError(
-                f"the source of {self._who(k)} gave other rows than before: what the run has found does not hold for "
-                "them; begin anew, from data that stays as it is while a run reads it"
+                f"the source of {self._describe(k)} gave other rows than before, so the results so far do not hold for "
+                "them; start the run again, from data that does not change while it is read"
             )
         worker.digest = digest
-        if worker.asked is None:
-            self._is_back(k)
+        if worker.request is None:
+            self._recovered(k)
         else:
-            worker.retelling = worker.log.batches()
-            self._retell(k)
+            worker.replaying = worker.log.batches()
+            self._replay(k)
 
-    def _retell(self, k: int) -> None:
-        """The next part of what a new worker has to hear, and at last what it is asked."""
+    def _replay(self, k: int) -> None:
+        """Send the next part of the log to a replacement, and at the end the present request."""
         worker = self._workers[k]
-        batch = next(worker.retelling, None) if worker.retelling is not None else None
+        batch = next(worker.replaying, None) if worker.replaying is not None else None
         if batch is None:
-            worker.retelling = None
-            assert worker.asked is not None
-            batch = [worker.asked]
+            worker.replaying = None
+            assert worker.request is not None
+            batch = [worker.request]
         self._post(k, batch)
 
     def _post(self, k: int, messages: Sequence[Message]) -> None:
         worker = self._workers[k]
         worker.number, worker.posted = worker.number + 1, messages
-        self._hand_over(k)
+        self._post_again(k)
 
-    def _hand_over(self, k: int) -> None:
-        """What was posted last, perhaps not for the first time."""
+    def _post_again(self, k: int) -> None:
         worker = self._workers[k]
         self._carrier.post(k, worker.number, worker.posted)
-        if worker.coming:
-            self._due[k] = worker.since + self._patience, partial(self._give_up, k)
-        elif self._silence is not None:  # for each answer, of which only the last is heard
-            seconds = self._silence * len(worker.posted)
-            silent = Lost(k, f"it said nothing for {seconds:g} seconds")
-            self._due[k] = time.monotonic() + seconds, partial(self._miss, silent)
+        if worker.starting:
+            self._timers[k] = worker.missing_since + self._recovery_timeout, partial(self._give_up, k)
+        elif self._answer_timeout is not None:  # per message; only the last answer comes back
+            seconds = self._answer_timeout * len(worker.posted)
+            silent = Lost(k, f"it did not answer for {seconds:g} seconds")
+            self._timers[k] = time.monotonic() + seconds, partial(self._handle_loss, silent)
 
     def _give_up(self, k: int) -> None:
-        what = "brought back" if self._workers[k].losses else "started"
+        what = "replaced" if self._workers[k].losses else "started"
         raise self._lost_for_good(
             k,
-            f"could not be {what} within {self._patience:g} seconds; give the cluster room for it (processors, memory, "
-            "what resources= asks for) or have more patience",
+            f"could not be {what} within {self._recovery_timeout:g} seconds; give the cluster room for it (CPUs, "
+            "memory, custom resources) or raise recovery_timeout",
         )
 
     def _lost_for_good(self, k: int, words: str) -> WorkerLostError:
-        alive = sum(not other.coming and not other.losses for other in self._workers)
-        return WorkerLostError(f"{self._who(k)} {words}", k, self._workers[k].tasks, alive)
+        alive = sum(not other.starting and not other.losses for other in self._workers)
+        return WorkerLostError(f"{self._describe(k)} {words}", k, self._workers[k].tasks, alive)
 
-    def _who(self, k: int) -> str:
+    def _describe(self, k: int) -> str:
         tasks = self._workers[k].tasks
-        named = [repr(self._names[t]) if self._names is not None else str(t) for t in tasks[:5]]
+        names = [repr(self._names[t]) if self._names is not None else str(t) for t in tasks[:5]]
         if len(tasks) > 5:
-            named.append(f"... {len(tasks)} in all")
-        return f"worker {k}" + (f" (tasks {', '.join(named)})" if named else "")
+            names.append(f"... {len(tasks)} in total")
+        return f"worker {k}" + (f" (tasks {', '.join(names)})" if names else "")

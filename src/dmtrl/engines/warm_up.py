@@ -1,7 +1,4 @@
-"""Compiled code is made, or fetched from where it was kept, before anybody waits for it.
-
-Room: engines.
-"""
+"""Compiles the kernels, or loads them from the cache, before a worker's time counts."""
 
 from collections.abc import Sequence
 
@@ -10,15 +7,15 @@ from scipy import sparse
 
 from dmtrl.data.blocks import ArraySource, Blocks, Source
 from dmtrl.losses.builtin import AnyLoss, CustomLoss
-from dmtrl.protocol.message import Message, Scalar
+from dmtrl.protocol.messages import Prepare, Round, encode
 from dmtrl.worker.rows import CHUNK
 from dmtrl.worker.worker import Worker
 
-_WIDTH = 4 * CHUNK  # features, from which on chunks are counted
+_WIDTH = 4 * CHUNK  # features from which on chunks are counted
 
 
 def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
-    """For rows and losses like these. Actors that compiled at the same moment would get in each other's way."""
+    """For rows and losses like these. Without it, actors on one machine would all compile at the same moment."""
     kinds = {(np.dtype(float), False)}
     for source in sources:
         if isinstance(source, ArraySource):
@@ -29,13 +26,18 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
         return
     for dtype, csr in kinds:
         X = np.ones((2, _WIDTH), dtype=dtype)
-        numbers = np.arange(1)
-        blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), numbers, numbers, [""])
+        first = np.arange(1)
+        blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), first, first, [""])
         worker = Worker(ArraySource(blocks), built_in)
-        scalars: dict[str, Scalar] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 1}
-        scalars |= {"keep": False, "filled": 1.0}
-        worker.answer(Message("prepare", scalars, {"total_weight": np.full(1, 2.0), "steps": np.zeros(1, np.int64)}))
-        arrays = {"w": np.zeros((1, _WIDTH)), "step": np.ones(1)}
-        worker.answer(Message("round", {"round": 0, "target": 0.0, "relax": 0.0}, arrays))
-        arrays = {"directions": np.ones((_WIDTH, 1)), "centre": np.zeros((1, 1))}
-        worker.answer(Message("catch_up", {"round": 1, "floor": 0.0}, arrays))
+        prepare = Prepare(
+            seed=0,
+            local_solver="auto",
+            sampling="shuffled",
+            max_passes=1,
+            keep=False,
+            density=1.0,
+            total_weight=np.full(1, 2.0),
+            steps=np.zeros(1, dtype=np.int64),
+        )
+        worker.answer(encode(prepare))
+        worker.answer(encode(Round(round=0, target=0.0, w=np.zeros((1, _WIDTH)), step=np.ones(1))))

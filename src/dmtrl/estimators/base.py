@@ -16,20 +16,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dmtrl.data.blocks import as_rows
 from dmtrl.engines import choose_engine
-from dmtrl.engines.base import Engine
 from dmtrl.estimators import inputs as intake
 from dmtrl.estimators.diagnostics import Insight
 from dmtrl.estimators.feature_maps import get_feature_map
 from dmtrl.estimators.model_file import Savable
 from dmtrl.estimators.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
 from dmtrl.losses.builtin import BUILTIN, REGRESSION, AnyLoss, get_loss
-from dmtrl.progress import live_line
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import FreeIntercept, Learned, Relationship, get_relationship
-from dmtrl.solver.api import naming_checkpoint, thread_count, warn_unless_converged
-from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, keeper_for
-from dmtrl.solver.coordinator import Callback, Coordinator, Outcome
-from dmtrl.solver.pace import Trace
+from dmtrl.relationship.penalties import Learned
+from dmtrl.solver.api import ProblemSpec, solve_problem
+from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
+from dmtrl.solver.checkpoint.options import PathLike
+from dmtrl.solver.outcome import Callback, Outcome
 from dmtrl.solver.settings import Settings
 
 INTERCEPT_RIDGE = 1e-6  # on a free intercept: what a certificate needs, too little to be seen
@@ -44,7 +42,6 @@ class MTRLBase(Insight, Savable, ABC):
     __metadata_request__score: ClassVar = {"tasks": True, "sample_weight": True}
     _kind: str
     _outcome: Outcome
-    _keeper: Keeper | None = None  # of checkpoints; for the time of a fit
     loss: str | AnyLoss
     reg_lambda: float
     relationship: Any
@@ -77,8 +74,8 @@ class MTRLBase(Insight, Savable, ABC):
         y: Any = None,
         tasks: Any = None,
         sample_weight: Any = None,
-        checkpoint: Place | Checkpoint | Keeper | None = None,
-        resume: Place | bool | None = None,
+        checkpoint: PathLike | Checkpoint | CheckpointSession | None = None,
+        resume: PathLike | bool | None = None,
     ) -> Self:
         """Learn one model per task and how the tasks are related.
 
@@ -103,13 +100,10 @@ class MTRLBase(Insight, Savable, ABC):
         self.layout_ = "wide" if table.wide else "alone" if table.names is intake.ALONE else "long"
         problem = self._pose(table)
         del table  # frees what was only needed to lay the rows
-        self._keeper = keeper_for(checkpoint, resume)
-        try:
-            with choose_engine(self.engine).session(), naming_checkpoint(self._keeper):
-                lam, tau = self._strengths(problem)
-                self._keep(problem, self._solve(problem, lam, tau), lam, tau)
-        finally:
-            del self._keeper
+        session = open_session(checkpoint, resume)
+        with choose_engine(self.engine).session():
+            lam, tau = self._strengths(problem, session)
+            self._keep(problem, self._solve(problem, lam, tau, session), lam, tau)
         return self
 
     def _check_parameters(self) -> None:
@@ -161,7 +155,7 @@ class MTRLBase(Insight, Savable, ABC):
         centre_y = get_loss(self.loss).name in SHIFTED
         return pose(rows, self._units(table), table.sample_weight, self.fit_intercept, centre_y)
 
-    def _strengths(self, problem: Problem) -> tuple[float, float]:
+    def _strengths(self, problem: Problem, session: CheckpointSession) -> tuple[float, float]:
         """lambda and tau. One task has no common component; beside a given Sigma and between classes there is one only
         if it is asked for."""
         lam, relationship = float(self.reg_lambda), self.relationship
@@ -172,36 +166,36 @@ class MTRLBase(Insight, Savable, ABC):
         learned = _is_learned(relationship) and len(problem.units.names) == len(self.tasks_)
         return lam, float(getattr(relationship, "tau", learned))
 
-    def _solve(self, problem: Problem, lam: float, tau: float) -> Outcome:
-        settings = self._settings(self._seed())
-        with self._engine(problem) as engine, live_line(int(self.verbose), settings.tol) as show:
-            coordinator = Coordinator(engine, problem.data.m, self._relation(problem, lam, tau), lam, settings)
-            heard = [] if self._keeper is None else [self._keeper.on_round]
-            callbacks = [*(self.callbacks or ()), *show, *heard]
-            outcome = coordinator.run(callbacks, self._start(problem), keeper=self._keeper)
-        warn_unless_converged(outcome, settings)
-        return outcome
+    def _solve(self, problem: Problem, lam: float, tau: float, session: CheckpointSession) -> Outcome:
+        return solve_problem(
+            self._spec(problem, self._settings(self._seed())),
+            lam,
+            tau,
+            engine=self.engine,
+            n_jobs=self.n_jobs,
+            start=self._start(problem),
+            callbacks=self.callbacks or (),
+            verbose=int(self.verbose),
+            session=session,
+        )
 
-    def _engine(self, problem: Problem, threads: int | None = None) -> Engine:
-        """The engine that was asked for; with `threads` the local one."""
-        engine = "local" if threads is not None else self.engine
-        choice = choose_engine(engine, thread_count(self.n_jobs) if threads is None else threads)
-        return choice.start(problem.data.sources, get_loss(self.loss), [str(name) for name in problem.data.names])
-
-    def _relation(self, problem: Problem, lam: float, tau: float) -> Relationship:
-        m, relationship = problem.data.m, restrict(self.relationship, problem.units)
+    def _spec(self, problem: Problem, settings: Settings) -> ProblemSpec:
+        """The problem as the solver takes it."""
+        relationship = restrict(self.relationship, problem.units)
         if _is_learned(relationship):  # for one unit the same as independent, which is faster
-            relationship = "learned" if m > 1 else "independent"
-        return self._with_intercept(get_relationship(relationship, m, tau), lam, problem.coordinates)
+            relationship = "learned" if problem.data.m > 1 else "independent"
+        ridge = self._intercept_ridge(problem.coordinates)
+        return ProblemSpec(problem.data, get_loss(self.loss), relationship, settings, intercept_ridge=ridge)
 
-    def _with_intercept(self, relation: Relationship, lam: float, coordinates: Coordinates) -> Relationship:
+    def _intercept_ridge(self, coordinates: Coordinates) -> float | None:
+        """The ridge on a free intercept; None without one."""
         if self.fit_intercept is not True:
-            return relation
+            return None
         loss = get_loss(self.loss)
         # a loss with bounded slope pulls the less on an intercept the larger y is: so must its ridge
         bounded = loss.name in SHIFTED and np.isfinite(loss.lipschitz)
         pull = min(loss.smoothness, loss.lipschitz / coordinates.y_scale) if bounded else 1.0
-        return FreeIntercept(relation, INTERCEPT_RIDGE * pull * coordinates.constant**2 / lam)
+        return float(INTERCEPT_RIDGE * pull * coordinates.constant**2)
 
     def _start(self, problem: Problem) -> Outcome | None:
         """Where to begin: with warm_start the last fit's coefficients, if it was of the same units and features."""
@@ -235,8 +229,7 @@ class MTRLBase(Insight, Savable, ABC):
         self.history_ = [record.as_dict() for record in outcome.history]
         self.n_rounds_ = len(outcome.history)
         self._covariance = pad(self._relations(outcome, tau), units)
-        # in the problem's coordinates: where a later fit can go on from; no fit is ever replayed
-        self._outcome = replace(outcome, history=[], trace=Trace())
+        self._outcome = replace(outcome, history=[])
         self._coordinates = problem.coordinates
 
     def _keep_common(self, outcome: Outcome, tau: float, coordinates: Coordinates) -> None:

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import SHIFTED
 from dmtrl.estimators.diagnostics import default_lambdas, default_measure
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.estimators.problem import Problem
 from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.progress import bar
-from dmtrl.solver.checkpoint import Keeper
-from dmtrl.solver.coordinator import Callback
+from dmtrl.solver.api import ProblemSpec, on_engine, thread_count
+from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.solver.cross_validation import MEASURES, Path, cross_validate
+from dmtrl.solver.outcome import Callback, RoundRecord
 
 
 class _Choosing:
@@ -30,7 +32,7 @@ class _Choosing:
     cv: int
     scoring: str | None
 
-    def _strengths(self: Any, problem: Problem) -> tuple[float, float]:
+    def _strengths(self: Any, problem: Problem, session: CheckpointSession) -> tuple[float, float]:
         if self.scoring is not None and self.scoring not in MEASURES:
             raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
         if self.scoring == "wrong" and self._kind != CLASSIFICATION:
@@ -47,19 +49,26 @@ class _Choosing:
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         total = len(lambdas) * len(commons) * int(self.cv)
-        keeper = self._keeper or Keeper()
-        with self._engine(problem) as engine, bar(self.verbose, "choosing lambda and tau", total) as step:
-            path = cross_validate(
-                engine,
-                problem.data.m,
-                lambda lam, tau: self._relation(problem, lam, tau),
-                lambdas.tolist(),
-                commons,
-                int(self.cv),
-                settings,
-                lambda done, total: (step(), keeper.on_score(done, total)),
-                keeper,
-            )
+        callbacks = self.callbacks or ()
+        rounds = [callback.on_cv_round for callback in callbacks if hasattr(callback, "on_cv_round")]
+        fits = [callback.on_cv_fit for callback in callbacks if hasattr(callback, "on_cv_fit")]
+
+        def on_round(record: RoundRecord) -> None:
+            for callback in rounds:
+                callback(record)
+
+        with bar(self.verbose, "choosing lambda and tau", total) as step:
+
+            def on_fit(done: int, total: int) -> None:
+                step()
+                for callback in fits:
+                    callback(done, total)
+
+            def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> Path:
+                return cross_validate(engine, spec, lambdas, commons, int(self.cv), session, on_round, on_fit)
+
+            spec = self._spec(problem, settings)
+            path, _, _ = on_engine(spec, run, session, self.engine, thread_count(self.n_jobs), None, "stop")
         self.cv_path_: Path = path
         # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"
         several = problem.data.groups is not None

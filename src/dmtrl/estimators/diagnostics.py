@@ -5,6 +5,7 @@ Room: beside the estimators, which inherit `Insight`. Everything here goes throu
 its input, so the shapes of data are the same as in fit.
 """
 
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,14 +16,17 @@ from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.task_data import TaskData
+from dmtrl.engines.base import Engine
 from dmtrl.estimators.problem import Problem
+from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.losses.builtin import CLASSIFICATION, get_loss
+from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.progress import bar
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, Learned, Relationship, independent
-from dmtrl.solver.api import thread_count
+from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship, independent
+from dmtrl.solver.api import ProblemSpec, on_engine, solve_problem, thread_count
 from dmtrl.solver.certificate import Certificate
-from dmtrl.solver.coordinator import Coordinator, single_threaded_blas
+from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.solver.cross_validation import Path, cross_validate
 from dmtrl.solver.new_task import Extension, extend
 from dmtrl.solver.settings import Settings
@@ -130,30 +134,38 @@ class Insight:
         check_is_fitted(self)
         probe, problem = self._probe(X, y, tasks, sample_weight)
         m = problem.data.m
-        tau = self.common_strength_
         lambdas = default_lambdas(problem.data)
         everybody = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # one weight vector for all tasks
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
-        def single(lam: float, tau: float) -> Relationship:
-            relation: Relationship = probe._with_intercept(independent(m), lam, problem.coordinates)
-            return relation
+        together = probe._spec(problem, settings)
+        alone = replace(together, relationship=independent(m))
+        pooled = replace(together, relationship=Fixed(everybody), intercept_ridge=None)
 
-        with probe._engine(problem) as engine, bar(self.verbose, "comparing", 3) as step:
+        def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> list[Path]:
             paths = []
-            for relation, grid, tau in (
-                (lambda lam, tau: probe._relation(problem, lam, tau), np.append(lambdas, self.reg_lambda_), tau),
-                (single, lambdas / m, 0.0),  # Sigma = I / m: the same penalty on a task takes a lambda m times smaller
-                (lambda lam, tau: Fixed(everybody), lambdas, 0.0),
-            ):
-                paths.append(cross_validate(engine, m, relation, grid, [tau], cv, settings))
-                step()
+            with bar(self.verbose, "comparing", 3) as step:
+                for one, grid, tau in (
+                    (together, np.append(lambdas, self.reg_lambda_), self.common_strength_),
+                    (
+                        alone,
+                        lambdas / m,
+                        0.0,
+                    ),  # Sigma = I / m: the same penalty on a task takes a lambda m times smaller
+                    (pooled, lambdas, 0.0),
+                ):
+                    paths.append(cross_validate(engine, one, grid, [tau], cv))
+                    step()
+            return paths
+
+        threads = thread_count(probe.n_jobs)
+        paths, _, _ = on_engine(together, run, CheckpointSession(), probe.engine, threads, None, "stop")
         measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
-        together, alone, pooled = ([_held_out(path, measure, axis) for axis in (None, 0)] for path in paths)
-        return Comparison(
-            np.asarray(problem.data.names), together[1], alone[1], pooled[1], _harmed(together[0] - alone[0]),
-            measure.replace("_", " "),
-        )  # fmt: skip
+        by_fold = [_held_out(path, measure, None) for path in paths]
+        together_error, alone_error, pooled_error = (_held_out(path, measure, 0) for path in paths)
+        harmed = _harmed(by_fold[0] - by_fold[1])
+        names = np.asarray(problem.data.names)
+        return Comparison(names, together_error, alone_error, pooled_error, harmed, measure.replace("_", " "))
 
     def correlation_intervals(
         self: Any,
@@ -175,19 +187,19 @@ class Insight:
         probe, problem = self._probe(X, y, tasks, sample_weight)
         threads = thread_count(self.n_jobs)
         seeds = np.random.SeedSequence(self._seed()).spawn(n_resamples)
+        settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)
         with (
             bar(self.verbose, "resampling", n_resamples) as step,
             single_threaded_blas(),
+            warnings.catch_warnings(),
             ThreadPoolExecutor(threads) as pool,
         ):
+            warnings.simplefilter("ignore", NotConvergedWarning)
 
             def resample(seed: np.random.SeedSequence) -> np.ndarray:
                 data = _resampled(problem.data, np.random.default_rng(seed))
-                again = replace(problem, data=data)
-                relation = probe._relation(again, self.reg_lambda_, self.common_strength_)
-                with probe._engine(again, threads=1) as engine:
-                    settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)
-                    outcome = Coordinator(engine, data.m, relation, self.reg_lambda_, settings).run()
+                spec = probe._spec(replace(problem, data=data), settings)
+                outcome = solve_problem(spec, self.reg_lambda_, self.common_strength_)
                 step()
                 correlation: np.ndarray = probe._relations(outcome, self.common_strength_).correlation()
                 return correlation
@@ -221,7 +233,10 @@ class Insight:
             )
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
-        relation = self._with_intercept(Learned(self.common_strength_), lam, self._coordinates)
+        relation: Relationship = Learned(self.common_strength_)
+        ridge = self._intercept_ridge(self._coordinates)
+        if ridge is not None:
+            relation = FreeIntercept(relation, ridge / lam)
         losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
         settings = Settings(tol=self.tol, max_rounds=self.max_rounds)
         added = extend(before.W, before.dual, losses, newcomer, get_loss(self.loss), relation, lam, settings)

@@ -18,7 +18,6 @@ import os
 import zipfile
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,9 +33,9 @@ from dmtrl.losses.builtin import BUILTIN, CustomLoss, Loss
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.penalties import Fixed, Learned
 from dmtrl.solver import cross_validation as validation
+from dmtrl.solver.api import solve_problem
 from dmtrl.solver.certificate import Certificate
-from dmtrl.solver.coordinator import Coordinator, DualPoint, Outcome, RoundRecord
-from dmtrl.solver.pace import Trace
+from dmtrl.solver.outcome import DualPoint, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.settings import Settings
 from dmtrl.storage import whole_file
 from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Preparation
@@ -46,7 +45,7 @@ MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierC
 # objects that only fit needs: the default takes their place, and routing goes back to that of the class
 _LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (
-    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Trace, Coordinates, validation.Path,
+    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, validation.Path,
     Preparation, Number, Category, Date, Block, Dropped,
 )  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
@@ -275,10 +274,9 @@ def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: 
     coef = model.coef_[order].reshape(len(units.names), -1)[units.used].astype(float)
     W = place.weights(coef, model.intercept_[order].ravel()[units.used])
     common = place.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
-    start: Any = SimpleNamespace(W=W, common=common)  # all of an Outcome that a start is asked for
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
-    with model._engine(problem := Problem(data, units, place), 1) as engine:
-        outcome = Coordinator(engine, len(W), model._relation(problem, lam, tau), lam, settings).run(start=start)
+    spec = model._spec(Problem(data, units, place), settings)
+    outcome = solve_problem(spec, lam, tau, start=StartPoint(W, common))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round is asked at W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))
     if not (abs(primal - stored.primal) <= slack and stored.dual <= attained + slack):

@@ -24,7 +24,7 @@ from dmtrl.report.held_out import SHARE, in_measure
 from dmtrl.report.model_facts import ModelFacts
 from dmtrl.report.model_page import page_of
 from dmtrl.solver.api import solve
-from dmtrl.solver.coordinator import Callback, Outcome
+from dmtrl.solver.outcome import Callback, Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.worker import kernels
 

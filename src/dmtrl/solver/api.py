@@ -1,15 +1,17 @@
-"""From task data to a certified answer in one call: partition, engine, coordinator.
+"""`solve`: from task data to a certified answer.
 
-Room: above the engines, below the estimators, which are this function in scikit-learn's clothes.
+Everything goes through this file: it is the only place that creates a coordinator. Estimators and `verify` call
+`solve_problem`, the part of `solve` that takes a `ProblemSpec`; cross-validation and `add_task` call `solve_on`, the
+part that runs on an engine.
 """
 
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,12 +22,16 @@ from dmtrl.engines.base import Engine
 from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLostError
 from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.progress import live_line
-from dmtrl.relationship.penalties import FreeIntercept, get_relationship
-from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, keeper_for, within
-from dmtrl.solver.coordinator import Callback, Coordinator, Outcome, Watch
+from dmtrl.relationship.penalties import FreeIntercept, Relationship, get_relationship
+from dmtrl.solver.checkpoint.options import Checkpoint, PathLike
+from dmtrl.solver.checkpoint.session import FIT, CheckpointSession, open_session
+from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.layout import Layout
+from dmtrl.solver.outcome import Callback, Outcome, StartPoint, Watch
 from dmtrl.solver.settings import Settings
 
 logger = logging.getLogger("dmtrl")
+T = TypeVar("T")
 
 
 def solve(
@@ -41,94 +47,162 @@ def solve(
     workers: int | None = None,
     shards: int | Sequence[int] = 1,
     intercept_ridge: float | None = None,
+    start: Outcome | StartPoint | None = None,
     callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
     verbose: int = 0,
-    checkpoint: Place | Checkpoint | None = None,
-    resume: Place | bool | None = None,
+    checkpoint: PathLike | Checkpoint | CheckpointSession | None = None,
+    resume: PathLike | bool | None = None,
     on_lost: str = "stop",
 ) -> Outcome:
     """Learn one linear model per task and the covariance between tasks.
 
-    data: rows that are here, or a plan of sources that each worker reads for itself. loss: one for all tasks, or one
-    per task. engine: "local", "ray", RayOptions, or an Engine whose workers hold the tasks already. workers: how many
-    pieces the tasks are laid in (default: one per thread or processor; `data.m` is one task per worker).
-    intercept_ridge: the last column of X is a constant whose weights stay outside the relationship and carry only this
-    much ridge. shards: into how many pieces each task is cut first. n_jobs: threads, -1 for all cores. callbacks get
-    the record of every round, watch also its weights. checkpoint: a folder or fsspec URL, or a Checkpoint that says how
-    often. resume: such a path, or True for that of `checkpoint` if there is one: the run goes on from there and, unless
-    the work depends on time (max_staleness, balance), ends with the same bits as if it had never stopped. on_lost:
-    what to do when a worker cannot be brought back: "stop" raises WorkerLostError; "go_on" begins again without its
-    tasks on the workers that are left, and a TasksLeftOutWarning names them. Then the rows of W are the remaining
-    tasks in their order, whose numbers are `tasks` of the outcome, and checkpoints go on in a folder `again-1`
-    within the first; to resume from there, give the remaining tasks as data and as many workers as the warning
-    says.
+    Parameters
+    ----------
+    data : TaskData or SourcePlan
+        Rows in this process, or a plan of sources that each worker reads itself.
+    loss : str, Loss, CustomLoss or sequence of them
+        One loss for all tasks, or one per task.
+    reg_lambda : float
+        Strength of the regularisation.
+    relationship : str, array, sparse matrix, TaskCovariance or Relationship, default "learned"
+        "learned", "independent", "shared", a covariance, a graph's adjacency, or an object of your own.
+    common : float, default 0.0
+        Strength of a component that all tasks share.
+    settings : Settings, optional
+        Everything about the algorithm.
+    engine : "local", "ray", RayOptions or Engine, default "local"
+        Where workers run. An Engine is used as it is and not closed.
+    n_jobs : int, optional
+        Threads of the local engine; -1 for all cores.
+    workers : int, optional
+        Number of pieces into which tasks are partitioned. None: one per thread or CPU; `data.m` is one task per worker.
+    shards : int or sequence of int, default 1
+        Number of pieces into which each task is cut first, so that a task can be spread over several workers.
+    intercept_ridge : float, optional
+        The last column of X is a constant whose weights stay outside the relationship and carry only this ridge.
+    start : Outcome or StartPoint, optional
+        Weights from which to start.
+    callbacks : sequence of callables
+        Each is called with the RoundRecord of every round. One that raises KeyboardInterrupt stops the run; the
+        checkpoint is written first.
+    watch : callable, optional
+        Called with the RoundRecord and the weights of every round.
+    verbose : int, default 0
+        1: a live line on a terminal; 2: a line per round.
+    checkpoint : path, URL or Checkpoint, optional
+        Where, and how often, to write checkpoints.
+    resume : path, URL or bool, optional
+        A checkpoint to resume from; True: that of `checkpoint`, if there is one. Unless the work depends on time
+        (max_staleness, balance), the result has the same bits as an uninterrupted run.
+    on_lost : "stop" or "go_on", default "stop"
+        What to do when a worker cannot be replaced: "stop" raises WorkerLostError; "go_on" starts again without its
+        tasks on the workers that are left, with a TasksLeftOutWarning. The rows of W are then the remaining tasks
+        (their numbers are `tasks` of the outcome), and checkpoints continue in a subfolder `again-1`.
+
+    Returns
+    -------
+    Outcome
     """
-    if on_lost not in ("stop", "go_on"):
-        raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
-    given = _Given(data, _losses(loss, data.m), relationship, settings or Settings(), shards)
-    if on_lost == "go_on":
-        given.check_can_be_cut()
-    keeping, threads, tasks = keeper_for(checkpoint, resume), thread_count(n_jobs), None
-    while True:
-        try:
-            with _started(engine, given.data, given.losses, threads, workers, given.shards) as running:
-                relation = get_relationship(given.relationship, given.data.m, common)
-                if intercept_ridge is not None and reg_lambda > 0:
-                    relation = FreeIntercept(relation, float(intercept_ridge / reg_lambda))
-                coordinator = Coordinator(running, given.data.m, relation, reg_lambda, given.settings)
-                with live_line(verbose, given.settings.tol) as show, naming_checkpoint(keeping):
-                    outcome = coordinator.run([*callbacks, *show], watch=watch, keeper=keeping)
-            break
-        except WorkerLostError as lost:
-            m = given.data.m
-            # going on, who could not start has taken no task away: all may find room on fewer workers
-            crowded = tasks is not None and not lost.tasks and lost.alive > 0
-            able = crowded or 0 < len(set(lost.tasks)) < m
-            if on_lost == "stop" or not able or hasattr(engine, "exchange"):
-                raise
-            workers = max(lost.alive, 1)  # as many as before may not find room any more
-            if crowded:
-                logger.warning("%s; the fit begins again with workers=%d", lost, workers)
-                continue
-            tasks = np.arange(m) if tasks is None else tasks
-            kept = np.setdiff1d(np.arange(m), lost.tasks)
-            left_out = TasksLeftOutWarning(_told(lost, given.data.names, workers), np.delete(tasks, kept).tolist())
-            warnings.warn(left_out, stacklevel=2)
-            given, tasks = given.only(kept), tasks[kept]
-            if keeping is not None:
-                keeping = Keeper(None if keeping.place is None else within(keeping.place))
-    warn_unless_converged(outcome, given.settings)
-    return replace(outcome, tasks=tasks)
-
-
-def _told(lost: WorkerLostError, names: np.ndarray, workers: int) -> str:
-    left_out = ", ".join(repr(str(names[i])) for i in sorted(set(lost.tasks)))
-    return (
-        f"{lost}; the fit begins again without task {left_out}, with workers={workers}: the rows of its weights are "
-        "the other tasks in their order, and `tasks` of the outcome has their numbers"
+    spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings or Settings(), shards, intercept_ridge)
+    return solve_problem(
+        spec,
+        reg_lambda,
+        common,
+        engine=engine,
+        n_jobs=n_jobs,
+        workers=workers,
+        start=start,
+        callbacks=callbacks,
+        watch=watch,
+        verbose=verbose,
+        session=open_session(checkpoint, resume),
+        on_lost=on_lost,
     )
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What is given task by task."""
+def solve_problem(
+    spec: "ProblemSpec",
+    reg_lambda: float,
+    common: float,
+    *,
+    engine: Any = "local",
+    n_jobs: int | None = None,
+    workers: int | None = None,
+    start: Outcome | StartPoint | None = None,
+    callbacks: Sequence[Callback] = (),
+    watch: Watch | None = None,
+    verbose: int = 0,
+    session: CheckpointSession | None = None,
+    on_lost: str = "stop",
+) -> Outcome:
+    """`solve` for a problem that is already described; parameters as there."""
+    first = None if start is None else StartPoint(start.W, start.common)
 
-    data: TaskData | SourcePlan
+    def run(running: Engine, spec: ProblemSpec, session: CheckpointSession) -> Outcome:
+        with live_line(verbose, spec.settings.tol) as show:
+            return solve_on(
+                running, spec, reg_lambda, common, session, start=first, callbacks=[*callbacks, *show], watch=watch
+            )
+
+    session = session or CheckpointSession()
+    outcome, spec, tasks = on_engine(spec, run, session, engine, thread_count(n_jobs), workers, on_lost)
+    if not outcome.converged and spec.settings.tol > 0:
+        warnings.warn(_not_converged(outcome, spec.settings), NotConvergedWarning, stacklevel=3)
+    return replace(outcome, tasks=tasks)
+
+
+def solve_on(
+    engine: Engine,
+    spec: "ProblemSpec",
+    reg_lambda: float,
+    common: float,
+    session: CheckpointSession,
+    *,
+    name: str = FIT,
+    start: StartPoint | None = None,
+    callbacks: Sequence[Callback] = (),
+    watch: Watch | None = None,
+    layout: Layout | None = None,
+) -> Outcome:
+    """One run on an engine whose workers hold the tasks. `name`: of the run, in the session's checkpoints."""
+    relationship = spec.relationship_for(reg_lambda, common)
+    coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout)
+    with _checkpoint_in_error(session):
+        return coordinator.run(session, name, start, callbacks, watch)
+
+
+@dataclass(frozen=True)
+class ProblemSpec:
+    """A problem: data, and everything that is given task by task."""
+
+    data: TaskData | SourcePlan | int  # a number of tasks where the workers of an engine hold them already
     losses: AnyLoss | list[AnyLoss]
     relationship: Any
     settings: Settings
-    shards: int | Sequence[int]
+    shards: int | Sequence[int] = 1
+    intercept_ridge: float | None = None
 
-    def check_can_be_cut(self) -> None:
+    @property
+    def m(self) -> int:
+        return self.data if isinstance(self.data, int) else self.data.m
+
+    def relationship_for(self, reg_lambda: float, common: float) -> Relationship:
+        relationship = get_relationship(self.relationship, self.m, common)
+        if self.intercept_ridge is None or not reg_lambda > 0:
+            return relationship
+        return FreeIntercept(relationship, float(self.intercept_ridge / reg_lambda))
+
+    def check_divisible(self) -> None:
         if hasattr(self.relationship, "prox") and not hasattr(self.relationship, "only"):
             raise ValueError(
-                f"on_lost='go_on' leaves tasks out, and a {type(self.relationship).__name__} does not say what then "
-                "becomes of it; give it a method only(tasks) that returns the relationship of these tasks"
+                f"on_lost='go_on' leaves tasks out, but {type(self.relationship).__name__} cannot be restricted to "
+                "some tasks; give it a method only(tasks) that returns the relationship of these tasks"
             )
 
-    def only(self, tasks: np.ndarray) -> "_Given":
-        """The same for these tasks, by number."""
+    def only(self, tasks: np.ndarray) -> "ProblemSpec":
+        """The same problem for these tasks, by number."""
+        assert not isinstance(self.data, int)
         losses, relationship, steps, shards = self.losses, self.relationship, self.settings.steps, self.shards
         if hasattr(relationship, "only"):
             relationship = relationship.only(tasks)
@@ -136,52 +210,96 @@ class _Given:
             relationship = relationship.tocsr()[tasks][:, tasks]
         elif not isinstance(relationship, str):
             relationship = np.asarray(relationship)[np.ix_(tasks, tasks)]
-        return _Given(
-            self.data.only(tasks),
-            [losses[i] for i in tasks] if isinstance(losses, list) else losses,
-            relationship,
-            replace(self.settings, steps=tuple(steps[i] for i in tasks)) if isinstance(steps, tuple) else self.settings,
-            shards if np.ndim(shards) == 0 else np.asarray(shards)[tasks].tolist(),
+        settings = self.settings
+        if isinstance(steps, tuple):
+            settings = replace(settings, steps=tuple(steps[i] for i in tasks))
+        return replace(
+            self,
+            data=self.data.only(tasks),
+            losses=[losses[i] for i in tasks] if isinstance(losses, list) else losses,
+            relationship=relationship,
+            settings=settings,
+            shards=shards if np.ndim(shards) == 0 else np.asarray(shards)[tasks].tolist(),
         )
 
 
+def on_engine(
+    spec: ProblemSpec,
+    compute: Callable[[Engine, ProblemSpec, CheckpointSession], T],
+    session: CheckpointSession,
+    engine: Any,
+    threads: int,
+    workers: int | None,
+    on_lost: str,
+) -> tuple[T, ProblemSpec, np.ndarray | None]:
+    """Compute something on an engine; with on_lost="go_on" again without the tasks of workers that are lost.
+
+    Returns the result, the problem that was solved, and the numbers of its tasks (None: all).
+    """
+    if on_lost not in ("stop", "go_on"):
+        raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
+    if on_lost == "go_on":
+        spec.check_divisible()
+    tasks: np.ndarray | None = None
+    while True:
+        try:
+            with _started(engine, spec, threads, workers) as running:
+                return compute(running, spec, session), spec, tasks
+        except WorkerLostError as lost:
+            m = spec.m
+            # after a restart, a worker that could not start has lost no task: fewer workers may find room for all
+            crowded = tasks is not None and not lost.tasks and lost.alive > 0
+            able = crowded or 0 < len(set(lost.tasks)) < m
+            if on_lost == "stop" or not able or hasattr(engine, "exchange"):
+                raise
+            workers = max(lost.alive, 1)
+            if crowded:
+                logger.warning("%s; the fit starts again with workers=%d", lost, workers)
+                continue
+            tasks = np.arange(m) if tasks is None else tasks
+            kept = np.setdiff1d(np.arange(m), lost.tasks)
+            left_out = np.delete(tasks, kept).tolist()
+            message = _left_out(lost, spec.data, workers)
+            warnings.warn(TasksLeftOutWarning(message, left_out), stacklevel=3)
+            spec, tasks, session = spec.only(kept), tasks[kept], session.start_again()
+
+
+def _left_out(lost: WorkerLostError, data: Any, workers: int) -> str:
+    tasks = ", ".join(repr(str(data.names[i])) for i in sorted(set(lost.tasks)))
+    return (
+        f"{lost}; the fit starts again without task {tasks}, with workers={workers}: the rows of its weights are the "
+        "other tasks in order, and `tasks` of the outcome holds their numbers"
+    )
+
+
 @contextmanager
-def naming_checkpoint(keeper: Keeper | None) -> Iterator[None]:
-    """A run that ends because a worker cannot be brought back says where it can go on from."""
+def _checkpoint_in_error(session: CheckpointSession) -> Iterator[None]:
+    """A run that ends because a worker is lost says where to resume."""
     try:
         yield
     except WorkerLostError as error:
-        if keeper is not None:
-            error.checkpoint = keeper.last
+        error.checkpoint = session.last
         raise
 
 
-def _started(
-    engine: Any,
-    data: TaskData | SourcePlan,
-    losses: AnyLoss | Sequence[AnyLoss],
-    threads: int,
-    workers: int | None,
-    shards: int | Sequence[int],
-) -> AbstractContextManager[Engine]:
-    if hasattr(engine, "exchange"):  # whoever made it closes it
+def _started(engine: Any, spec: ProblemSpec, threads: int, workers: int | None) -> AbstractContextManager[Engine]:
+    if hasattr(engine, "exchange"):  # the caller closes it
         return nullcontext(engine)
+    data = spec.data
+    assert not isinstance(data, int), "a number of tasks needs an engine whose workers hold them"
     return choose_engine(engine, threads).start(
-        lambda processors: data.sources(processors if workers is None else workers, shards),
-        losses,
+        lambda cpus: data.sources(cpus if workers is None else workers, spec.shards),
+        spec.losses,
         [str(name) for name in data.names],
     )
 
 
-def warn_unless_converged(outcome: Outcome, settings: Settings) -> None:
-    if not outcome.converged and settings.tol > 0:
-        warnings.warn(
-            f"stopped after max_rounds={settings.max_rounds} rounds at a relative gap of "
-            f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); "
-            "scale the features, choose a stronger lambda, or raise max_rounds or tol",
-            NotConvergedWarning,
-            stacklevel=3,
-        )
+def _not_converged(outcome: Outcome, settings: Settings) -> str:
+    return (
+        f"stopped after max_rounds={settings.max_rounds} rounds at a relative gap of "
+        f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); "
+        "scale the features, choose a larger lambda, or raise max_rounds or tol"
+    )
 
 
 def thread_count(n_jobs: int | None) -> int:
@@ -192,7 +310,8 @@ def thread_count(n_jobs: int | None) -> int:
     return n_jobs if n_jobs > 0 else max((os.cpu_count() or 1) + 1 + n_jobs, 1)
 
 
-def _losses(loss: str | AnyLoss | Sequence[str | AnyLoss], m: int) -> AnyLoss | list[AnyLoss]:
+def losses_of(loss: str | AnyLoss | Sequence[str | AnyLoss], m: int) -> AnyLoss | list[AnyLoss]:
+    """The `loss` argument: one loss, or a list with one per task."""
     if isinstance(loss, list | tuple):
         if len(loss) != m:
             raise ValueError(f"got {len(loss)} losses for {m} tasks; give one for all, or one per task")

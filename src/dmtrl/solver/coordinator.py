@@ -1,109 +1,46 @@
-"""The server: a plain loop of rounds over an engine it knows nothing about.
+"""The coordinator: a loop of rounds over an engine.
 
-Room: above the methods, below the engines. Each round sends an order, gathers the answers in task order, updates
-the certificate, keeps a record, tells the callbacks, and stops on the joint relative gap.
+Each round sends requests, hands the answers to the method, updates the certificate, keeps a record, calls the
+callbacks, and stops on the joint relative gap. Only `solve` creates a coordinator.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cache, partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
 
 from dmtrl.engines.base import Engine
+from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.numerics.rowwise import threads
-from dmtrl.protocol.message import Message, Scalar
-from dmtrl.relationship.covariance import TaskCovariance
+from dmtrl.protocol.messages import Describe, Prepare, Prepared, Restore, decode, encode
 from dmtrl.relationship.penalties import FreeIntercept, Relationship
+from dmtrl.solver.balance import Balance
 from dmtrl.solver.certificate import Certificate, scaled_dual
-from dmtrl.solver.checkpoint import FIT, Keeper, State, problem_of, restore_workers
+from dmtrl.solver.checkpoint.identity import problem_of
+from dmtrl.solver.checkpoint.session import FIT, CheckpointSession
+from dmtrl.solver.checkpoint.state import from_arrays, to_arrays
+from dmtrl.solver.checkpoint.versions import Version
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.alternation import Alternation
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
-from dmtrl.solver.methods.base import Answers, Candidate, Method, Order, Report, Start
+from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, RunContext
 from dmtrl.solver.methods.splitting import Splitting
-from dmtrl.solver.pace import Balance, Trace
+from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
 from dmtrl.solver.settings import Settings
-from dmtrl.worker.worker import SOLVER_NAMES
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One round, as kept in history_. Gaps are relative; `primal` and `dual` are the best so far. With the default
-    method `w_gap` is the smaller of this round's W-step gap and the best pair's joint gap, which bounds that
-    pair's W-step gap."""
-
-    round: int
-    gap: float
-    primal: float
-    dual: float
-    w_gap: float
-    objective: float  # joint objective at this round's weights
-    dual_now: float  # W-step dual objective before the round
-    rho: float
-    step: float
-    solver: str
-    passes: float
-    omega: bool
-    bytes_sent: int
-    bytes_received: int
-    seconds: float
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-Callback = Callable[[RoundRecord], object]
-Watch = Callable[[RoundRecord, np.ndarray], object]
-
-
-@dataclass(frozen=True)
-class DualPoint:
-    """What a dual bound is made of: B and the conjugate sums. It says nothing about single rows."""
-
-    B: np.ndarray  # (m, d)
-    conjugate: float
-    conjugate_at_zero: float
-    bound: float
-
-
-@dataclass(frozen=True)
-class Outcome:
-    W: np.ndarray  # (m, d)
-    common: np.ndarray  # (d,): the part of every row of W that all tasks share
-    covariance: TaskCovariance  # of the tasks' own part, trace one
-    certificate: Certificate
-    dual: DualPoint  # the point at which the certificate's dual bound was found
-    history: list[RoundRecord]
-    converged: bool
-    method: str
-    trace: Trace = field(default_factory=Trace)  # what depended on time: nothing, unless the settings ask for it
-    tasks: np.ndarray | None = None  # numbers of the tasks that the rows of W are of; None: all, in order
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def single_threaded_blas(wanted: bool = True) -> Any:
-    """A context in which linear algebra uses one thread: a small SVD is faster so than on several that wait for each
-    other, and what is large is threaded in pieces by `rowwise`.
-    """
-    return _blas().limit(limits=1 if wanted else None)
+from dmtrl.worker.local_problem import SOLVER_NAMES
 
 
 @dataclass
-class _Run:
-    """What a run has reached, beside the state of its method."""
+class RunState:
+    """Where a run stands at the end of a round; a checkpoint holds it."""
 
+    method: Any  # the state of the method
     best: Candidate
     dual: DualPoint
-    accuracy: float  # the local accuracy asked for, see _sharpened
-    b: np.ndarray  # of each unit, after the last round
+    accuracy: float  # share of the gap at which local gaps aim
+    longest_step: float
     omega_steps: int = 0
     history: list[RoundRecord] = field(default_factory=list)
 
@@ -111,39 +48,9 @@ class _Run:
     def certificate(self) -> Certificate:
         return Certificate(self.best.objective, self.dual.bound)
 
-    def state(self) -> State:
-        best, dual = vars(self.best), vars(self.dual)
-        state = {f"best.{name}": value for name, value in best.items()}
-        state |= {f"dual.{name}": value for name, value in dual.items()}
-        for column in fields(RoundRecord):
-            state[f"history.{column.name}"] = [getattr(record, column.name) for record in self.history]
-        state |= {"accuracy": self.accuracy, "b": self.b, "omega_steps": self.omega_steps}
-        return {name: np.asarray(value) for name, value in state.items()}
-
-    @classmethod
-    def from_state(cls, state: State) -> "_Run":
-        def number(name: str) -> float:
-            return float(state[name])
-
-        best = Candidate(state["best.W"], state["best.common"], number("best.objective"))
-        sums = (number(f"dual.{name}") for name in ("conjugate", "conjugate_at_zero", "bound"))
-        columns = [state[f"history.{column.name}"].tolist() for column in fields(RoundRecord)]
-        history = [RoundRecord(*values) for values in zip(*columns, strict=True)]
-        dual = DualPoint(state["dual.B"], *sums)
-        return cls(best, dual, number("accuracy"), state["b"], int(state["omega_steps"]), history)
-
-
-def _sharpened(accuracy: float, history: Sequence[RoundRecord]) -> float:
-    """Half the local accuracy when four rounds brought next to nothing: then the local answers are too rough to go on
-    from.
-    """
-    if len(history) < 5 or history[-1].gap < 0.8 * history[-5].gap:
-        return accuracy
-    return max(0.5 * accuracy, 1e-4)
-
 
 class Coordinator:
-    """`describe` asks every worker what it holds; pass an earlier `layout` where that is known."""
+    """`layout`: who holds what, where that is known already; by default the workers are asked."""
 
     def __init__(
         self,
@@ -157,58 +64,116 @@ class Coordinator:
         if not (np.isfinite(reg_lambda) and reg_lambda > 0):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
-        self._layout = layout or Layout.from_descriptions(engine.broadcast(Message("describe")), m)
+        self._layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), m)
         relationship.start(m)  # refuses a relationship for another number of tasks
-        self._sent = self._received = 0
 
-    def _exchange(self, messages: Mapping[int, Message]) -> dict[int, Message]:
-        self._sent = sum(message.nbytes for message in messages.values())
-        began, answers, self._seconds = time.perf_counter(), {}, dict[int, float]()
-        own = getattr(self._engine, "seconds", {})  # of an engine whose workers wait for each other's threads
-        for k, answer in self._engine.exchange(messages):
-            answers[k], self._seconds[k] = answer, own.get(k, time.perf_counter() - began)
-        self._received = sum(message.nbytes for message in answers.values())
-        return answers
+    def run(
+        self,
+        session: CheckpointSession,
+        name: str = FIT,
+        start: StartPoint | None = None,
+        callbacks: Sequence[Callback] = (),
+        watch: Watch | None = None,
+    ) -> Outcome:
+        """Rounds until the joint relative gap is at most tol, or max_rounds.
 
-    def _prepare(self, start: Outcome | Start | None) -> np.ndarray:
+        `start` continues on the same workers from an earlier outcome, whose dual variables are kept. A callback that
+        raises KeyboardInterrupt stops the run; if there is a checkpoint, it is written first.
+        """
+        with single_threaded_blas(), threads(getattr(self._engine, "threads", 1)):
+            return self._run(session, name, start, callbacks, watch)
+
+    def _run(
+        self,
+        session: CheckpointSession,
+        name: str,
+        start: StartPoint | None,
+        callbacks: Sequence[Callback],
+        watch: Watch | None,
+    ) -> Outcome:
+        layout, relationship = self._layout, self._relationship
+        problem = problem_of(layout, relationship, self._lam, self._settings) if session.active else {}
+        version = session.resume_run(name, problem)
+        method, run = self._begin(start) if version is None else self._resume(version)
+        exchange = _Exchange(self._engine, method, Balance(layout) if self._settings.balance else None)
+        while not self._is_over(run):
+            began = time.perf_counter()
+            run.accuracy = _sharpened(run.accuracy, run.history)
+            report = exchange.next_report(run.method, self._gap_to_close(run))
+            weights = self._learn(run, report)
+            record = self._record(run, report, weights.objective, method.name, exchange, time.perf_counter() - began)
+            run.history.append(record)
+            interrupt = _call(callbacks, record)
+            if watch is not None:
+                watch(record, weights.W)
+            del report, weights  # not kept through the next round
+
+            def state() -> dict[str, np.ndarray]:
+                for late in exchange.settle(run.method):
+                    self._learn(run, late)
+                return to_arrays(run)
+
+            session.round_done(self._engine, name, problem, state, self._is_over(run), interrupt is not None)
+            if interrupt is not None:
+                raise interrupt
+        best = run.best
+        run.method = None  # frees its weights, to make room for Sigma
+        covariance = relationship.update(best.W - best.common)
+        converged = run.certificate.relative_gap <= self._settings.tol
+        return Outcome(best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name)
+
+    def _begin(self, start: StartPoint | None) -> tuple[Method[Any], RunState]:
         layout, settings = self._layout, self._settings
-        total = layout.per_task(layout.weight)[layout.task]
-        scalars: dict[str, Scalar] = {
-            "seed": settings.seed,
-            "local_solver": settings.local_solver,
-            "sampling": settings.sampling,
-            "max_passes": settings.max_passes,
-            "keep": start is not None,
-            "look": settings.max_staleness > 0,
-            "filled": layout.filled,
-        }
-        arrays = {"total_weight": total, "steps": self._steps()[layout.task]}
-        if start is not None:
-            arrays["w"] = layout.per_unit(start.W)
-        answers = self._exchange(
-            {
-                k: Message("prepare", scalars, {name: layout.scatter(k, values) for name, values in arrays.items()})
-                for k in range(self._engine.n_workers)
-            }
-        )
-        self._conjugates = layout.gather(answers, "conjugate")
-        self._conjugate = float(self._conjugates.sum())
-        self._at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
-        if settings.max_staleness:
-            self._losses = layout.gather(answers, "loss_w")
+        answers = self._prepare(start)
         limits = layout.gather(answers, "longest_step")
-        self._longest_step = float(np.median(limits[np.isfinite(limits)])) if np.isfinite(limits).any() else np.inf
-        return layout.gather(answers, "b")
+        finite = limits[np.isfinite(limits)]
+        longest_step = float(np.median(finite)) if len(finite) else np.inf
+        W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else start
+        loss = layout.gather(answers, "loss_w") if settings.max_staleness else None
+        point = InitialPoint(W, common, layout.gather(answers, "b"), layout.gather(answers, "conjugate"), loss)
+        at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
+        dual = self._dual_point(layout.per_task(point.b), float(point.conjugate.sum()), at_zero)
+        objective = np.inf
+        if loss is not None:
+            penalty = self._relationship.penalty(W, common) if W.any() else 0.0
+            objective = float(loss.sum()) + self._lam * penalty
+        method = self._choose_method(longest_step)
+        best = Candidate(W, common, objective)
+        return method, RunState(method.init(point), best, dual, settings.local_accuracy, longest_step)
+
+    def _prepare(self, start: StartPoint | None) -> dict[int, Prepared]:
+        layout, settings = self._layout, self._settings
+        total, steps = layout.per_task(layout.weight)[layout.task], self._steps()[layout.task]
+        W = None if start is None else layout.per_unit(start.W)
+        requests = {
+            k: Prepare(
+                seed=settings.seed,
+                local_solver=settings.local_solver,
+                sampling=settings.sampling,
+                max_passes=settings.max_passes,
+                keep=start is not None,
+                density=layout.density,
+                evaluate=settings.max_staleness > 0,
+                total_weight=layout.scatter(k, total),
+                steps=layout.scatter(k, steps),
+                w=None if W is None else layout.scatter(k, W),
+            )
+            for k in range(self._engine.n_workers)
+        }
+        return dict(self._engine.exchange(requests))
 
     def _steps(self) -> np.ndarray:
-        """H of each task; 0 where a task goes on until it is accurate enough."""
+        """H of each task; 0 where a task continues until it is accurate enough."""
         steps = np.asarray(0 if self._settings.steps is None else self._settings.steps, dtype=np.int64)
         if steps.ndim > 0 and steps.shape != (self._layout.m,):
             raise ValueError(f"steps must be one number or one per task: got {steps.size} for {self._layout.m} tasks")
         return np.broadcast_to(steps, self._layout.m)
 
-    def _method(self, b: np.ndarray, W: np.ndarray, common: np.ndarray) -> Method:
+    def _choose_method(self, longest_step: float) -> Method[Any]:
         layout, settings, relationship = self._layout, self._settings, self._relationship
+        context = RunContext(relationship, self._lam, layout, settings, longest_step)
+        if settings.max_staleness:
+            return AsynchronousSplitting(context)
         name = settings.method
         plain = not isinstance(relationship, FreeIntercept)  # the dual step has one size for all columns
         if name == "dual" and not plain:
@@ -218,201 +183,153 @@ class Coordinator:
                 relationship.start(layout.m).plus_common(relationship.tau).spectral_rho(layout.task) <= 1.5
             )
             name = "dual" if loose else "splitting"
-        if name == "dual":
-            return Alternation(relationship, self._lam, layout, settings, b)
-        return Splitting(relationship, self._lam, layout, settings, W, common, b, self._longest_step)
+        return Alternation(context) if name == "dual" else Splitting(context)
 
-    def run(
-        self,
-        callbacks: Sequence[Callback] = (),
-        start: Outcome | Start | None = None,
-        watch: Watch | None = None,
-        keeper: Keeper | None = None,
-        name: str = FIT,
-        replay: Trace | None = None,
-    ) -> Outcome:
-        """Rounds until the joint relative gap is at most tol, or max_rounds. `start` goes on from an earlier
-        outcome on the same workers, whose dual variables are kept. `watch` sees the weights (m, d) of every round. The
-        `keeper` writes checkpoints; where it was given one of the run of this name, that goes on. `replay` is the
-        trace of an earlier run, which is then repeated to the bit although it depended on time."""
-        self._replay = replay or Trace()
-        with single_threaded_blas(), threads(getattr(self._engine, "threads", 1)):
-            return self._rounds(callbacks, start, watch, keeper or Keeper(), name)
+    def _resume(self, version: Version) -> tuple[Method[Any], RunState]:
+        """The run of a checkpoint. b comes from the workers, recomputed from their dual variables."""
+        longest_step = float(version.arrays["longest_step"])
+        method = self._choose_method(longest_step)
+        run = from_arrays(RunState, version.arrays, method=method.State)
+        b = self._layout.gather(self._engine.broadcast(Restore(source=version.folder)), "b")
+        saved = run.method.b
+        if not np.allclose(b, saved, rtol=1e-6, atol=1e-9 * float(np.abs(saved).max(initial=0.0))):
+            raise ValueError(
+                f"{version.folder}: the workers' dual variables do not belong to the coordinator's state; the version "
+                "is damaged, resume from another one"
+            )
+        method.restored(run.method, b)
+        return method, run
 
-    def _rounds(
-        self,
-        callbacks: Sequence[Callback],
-        start: Outcome | Start | None,
-        watch: Watch | None,
-        keeper: Keeper,
-        name: str,
-    ) -> Outcome:
-        layout, settings, relationship = self._layout, self._settings, self._relationship
-        problem = {} if keeper.idle else problem_of(layout, relationship, self._lam, settings)
-        saved = keeper.begin_run(name, problem)
-        self._balance = Balance(layout, self._replay.work) if settings.balance else None
-        method, run = self._begin(start) if saved is None else self._go_on(*saved)
-        while not self._over(run):
-            began, number = time.perf_counter(), len(run.history)
-            answers, report, (solver, passes) = self._round(method, run, number)
-            now = self._learn(run, answers, report)
-            certificate = run.certificate
-            self._check(certificate, run.dual)
-            w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
-            if method.name == Splitting.name:  # of the best pair it is at most the joint gap (docs/math.md section 5)
-                w_gap = min(w_gap, certificate.relative_gap)
-            record = RoundRecord(
-                number, certificate.relative_gap, run.best.objective, run.dual.bound, float(w_gap), now.objective,
-                float(report.w_objective - report.w_gap), report.rho, report.step, solver, passes, bool(report.omega),
-                self._sent, self._received, time.perf_counter() - began,
-            )  # fmt: skip
-            run.history.append(record)
-            for callback in callbacks:
-                callback(record)
-            if watch is not None:
-                watch(record, now.W)
-            run.omega_steps += report.omega
-            del answers, report, now  # their weights: not kept through the next round
-            keeper.round_done(self._engine, name, problem, partial(self._state, method, run), self._over(run))
-        if isinstance(method, AsynchronousSplitting):
-            method.leave()
-        trace = self._trace(method, keeper) if saved is None else Trace()  # of the part before nothing is known here
-        best, used = run.best, method.name
-        del method  # its weights: room for making Sigma
-        covariance = relationship.update(best.W - best.common)
-        converged = run.certificate.relative_gap <= settings.tol
-        return Outcome(best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, used, trace)
+    def _gap_to_close(self, run: RunState) -> GapToClose:
+        finish = 0.5 * self._settings.tol * abs(run.dual.bound) if run.history else np.inf
+        return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish)
 
-    def _learn(self, run: "_Run", answers: Answers, report: Report) -> Candidate:
-        """Keep the best of what is known; the best candidate of these answers."""
+    def _learn(self, run: RunState, report: Report) -> Candidate:
+        """Keep the best of what is known; returns the best candidate of this report."""
         now = min(report.candidates, key=lambda candidate: candidate.objective)
         run.best = min(run.best, now, key=lambda candidate: candidate.objective)
-        run.dual = max(run.dual, self._dual_point(answers.B, answers.conjugate), key=lambda point: point.bound)
-        run.b = answers.b
+        point = self._dual_point(report.B, report.conjugate, run.dual.conjugate_at_zero)
+        run.dual = max(run.dual, point, key=lambda dual: dual.bound)
+        run.omega_steps += report.omega
+        self._check(run.certificate, run.dual)
         return now
 
-    def _trace(self, method: Method | AsynchronousSplitting, keeper: Keeper) -> Trace:
-        if isinstance(method, AsynchronousSplitting):  # all were waited for wherever a checkpoint was written
-            return Trace() if keeper.writes else Trace(arrivals=method.arrivals)
-        return Trace(work=self._balance.work if self._balance else ())
+    def _dual_point(self, B: np.ndarray, conjugate: float, at_zero: float) -> DualPoint:
+        bound = scaled_dual(self._relationship.conjugate(B) / self._lam, conjugate, at_zero)
+        return DualPoint(B, conjugate, at_zero, bound)
 
-    def _round(
-        self, method: Method | AsynchronousSplitting, run: "_Run", number: int
-    ) -> tuple[Answers, Report, tuple[str, float]]:
-        gap = run.best.objective - run.dual.bound
-        if isinstance(method, AsynchronousSplitting):
-            answers, report = method.round(gap)
-            self._sent, self._received = method.sent, method.received
-            return answers, report, self._work(*method.work())
-        order = method.order()
-        run.accuracy = _sharpened(run.accuracy, run.history)
-        target = run.accuracy * gap
-        if number > 0 and order.decoupled:  # the local problems are the whole one: go all the way at once
-            target = min(target, 0.5 * self._settings.tol * abs(run.dual.bound))
-        raw = self._exchange(self._messages(order, number, target / len(self._layout.task)))
-        answers = self._read(raw, number)
-        solver, steps = (self._layout.gather(raw, name) for name in ("solver", "steps"))
-        del raw  # the workers' b: joined in `answers`
-        run.b = answers.b  # and not the one before beside it, while the method makes new weights
-        if self._balance:
-            self._balance.learn(self._seconds, np.where(solver == 0, steps, 0))
-        return answers, method.absorb(answers), self._work(solver, steps)
+    def _check(self, certificate: Certificate, dual: DualPoint) -> None:
+        scale = abs(certificate.primal) + abs(dual.conjugate) + abs(dual.conjugate_at_zero)
+        if certificate.gap < -1e-6 * scale:
+            raise ValueError(
+                f"the dual bound {certificate.dual:.6g} lies above the objective {certificate.primal:.6g}, which is "
+                "impossible: the conjugate of your own loss (see dmtrl.check_loss) or relationship is wrong"
+            )
 
-    def _work(self, codes: np.ndarray, steps: np.ndarray) -> tuple[str, float]:
-        """Which local solvers were at work, and how many passes coordinate ascent took over the rows it was given."""
-        used = "+".join(SOLVER_NAMES[int(code)] for code in np.unique(codes))
-        sdca = codes == 0
-        return used, float(steps[sdca].sum() / max(self._layout.rows[sdca].sum(), 1))
+    def _record(
+        self, run: RunState, report: Report, objective: float, method: str, exchange: "_Exchange", seconds: float
+    ) -> RoundRecord:
+        gap = run.certificate.relative_gap
+        w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
+        if method == Splitting.name:  # for the best pair it is at most the joint gap (docs/math.md section 5)
+            w_gap = min(w_gap, gap)
+        ascent = report.solver == 0
+        return RoundRecord(
+            round=len(run.history),
+            gap=gap,
+            primal=run.best.objective,
+            dual=run.dual.bound,
+            w_gap=float(w_gap),
+            objective=objective,
+            dual_now=float(report.w_objective - report.w_gap),
+            rho=report.rho,
+            step=report.step,
+            solver="+".join(SOLVER_NAMES[int(code)] for code in np.unique(report.solver)),
+            passes=float(report.steps[ascent].sum() / max(self._layout.rows[ascent].sum(), 1)),
+            omega=bool(report.omega),
+            bytes_sent=exchange.sent,
+            bytes_received=exchange.received,
+            seconds=seconds,
+        )
 
-    def _over(self, run: "_Run") -> bool:
+    def _is_over(self, run: RunState) -> bool:
         if not run.history:
             return False
         settings = self._settings
         enough = run.certificate.relative_gap <= settings.tol or run.omega_steps == settings.omega_steps
         return enough or len(run.history) >= settings.max_rounds
 
-    def _begin(self, start: Outcome | Start | None) -> tuple[Method | AsynchronousSplitting, "_Run"]:
-        layout = self._layout
-        b = self._prepare(start)
-        W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else (start.W, start.common)
-        dual = self._dual_point(layout.per_task(b), self._conjugate)
-        run = _Run(Candidate(W, common, np.inf), dual, self._settings.local_accuracy, b)
-        if self._settings.max_staleness == 0:
-            return self._method(b, W, common), run
-        penalty = self._relationship.penalty(W, common) if W.any() else 0.0
-        run.best = Candidate(W, common, float(self._losses.sum()) + self._lam * penalty)
-        return self._without_barrier(W, common, b, self._losses, self._conjugates), run
 
-    def _without_barrier(
-        self, W: np.ndarray, common: np.ndarray, b: np.ndarray, losses: np.ndarray, conjugates: np.ndarray
-    ) -> AsynchronousSplitting:
-        return AsynchronousSplitting(
-            self._engine, self._relationship, self._lam, self._layout, self._settings, W, common, b, losses, conjugates,
-            self._longest_step, self._replay.arrivals,
-        )  # fmt: skip
+class _Exchange:
+    """Sends a method's requests and collects the answers that it waits for."""
 
-    def _state(self, method: Method | AsynchronousSplitting, run: "_Run") -> State:
-        """Where a run stands at the end of a round."""
-        if isinstance(method, AsynchronousSplitting):
-            self._learn(run, *method.settle())
-        state = run.state() | {f"method.{name}": values for name, values in method.state().items()}
-        return state | {"longest_step": np.array(self._longest_step)}
+    def __init__(self, engine: Engine, method: Method[Any], balance: Balance | None):
+        self._engine, self._method, self._balance = engine, method, balance
+        self.sent = self.received = 0  # bytes of the last round
+        while engine.pending:  # of a run before that did not wait for them
+            engine.receive()
 
-    def _go_on(self, folder: str, state: State) -> tuple[Method | AsynchronousSplitting, "_Run"]:
-        """The same run again. B comes from the workers, so that it is what their dual variables say."""
-        layout = self._layout
-        run = _Run.from_state(state)
-        b = layout.gather(restore_workers(self._engine, folder), "b")
-        if not np.allclose(b, run.b, rtol=1e-6, atol=1e-9 * float(np.abs(run.b).max(initial=0.0))):
-            raise ValueError(f"{folder}: the dual variables of the workers do not belong to the coordinator's state")
-        self._conjugate, self._at_zero = run.dual.conjugate, run.dual.conjugate_at_zero
-        self._longest_step = float(state["longest_step"])
-        W, common, nothing = np.zeros((layout.m, layout.d)), np.zeros(layout.d), np.zeros(len(b))
-        method: Method | AsynchronousSplitting = (
-            self._without_barrier(W, common, b, nothing, nothing)
-            if self._settings.max_staleness
-            else self._method(b, W, common)
-        )
-        method.restore({k.removeprefix("method."): v for k, v in state.items() if k.startswith("method.")}, b)
-        return method, run
+    def next_report(self, state: Any, gap: GapToClose) -> Report:
+        """Exchange messages until a round is complete."""
+        self.sent = self.received = 0
+        self._send(state, gap)
+        while True:
+            began = time.perf_counter()
+            answers, seconds = self._receive(began)
+            report = self._method.step(state, answers)
+            if not self._method.waits_for_all:
+                self._send(state, gap)  # also after the last answer: workers continue while the server certifies
+            if report is not None:
+                if self._balance is not None:
+                    self._balance.learn(seconds, np.where(report.solver == 0, report.steps, 0))
+                return report
 
-    def _check(self, certificate: Certificate, dual: DualPoint) -> None:
-        scale = abs(certificate.primal) + abs(dual.conjugate) + abs(self._at_zero)
-        if certificate.gap < -1e-6 * scale:
-            raise ValueError(
-                f"the dual bound {certificate.dual:.6g} lies above the objective {certificate.primal:.6g}, which "
-                "cannot be: a conjugate is wrong, that of your own loss (see dmtrl.check_loss) or relationship"
-            )
+    def settle(self, state: Any) -> list[Report]:
+        """Wait for all pending answers, so that what workers save is what the method knows."""
+        reports = []
+        while self._engine.pending:
+            worker, answer = self._engine.receive()
+            report = self._method.step(state, {worker: decode(answer)})
+            reports += [] if report is None else [report]
+        return reports
 
-    def _dual_point(self, B: np.ndarray, conjugate: float) -> DualPoint:
-        bound = scaled_dual(self._relationship.conjugate(B) / self._lam, conjugate, self._at_zero)
-        return DualPoint(B, conjugate, self._at_zero, bound)
+    def _send(self, state: Any, gap: GapToClose) -> None:
+        idle = [k for k in range(self._engine.n_workers) if k not in self._engine.pending]
+        limits = self._balance.limits() if self._balance is not None else {}
+        for k, request in self._method.requests(state, idle, gap).items():
+            message = encode(replace(request, most=limits[k]) if k in limits else request)
+            self.sent += message.nbytes
+            self._engine.send(k, message)
 
-    def _messages(self, order: Order, number: int, target: float) -> dict[int, Message]:
-        layout = self._layout
-        scalars = {**order.scalars, "round": number, "target": target}
-        limits = self._balance.limits() if self._balance else {}
-        messages, W = {}, layout.per_unit(order.W)
-        for k in range(self._engine.n_workers):
-            arrays = {"w": layout.scatter(k, W), "step": layout.scatter(k, order.step)}
-            if order.factor is not None:
-                arrays["factor"] = layout.scatter(k, order.factor)
-            if k in limits:
-                arrays["most"] = limits[k]
-            messages[k] = Message("round", scalars, arrays)
-        return messages
+    def _receive(self, began: float) -> tuple[dict[int, Any], dict[int, float]]:
+        """The answers of all pending workers, or of those that have arrived; and the seconds of each."""
+        answers: dict[int, Any] = {}
+        seconds: dict[int, float] = {}
+        own = getattr(self._engine, "seconds", {})  # of engines whose workers wait for each other's threads
+        while self._engine.pending:
+            wait = self._method.waits_for_all or not answers
+            try:
+                worker, message = self._engine.receive(timeout=None if wait else 0)
+            except TimeoutError:
+                break
+            self.received += message.nbytes
+            answers[worker] = decode(message)
+            seconds[worker] = own.get(worker, time.perf_counter() - began)
+        return answers, seconds
 
-    def _read(self, raw: Mapping[int, Message], number: int) -> Answers:
-        layout = self._layout
-        b = layout.gather(raw, "b")
-        if not np.isfinite(b).all():
-            unit = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
-            raise FloatingPointError(
-                f"round {number}: worker {layout.owner[unit]} answered NaN or infinity "
-                f"for task number {layout.task[unit]}"
-            )
 
-        def total(name: str) -> float:
-            return float(layout.gather(raw, name).sum())
+def _call(callbacks: Sequence[Callback], record: RoundRecord) -> KeyboardInterrupt | None:
+    """Call every callback; a KeyboardInterrupt is returned, to be raised once the round is saved."""
+    try:
+        for callback in callbacks:
+            callback(record)
+    except KeyboardInterrupt as interrupt:
+        return interrupt
+    return None
 
-        return Answers(b, layout.per_task(b), total("loss_w"), total("bracket_w"), total("loss_u"), total("conjugate"))
+
+def _sharpened(accuracy: float, history: Sequence[RoundRecord]) -> float:
+    """Half the local accuracy when four rounds brought next to nothing: then local answers are too rough."""
+    if len(history) < 5 or history[-1].gap < 0.8 * history[-5].gap:
+        return accuracy
+    return max(0.5 * accuracy, 1e-4)

@@ -1,8 +1,7 @@
-"""Choosing lambda and tau by cross-validation where the rows lie.
+"""Cross-validation of lambda and tau, with the rows where they are.
 
-Room: beside the coordinator, above the methods. Every worker sets its own folds aside, stratified by task and
-class; for each fold a path of warm-started fits runs from strong to weak regularisation, and only sums over the
-held-out rows come back.
+Every worker holds out its own folds, stratified by task and class. For each fold and tau a path of warm-started fits
+runs from strong to weak regularisation, and only sums over the held-out rows come back.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +10,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from dmtrl.engines.base import Engine
-from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Relationship
-from dmtrl.solver.checkpoint import Keeper
-from dmtrl.solver.coordinator import Coordinator
+from dmtrl.protocol.messages import HoldOut, Score, Scores
+from dmtrl.solver.api import ProblemSpec, solve_on
+from dmtrl.solver.checkpoint.session import CheckpointSession
 from dmtrl.solver.layout import Layout
-from dmtrl.solver.settings import Settings
+from dmtrl.solver.outcome import Callback, StartPoint
 
 MEASURES = ("loss", "squared_error", "wrong")
 
@@ -52,57 +50,74 @@ class Path:
 
 def cross_validate(
     engine: Engine,
-    m: int,
-    relationship: Callable[[float, float], Relationship],
+    spec: ProblemSpec,
     lambdas: Sequence[float] | np.ndarray,
     commons: Sequence[float] | np.ndarray,
     folds: int,
-    settings: Settings,
-    step_done: Callable[[int, int], object] = lambda done, total: None,
-    keeper: Keeper | None = None,
+    session: CheckpointSession | None = None,
+    on_round: Callback | None = None,
+    on_fit: Callable[[int, int], object] = lambda done, total: None,
 ) -> Path:
-    """`relationship(lambda, tau)` makes the relationship of a fit; `step_done(done, total)` hears of every finished
-    fit. What the `keeper` has the scores of is not computed again, and what it was stopped in goes on.
+    """Held-out errors of every lambda and tau, on an engine whose workers hold the tasks.
+
+    `on_round` is called with the record of every round, `on_fit(done, total)` after every fit; either may raise
+    KeyboardInterrupt, and then the session's checkpoint is written first. Fits that the session has finished are not
+    repeated.
     """
-    keeper = keeper or Keeper()
+    session = session or CheckpointSession()
     path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
     if folds < 2:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
     if len(path) == 0 or len(taus) == 0:
         raise ValueError("cross-validation needs at least one lambda and one tau to try")
+    m, settings, callbacks = spec.m, spec.settings, [] if on_round is None else [on_round]
     shape = (len(taus), len(path), folds)
     sums = {name: np.zeros((*shape, m)) for name in ("weight", *MEASURES)}
     rounds = np.zeros(shape, dtype=int)
     done, total = 0, int(np.prod(shape))
     grid = {"lambdas": path.tolist(), "commons": taus.tolist(), "folds": folds, "tasks": m, **asdict(settings)}
-    keeper.begin_choosing(engine, grid)
+    session.resume_cross_validation(engine, grid)
     for fold in range(folds):
-        held = {"fold": fold, "folds": folds, "seed": settings.seed}
-        layout = Layout.from_descriptions(engine.broadcast(Message("hold_out", held)), m)
+        held = engine.broadcast(HoldOut(fold=fold, folds=folds, seed=settings.seed))
+        layout = Layout.from_descriptions(held, m)
         for i, tau in enumerate(taus):
             for j, lam in enumerate(path):
                 cell = (float(tau), float(lam), fold)
-                if cell not in keeper.scores:
-                    coordinator = Coordinator(engine, m, relationship(lam, tau), lam, settings, layout)
-                    # the first of a path begins anew, the others where the one before ended
-                    start = None if j == 0 else keeper.end
-                    outcome = coordinator.run(start=start, keeper=keeper, name=f"tau={tau:g} fold={fold}")
-                    answers = _score(engine, layout, outcome.W)
-                    found = {name: layout.per_task(layout.gather(answers, name)) for name in sums}
-                    keeper.cell_done(engine, cell, found | {"rounds": np.array(len(outcome.history))}, outcome)
-                for name, values in sums.items():
-                    values[i, j, fold] = keeper.scores[cell][name]
-                rounds[i, j, fold] = keeper.scores[cell]["rounds"]
                 done += 1
-                step_done(done, total)
+                if cell not in session.fits.scores:
+                    # the first fit of a path starts from zero, the others where the one before ended
+                    start = None if j == 0 else session.fits.end
+                    name = f"tau={tau:g} fold={fold}"
+                    outcome = solve_on(
+                        engine, spec, lam, tau, session, name=name, start=start, callbacks=callbacks, layout=layout
+                    )
+                    answers = _score(engine, layout, outcome.W)
+                    scores = {name: layout.per_task(layout.gather(answers, name)) for name in sums}
+                    scores["rounds"] = np.array(len(outcome.history))
+                    end = StartPoint(outcome.W, outcome.common)
+                    interrupt = _interrupted(on_fit, done, total)
+                    session.fit_done(engine, cell, scores, end, interrupt is not None)
+                    if interrupt is not None:
+                        raise interrupt
+                else:
+                    on_fit(done, total)
+                for name, values in sums.items():
+                    values[i, j, fold] = session.fits.scores[cell][name]
+                rounds[i, j, fold] = session.fits.scores[cell]["rounds"]
     if not sums["weight"].any():
-        raise ValueError("every task has only one sample, so there is nothing to hold out; give lambda by hand")
-    engine.broadcast(Message("hold_out", {"fold": -1, "folds": folds, "seed": settings.seed}))
+        raise ValueError("every task has only one sample, so nothing can be held out; choose lambda yourself")
+    engine.broadcast(HoldOut(fold=-1, folds=folds, seed=settings.seed))
     return Path(path, taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
 
 
-def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Message]:
+def _interrupted(on_fit: Callable[[int, int], object], done: int, total: int) -> KeyboardInterrupt | None:
+    try:
+        on_fit(done, total)
+    except KeyboardInterrupt as interrupt:
+        return interrupt
+    return None
+
+
+def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Scores]:
     W = W[layout.task]
-    return dict(
-        engine.exchange({k: Message("score", {}, {"w": layout.scatter(k, W)}) for k in range(engine.n_workers)})
-    )
+    return dict(engine.exchange({k: Score(w=layout.scatter(k, W)) for k in range(engine.n_workers)}))

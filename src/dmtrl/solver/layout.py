@@ -1,16 +1,17 @@
-"""Who holds what: the coordinator's map from workers and units to tasks.
+"""The coordinator's map from workers and units to tasks.
 
-Room: beside the coordinator's methods. Units are kept in the order of (task, shard), so every sum over units or
-tasks is taken in the same order whatever the number of workers.
+Units are kept in the order of (task, shard), so every sum over units or tasks is taken in the same order whatever the
+number of workers.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Description
 
 
 @dataclass(frozen=True)
@@ -22,30 +23,36 @@ class Layout:
     weight: np.ndarray
     m: int
     d: int
-    filled: float = 1.0  # share of the chunks of dense rows that are not all zero, as far as was asked
+    density: float = 1.0  # share of the sampled chunks of dense rows that are not all zero
 
     @classmethod
-    def from_descriptions(cls, answers: Mapping[int, Message], m: int) -> "Layout":
+    def from_descriptions(cls, answers: Mapping[int, Description], m: int) -> "Layout":
         workers = sorted(answers)
-        features = {int(answers[k].scalars["features"]) for k in workers}
+        features = {int(answers[k].features) for k in workers}
         if len(features) != 1:
             raise ValueError(f"workers disagree about the number of features: {sorted(features)}")
 
         def join(name: str) -> np.ndarray:
-            return np.concatenate([answers[k].arrays[name] for k in workers])
+            return np.concatenate([getattr(answers[k], name) for k in workers])
 
         task, shard = join("tasks"), join("shards")
         order = np.lexsort((shard, task))
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        sizes = [len(answers[k].arrays["tasks"]) for k in workers]
+        sizes = [len(answers[k].tasks) for k in workers]
         positions = np.split(place, np.cumsum(sizes)[:-1])
         owner = np.repeat(np.arange(len(workers)), sizes)[order]
-        used, asked = (sum(int(answers[k].scalars.get(name, 0)) for k in workers) for name in ("chunks_used", "chunks"))
+        used, sampled = sum(answers[k].chunks_used for k in workers), sum(answers[k].chunks for k in workers)
         layout = cls(
-            positions, task[order], owner, join("rows")[order], join("weight")[order], m, features.pop(),
-            used / asked if asked else 1.0,
-        )  # fmt: skip
+            positions=positions,
+            task=task[order],
+            owner=owner,
+            rows=join("rows")[order],
+            weight=join("weight")[order],
+            m=m,
+            d=features.pop(),
+            density=used / sampled if sampled else 1.0,
+        )
         layout._check()
         return layout
 
@@ -73,15 +80,16 @@ class Layout:
         return np.asarray(np.add.reduceat(per_unit, np.searchsorted(self.task, np.arange(self.m)), axis=0))
 
     def per_unit(self, per_task: np.ndarray) -> np.ndarray:
-        """Each unit's share of what its task has; not a copy where every task is whole."""
+        """Each unit's row of a per-task array; not a copy if no task is split."""
         return per_task[self.task] if self.split else per_task
 
     def scatter(self, worker: int, per_unit: np.ndarray) -> np.ndarray:
-        """A worker's share; not a copy where its units lie side by side."""
+        """A worker's rows of a per-unit array; not a copy if its units are neighbours."""
         return np.ascontiguousarray(per_unit[self._places[worker]])
 
-    def gather(self, answers: Mapping[int, Message], name: str) -> np.ndarray:
-        parts = [answers[k].arrays[name] for k in range(len(self.positions))]
+    def gather(self, answers: Mapping[int, Any], name: str) -> np.ndarray:
+        """One field of all workers' answers, joined in unit order."""
+        parts = [getattr(answers[k], name) for k in range(len(self.positions))]
         if len(parts) == 1 and isinstance(self._places[0], slice):
             return parts[0]
         joined = np.empty((len(self.task), *parts[0].shape[1:]), dtype=parts[0].dtype)

@@ -1,9 +1,8 @@
-"""A new task joins a learned model without touching the others' data.
+"""A new task joins a learned model without the data of the other tasks.
 
-Room: above the coordinator, beside solve. The old tasks' weights are held where they are: a worker without rows
-answers for them, whose loss is zero at those weights and infinite elsewhere. So the ordinary rounds solve the
-restricted problem, and because the old tasks' B and conjugate sums were kept, the dual bound of the *whole* problem
-with all tasks can still be computed: it says how much a full refit could gain.
+The old tasks' weights are held fixed: a worker without rows answers for them, whose loss is zero at those weights and
+infinite elsewhere. So the ordinary rounds solve the restricted problem. The old tasks' B and conjugate sums were kept,
+so the dual bound of the whole problem can still be computed: it bounds what a full refit could gain.
 """
 
 from dataclasses import dataclass, replace
@@ -12,70 +11,74 @@ import numpy as np
 
 from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
-from dmtrl.engines.base import Engine
+from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses.builtin import AnyLoss
 from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Describe, Description, Improved, Prepare, Prepared, Round, decode, encode
 from dmtrl.relationship.penalties import Relationship
+from dmtrl.solver.api import ProblemSpec, solve_on
 from dmtrl.solver.certificate import Certificate, scaled_dual
-from dmtrl.solver.coordinator import Coordinator, DualPoint, Outcome
+from dmtrl.solver.checkpoint.session import CheckpointSession
+from dmtrl.solver.outcome import DualPoint, Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
 
-class _Pinned:
-    """Answers like a worker for tasks whose weights may not move."""
+class _FixedTasks:
+    """Answers like a worker for tasks whose weights may not change."""
 
     def __init__(self, W: np.ndarray, B: np.ndarray):
         self._W, self._b, self._u = W, B, W
 
     def answer(self, message: Message) -> Message:
-        m, d = self._W.shape
+        request, (m, d) = decode(message), self._W.shape
         ones, zeros = np.ones(m), np.zeros(m)
-        if message.name == "describe":
-            arrays = {"tasks": np.arange(m), "shards": np.zeros(m, int), "rows": np.ones(m, int), "weight": ones}
-            return Message("described", {"features": d}, arrays)
-        if message.name == "prepare":
-            arrays = {
-                "b": self._b,
-                "conjugate": self._conjugate(),
-                "conjugate_at_zero": zeros,
-                "longest_step": ones * np.inf,
-            }
-            return Message("prepared", {}, arrays)
-        w, step = message.arrays["w"], message.arrays["step"][:, None]
-        anchor = w + float(message.scalars["relax"]) * (w - self._u)
-        centre = anchor - step * self._b
+        if isinstance(request, Describe):
+            tasks, shards, rows = np.arange(m), np.zeros(m, int), np.ones(m, int)
+            counts = {"features": d, "chunks": 0, "chunks_used": 0}
+            return encode(Description(**counts, tasks=tasks, shards=shards, rows=rows, weight=ones))
+        if isinstance(request, Prepare):
+            bounds = {"conjugate": self._conjugate(), "conjugate_at_zero": zeros, "longest_step": ones * np.inf}
+            return encode(Prepared(b=self._b, **bounds))
+        assert isinstance(request, Round)
+        w, step = request.w, request.step[:, None]
+        centre = w + request.relax * (w - self._u) - step * self._b
         self._b, self._u = (self._W - centre) / step, self._W
-        arrays = {
-            "b": self._b,
-            "loss_w": np.where((w == self._W).all(axis=1), 0.0, np.inf),
-            "bracket_w": np.where((w == self._W).all(axis=1), 0.0, np.inf),
-            "loss_u": zeros,
-            "conjugate": self._conjugate(),
-            "steps": np.zeros(m, np.int64),
-            "solver": np.zeros(m, np.int8),
-        }
-        return Message("improved", {}, arrays)
+        at_w = np.where((w == self._W).all(axis=1), 0.0, np.inf)
+        return encode(
+            Improved(
+                b=self._b,
+                loss_w=at_w,
+                bracket_w=at_w,
+                loss_u=zeros,
+                conjugate=self._conjugate(),
+                steps=np.zeros(m, np.int64),
+                solver=np.zeros(m, np.int8),
+            )
+        )
 
     def _conjugate(self) -> np.ndarray:
         return -(self._W * self._b).sum(axis=1)
 
 
-class _Pair(Engine):
-    """An engine of two: the pinned tasks and the newcomer."""
+class _TwoWorkers(Engine):
+    """An engine of two workers: the fixed tasks and the new one."""
 
     n_workers = 2
 
-    def __init__(self, pinned: _Pinned, worker: Worker):
-        self._members = (pinned, worker)
-        self._waiting: list[tuple[int, Message]] = []
+    def __init__(self, fixed: _FixedTasks, worker: Worker):
+        self._workers = (fixed, worker)
+        self._queued: list[tuple[int, Message]] = []
+        self.pending: set[int] = set()
 
-    def send(self, k: int, message: Message) -> None:
-        self._waiting.append((k, message))
+    def send(self, worker: int, message: Message) -> None:
+        begin_request(self.pending, worker)
+        self._queued.append((worker, message))
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        k, message = self._waiting.pop(0)
-        return k, self._members[k].answer(message)
+        worker, message = self._queued.pop(0)
+        self.pending.discard(worker)
+        return worker, self._workers[worker].answer(message)
 
     def close(self) -> None:
         pass
@@ -83,8 +86,8 @@ class _Pair(Engine):
 
 @dataclass(frozen=True)
 class Extension:
-    """The new task's weights; the restricted problem's outcome; and the certificate of all tasks together, in
-    which the old ones stayed where they were: its gap bounds what fitting everything anew could gain."""
+    """The new task's weights, the outcome of the restricted problem, and the certificate of all tasks together, in
+    which the old ones stayed fixed: its gap bounds what fitting everything again could gain."""
 
     w: np.ndarray
     outcome: Outcome
@@ -96,30 +99,29 @@ def extend(
     W: np.ndarray,
     dual: DualPoint,
     losses: float,
-    newcomer: TaskData,
+    new: TaskData,
     loss: AnyLoss,
     relationship: Relationship,
     reg_lambda: float,
     settings: Settings,
 ) -> Extension:
-    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `relationship` is
-    for m + 1.
-    """
+    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `relationship` is for
+    m + 1 tasks."""
     m, d = W.shape
-    if newcomer.m != 1:
-        raise ValueError(f"one task can be added at a time, got {newcomer.m}")
-    if newcomer.X.shape[1] != d:
-        raise ValueError(f"the new task has {newcomer.X.shape[1]} features, the model has {d}")
-    blocks = newcomer.partition(1)[0]
-    worker = Worker(ArraySource(type(blocks)(**{**vars(blocks), "tasks": np.array([m])})), loss)
+    if new.m != 1:
+        raise ValueError(f"one task can be added at a time, got {new.m}")
+    if new.X.shape[1] != d:
+        raise ValueError(f"the new task has {new.X.shape[1]} features, the model has {d}")
+    blocks = replace(new.partition(1)[0], tasks=np.array([m]))
+    engine = _TwoWorkers(_FixedTasks(W, dual.B), Worker(ArraySource(blocks), loss))
     settings = replace(settings, method="splitting", max_staleness=0)
-    coordinator = Coordinator(_Pair(_Pinned(W, dual.B), worker), m + 1, relationship, reg_lambda, settings)
-    outcome = coordinator.run()
-    # The whole problem's dual at the old tasks' kept B and the newcomer's: any scaling of it is valid as well.
-    together = np.vstack([dual.B, outcome.dual.B[m:]])
-    fresh = outcome.dual.conjugate + float((W * outcome.dual.B[:m]).sum())  # the newcomer's own conjugate sum
-    conjugate = dual.conjugate + fresh
+    together = ProblemSpec(m + 1, loss, relationship, settings)
+    outcome = solve_on(engine, together, reg_lambda, 0.0, CheckpointSession())
+    # the dual of the whole problem at the old tasks' B and the new one's; any scaling of it is valid as well
+    B = np.vstack([dual.B, outcome.dual.B[m:]])
+    own = outcome.dual.conjugate + float((W * outcome.dual.B[:m]).sum())  # the new task's conjugate sum
+    conjugate = dual.conjugate + own
     at_zero = dual.conjugate_at_zero + outcome.dual.conjugate_at_zero
-    bound = scaled_dual(relationship.conjugate(together) / reg_lambda, conjugate, at_zero)
+    bound = scaled_dual(relationship.conjugate(B) / reg_lambda, conjugate, at_zero)
     certificate = Certificate(losses + outcome.certificate.primal, bound)
-    return Extension(outcome.W[m], outcome, certificate, DualPoint(together, conjugate, at_zero, bound))
+    return Extension(outcome.W[m], outcome, certificate, DualPoint(B, conjugate, at_zero, bound))

@@ -14,7 +14,7 @@ CHOICES = {
     "method": ("auto", "splitting", "dual"),
     "local_solver": ("auto", "sdca", "newton", "gram"),
     "sampling": ("shuffled", "uniform"),
-    "rho": ("paper", "spectral", "block"),
+    "rho": ("paper", "spectral"),
 }
 _COUNTS = {"max_rounds": 1, "max_passes": 1, "w_rounds": 1, "max_staleness": 0, "seed": 0}  # and the least of each
 _NUMBERS = (
@@ -48,7 +48,6 @@ class Settings:
     # dual alternation
     eta: float = 1.0
     rho: str = "spectral"
-    momentum: bool = True  # not with rho="block", whose steps are inexact
     w_rounds: int = 10  # T: rounds in a W-step at most
     w_tol: float = 0.0  # a W-step ends early at this relative W-step gap
     omega_steps: int | None = None  # P: the run ends after this many Omega-steps; None: only by tol or max_rounds
@@ -74,8 +73,7 @@ class Settings:
         for name, least in _COUNTS.items():
             value = getattr(self, name)
             _require(is_whole(value) and value >= least, name, f"at least {least}, a whole number", value)
-        for name in ("balance", "momentum"):
-            _require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
+        _require(isinstance(self.balance, bool), "balance", "True or False", self.balance)
         if self.max_staleness and self.method == "dual":
             raise ValueError("max_staleness needs method='splitting': dual ascent can stall unless steps are in step")
         if self.max_staleness and self.balance:
@@ -122,7 +120,6 @@ class Settings:
             "steps": H,
             "eta": eta,
             "rho": "paper",
-            "momentum": False,
             "w_rounds": T,
             "omega_steps": P,
             "max_rounds": T * P,

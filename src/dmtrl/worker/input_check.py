@@ -1,7 +1,4 @@
-"""Rows the solver cannot use are refused where they lie, in words that say which task, row and column.
-
-Room: beside the losses, which know their labels. Nothing is changed or filled in here.
-"""
+"""Refuses rows that the solver cannot use, with the task, row and column."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +11,14 @@ from dmtrl.losses.builtin import AnyLoss, CustomLoss
 
 
 def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss], squares: np.ndarray) -> None:
-    """Refuse rows the solver cannot use, saying which task, row and column. `squares`, |x|^2 of each row, which are
-    needed anyway, tell without another reading that all numbers are finite."""
+    """Raise ValueError for rows that the solver cannot use.
+
+    `squares` holds |x|^2 of each row, which is needed anyway and shows whether all numbers are finite.
+    """
     clean = all_finite(squares) and all_finite(blocks.y)
     weight = blocks.sample_weight
     clean = clean and (weight is None or (all_finite(weight) and bool((weight >= 0).all())))
-    if clean and _labels_fit(blocks, losses):  # all at once; below, one by one, to say where it is wrong
+    if clean and _labels_fit(blocks, losses):  # else unit by unit, to say where
         return
     for i in range(blocks.n_units):
         rows = slice(blocks.starts[i], blocks.starts[i + 1])

@@ -1,7 +1,4 @@
-"""Rows as the kernels like them, and what can be made of them once for many rounds.
-
-Room: above kernels and blocks, below the worker.
-"""
+"""Rows in the formats that the kernels read, and factors of them that serve many rounds."""
 
 from typing import Any
 
@@ -9,7 +6,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks
-from dmtrl.worker import kernels
+from dmtrl.worker import exact, kernels
 from dmtrl.worker import rows as row_access
 
 
@@ -27,7 +24,7 @@ def in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return chunks[:found], columns[:found], indptr
 
 
-def gram_factors(blocks: Blocks, units: kernels.Units) -> kernels.GramFactors:
+def gram_factors(blocks: Blocks, units: kernels.UnitRows) -> exact.GramFactors:
     d, n_units = blocks.X.shape[1], blocks.n_units
     values, vectors, target = np.zeros((n_units, d)), np.zeros((n_units, d, d)), np.zeros((n_units, d))
     for i in range(n_units):
@@ -38,4 +35,4 @@ def gram_factors(blocks: Blocks, units: kernels.Units) -> kernels.GramFactors:
         product = X.T @ weighted
         values[i], vectors[i] = np.linalg.eigh(product.toarray() if sparse.issparse(product) else product)
         target[i] = (weighted.T @ y) @ vectors[i]
-    return kernels.GramFactors(np.maximum(values, 0.0), vectors, target)
+    return exact.GramFactors(np.maximum(values, 0.0), vectors, target)

@@ -23,7 +23,9 @@ from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.losses.builtin import CLASSIFICATION, Loss, get_loss
-from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, home_of, newest
+from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
+from dmtrl.solver.checkpoint.options import PathLike
+from dmtrl.solver.outcome import RoundRecord
 from dmtrl.tables import Source, nearest, open_source
 from dmtrl.tables import columns as read
 from dmtrl.tables.preparation import Block, Dropped, Preparation, learn, without_missing
@@ -37,7 +39,7 @@ SMALL = 1_000_000  # with fewer numbers in X a second thread costs more than it 
 class Interrupted(KeyboardInterrupt):
     """A fit was stopped; `checkpoint` is where it goes on from, None if it had not got anywhere."""
 
-    def __init__(self, checkpoint: Place | None):
+    def __init__(self, checkpoint: PathLike | None):
         super().__init__("interrupted")
         self.checkpoint = checkpoint
 
@@ -266,8 +268,8 @@ def fit(
     request: FitRequest,
     watcher: Watcher | None = None,
     out: Path | None = None,
-    resume: Place | None = None,
-    checkpoint: Place | None = None,
+    resume: PathLike | None = None,
+    checkpoint: PathLike | None = None,
 ) -> Any:
     """The fitted model, with `preparation_`. With `out` it is saved there. What was found when a fit is interrupted is
     kept where `place_of` says, and `resume` goes on from such a folder or URL."""
@@ -275,29 +277,31 @@ def fit(
     if prepared.loss.kind == CLASSIFICATION:
         _note_single_classes(prepared)
     place = place_of(out, resume, checkpoint)
-    keeper = Keeper(None if place is None else Checkpoint(place), resume)
+    session = open_session(place, resume, replace_others=True)
     began = time.perf_counter()
-    _listen(keeper, watcher, request.tol, lambda: prepared.seconds.update(choosing=time.perf_counter() - began))
+    progress = FitProgress(watcher, request.tol, lambda: prepared.seconds.update(choosing=time.perf_counter() - began))
+    model.set_params(callbacks=[progress])
     watcher.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
     try:
-        with warnings.catch_warnings(record=True) as said, _interrupts_wait(keeper):
+        with warnings.catch_warnings(record=True) as said, _delayed_interrupt(progress, session):
             warnings.simplefilter("always", NotConvergedWarning)
-            model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=keeper)
+            model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=session)
     except KeyboardInterrupt:
-        if keeper.saved:
+        if session.writer is not None and session.writer.written:
             raise Interrupted(place) from None
-        _clean_up(keeper, out, prepared.notes, before=False)  # of a fit that had not got anywhere
+        _clean_up(session, out, prepared.notes, replaced=False)  # nothing was reached
         raise Interrupted(resume) from None
     prepared.seconds["fitting"] = time.perf_counter() - began - prepared.seconds.get("choosing", 0.0)
     prepared.notes += [str(warning.message) for warning in said]
+    model.set_params(callbacks=None)
     model.preparation_ = prepared.preparation
     if out is not None:
         model.save(out)
-        _clean_up(keeper, out, prepared.notes)  # nothing to go on from any more
+        _clean_up(session, out, prepared.notes)
     return model
 
 
-def place_of(out: Path | None, resume: Place | None, checkpoint: Place | None) -> Place | None:
+def place_of(out: Path | None, resume: PathLike | None, checkpoint: PathLike | None) -> PathLike | None:
     """Where checkpoints of a fit are kept: where that is said, or where it goes on from, or beside the model."""
     if checkpoint is not None and out is not None and Checkpoint(checkpoint).folder == os.path.abspath(out):
         raise ValueError(f"the model and its checkpoint cannot both be {out}; give one of them another name")
@@ -310,10 +314,11 @@ def _beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.checkpoint")
 
 
-def _clean_up(keeper: Keeper, out: Path | None, notes: list[str], before: bool = True) -> None:
-    """Versions go, and the folder beside the model if that leaves it empty; one that was named stays."""
+def _clean_up(session: CheckpointSession, out: Path | None, notes: list[str], replaced: bool = True) -> None:
+    """Remove the checkpoint, and the folder beside the model if that leaves it empty."""
     try:
-        keeper.clear(before)
+        if session.writer is not None:
+            session.writer.clear(replaced)
     except OSError as error:
         notes.append(f"the checkpoint could not be removed: {error}")
     if out is not None:
@@ -321,7 +326,7 @@ def _clean_up(keeper: Keeper, out: Path | None, notes: list[str], before: bool =
             _beside(out).rmdir()
 
 
-def check_nothing_kept(out: Path, resume: Place | None, checkpoint: Place | None) -> None:
+def check_nothing_kept(out: Path, resume: PathLike | None, checkpoint: PathLike | None) -> None:
     """Refuse a fit that would take the place of what an interrupted one found, and does not go on from there."""
     place = place_of(out, resume, checkpoint)
     assert place is not None
@@ -333,41 +338,54 @@ def check_nothing_kept(out: Path, resume: Place | None, checkpoint: Place | None
         )
 
 
+class FitProgress:
+    """A callback of the fit: reports progress, and stops at the end of a round when asked to.
+
+    Progress is measured on the logarithm of the gap, which falls evenly.
+    """
+
+    def __init__(self, watcher: Watcher, tol: float, chosen: Callable[[], object]):
+        self._watcher, self._tol, self._chosen = watcher, tol, chosen
+        self._first_gap = 0.0
+        self.stop = False
+
+    def __call__(self, record: RoundRecord) -> None:
+        self._first_gap = self._first_gap or min(record.gap, 1.0)
+        way = np.log(self._first_gap / self._tol)
+        done = np.log(self._first_gap / max(record.gap, self._tol)) / way if way > 0 else 1.0
+        detail = f"round {record.round + 1}, within {record.gap:.2%} of the best"
+        self._watcher.share(float(np.clip(done, 0, 1)), detail)
+        self.on_cv_round(record)
+
+    def on_cv_round(self, record: RoundRecord) -> None:
+        if self.stop:
+            raise KeyboardInterrupt
+
+    def on_cv_fit(self, done: int, total: int) -> None:
+        self._watcher.share(done / total, f"{done} of {total} fits")
+        if done == total:
+            self._chosen()
+            self._watcher.stage("fitting all rows")
+        if self.stop:
+            raise KeyboardInterrupt
+
+
 @contextmanager
-def _interrupts_wait(keeper: Keeper) -> Iterator[None]:
+def _delayed_interrupt(progress: FitProgress, session: CheckpointSession) -> Iterator[None]:
     """A first Ctrl-C waits for the end of the round, so that the checkpoint loses nothing; a second one does not."""
-    if not keeper.writes or threading.current_thread() is not threading.main_thread():
+    if session.writer is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ask(*_: object) -> None:
-        keeper.stop_asked = True
+    def stop(*_: object) -> None:
+        progress.stop = True
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, ask)
+    before = signal.signal(signal.SIGINT, stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _listen(keeper: Keeper, watcher: Watcher, tol: float, chosen: Callable[[], object]) -> None:
-    """Tell the watcher of every score and round; the way to go is the logarithm of the gap, which falls evenly."""
-    first: list[float] = []
-
-    def on_score(done: int, total: int) -> None:
-        watcher.share(done / total, f"{done} of {total} fits")
-        if done == total:
-            chosen()
-            watcher.stage("fitting all rows")
-
-    def on_round(record: Any) -> None:
-        first[:] = first or [min(record.gap, 1.0)]
-        way = np.log(first[0] / tol)
-        done = np.log(first[0] / max(record.gap, tol)) / way if way > 0 else 1.0
-        watcher.share(float(np.clip(done, 0, 1)), f"round {record.round + 1}, within {record.gap:.2%} of the best")
-
-    keeper.on_score, keeper.on_round = on_score, on_round
 
 
 def _note_single_classes(prepared: Prepared) -> None:

@@ -5,6 +5,7 @@ here, by the library's own kernels and certificate. Equation numbers are those o
 """
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,10 +14,11 @@ from scipy import sparse
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses.builtin import Loss, get_loss
+from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.penalties import FreeIntercept, get_relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
-from dmtrl.solver.coordinator import RoundRecord, Watch, single_threaded_blas
+from dmtrl.solver.outcome import RoundRecord, Watch
 from dmtrl.worker import kernels
 from dmtrl.worker.input_check import check_blocks
 
@@ -120,7 +122,7 @@ def alternate(
         for done in range(passes):
             made = w_step.improve(problem, len(history))
             step = float(problem.sigma.diagonal().max())
-            with single_threaded_blas(small):
+            with single_threaded_blas() if small else nullcontext():
                 now = problem.measure()
                 W = problem.W
                 w_gap = now.w_gap / (abs(now.w_objective) or 1.0)
@@ -150,7 +152,7 @@ def require(ok: bool, name: str, rule: str, value: object) -> None:
         raise ValueError(f"{name} must be {rule}, got {value!r}")
 
 
-def _units(data: TaskData, loss: Loss) -> kernels.Units:
+def _units(data: TaskData, loss: Loss) -> kernels.UnitRows:
     """All tasks as the units of one worker, after the checks that a worker makes."""
     blocks = data.partition(1)[0]
     X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
@@ -165,4 +167,4 @@ def _units(data: TaskData, loss: Loss) -> kernels.Units:
         raise ValueError(f"task {name!r} has a total sample weight of zero; leave it out or give it data")
     ids, params = np.full(data.m, loss.id, dtype=np.int64), np.full(data.m, loss.param)
     starts = blocks.starts.astype(np.int64)
-    return kernels.Units(X, np.asarray(data.y, dtype=float), weight / total[task], q, starts, ids, params)
+    return kernels.UnitRows(X, np.asarray(data.y, dtype=float), weight / total[task], q, starts, ids, params)

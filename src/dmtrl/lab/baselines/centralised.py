@@ -23,7 +23,7 @@ from dmtrl.lab.baselines import compiled
 from dmtrl.lab.baselines.alternating import Fitted, Problem, WStep, alternate, require
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import Loss
-from dmtrl.solver.coordinator import Watch
+from dmtrl.solver.outcome import Watch
 from dmtrl.worker import kernels
 
 _GIB = 2.0**30
@@ -156,7 +156,7 @@ class _CoordinateAscent:
         compiled.predictions(units, np.ascontiguousarray(problem.W), z)
 
         def one_pass(
-            units: kernels.Units, alpha: np.ndarray, z: np.ndarray, gram: np.ndarray, inner: int
+            units: kernels.UnitRows, alpha: np.ndarray, z: np.ndarray, gram: np.ndarray, inner: int
         ) -> np.ndarray:
             order = np.arange(len(alpha))
             task = np.repeat(np.arange(problem.data.m), np.diff(units.starts))

@@ -12,7 +12,7 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.lab.baselines import compiled
 from dmtrl.lab.baselines.alternating import Fitted, Problem, alternate, require
 from dmtrl.losses.builtin import Loss
-from dmtrl.solver.coordinator import Watch
+from dmtrl.solver.outcome import Watch
 
 
 def ssdca(

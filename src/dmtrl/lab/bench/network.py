@@ -189,7 +189,7 @@ def _check(quick: bool) -> Mapping[str, Any]:
         workers = workers_of(data, "hinge", shape.workers)
         with Delayed(workers, network) as engine:
             began = time.perf_counter()
-            again = run(engine, data, LAMBDA, settings)
+            again = run(engine, data, "hinge", LAMBDA, settings)
             measured = time.perf_counter() - began
         figures["networks"][_words(network)] = {
             "predicted": replay(exchanges, network),

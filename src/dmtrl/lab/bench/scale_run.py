@@ -20,7 +20,7 @@ from dmtrl import MTRLRegressor, load
 from dmtrl.data.task_data import TaskData
 from dmtrl.relationship.penalties import Learned, Prox
 from dmtrl.solver.api import solve, thread_count
-from dmtrl.solver.coordinator import Outcome, RoundRecord
+from dmtrl.solver.outcome import Outcome, RoundRecord
 from dmtrl.solver.settings import Settings
 
 GAP = 1e-2

@@ -17,11 +17,11 @@ import numpy as np
 
 from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
-from dmtrl.engines.base import Engine
+from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import get_relationship
-from dmtrl.solver.coordinator import Coordinator, Outcome
+from dmtrl.solver.api import solve
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
@@ -71,7 +71,8 @@ class Recorder(Engine):
 
     def __init__(self, workers: Sequence[Worker]):
         self._workers = workers
-        self._asked: deque[tuple[int, Message]] = deque()
+        self._queued: deque[tuple[int, Message]] = deque()
+        self.pending: set[int] = set()
         self._idle_since = time.thread_time()
         self.exchanges: list[Exchange] = []
 
@@ -80,12 +81,14 @@ class Recorder(Engine):
         return len(self._workers)
 
     def send(self, k: int, message: Message) -> None:
-        if not self._asked:
+        begin_request(self.pending, k)
+        if not self._queued:
             self.exchanges.append(Exchange(message.name, time.thread_time() - self._idle_since))
-        self._asked.append((k, message))
+        self._queued.append((k, message))
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        k, message = self._asked.popleft()
+        k, message = self._queued.popleft()
+        self.pending.discard(k)
         began = time.thread_time()
         answer = self._workers[k].answer(message)
         leg = Leg(message.nbytes, time.thread_time() - began, answer.nbytes)
@@ -100,19 +103,19 @@ def workers_of(data: TaskData, loss: str, workers: int) -> list[Worker]:
     return [Worker(ArraySource(blocks), get_loss(loss)) for blocks in data.partition(workers)]
 
 
-def run(engine: Engine, data: TaskData, reg_lambda: float, settings: Settings) -> Outcome:
+def run(engine: Engine, data: TaskData, loss: str, reg_lambda: float, settings: Settings) -> Outcome:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a run that was stopped early is as good for counting
-        return Coordinator(engine, data.m, get_relationship("learned", data.m), reg_lambda, settings).run()
+        return solve(data, loss=loss, reg_lambda=reg_lambda, settings=settings, engine=engine)
 
 
 def record(
     data: TaskData, loss: str, workers: int, reg_lambda: float, settings: Settings
 ) -> tuple[list[Exchange], Outcome]:
     """Every exchange of a fit; run once before, so that nothing is compiled in it."""
-    run(Recorder(workers_of(data, loss, workers)), data, reg_lambda, Settings(max_rounds=1))
+    run(Recorder(workers_of(data, loss, workers)), data, loss, reg_lambda, Settings(max_rounds=1))
     engine = Recorder(workers_of(data, loss, workers))
-    outcome = run(engine, data, reg_lambda, settings)
+    outcome = run(engine, data, loss, reg_lambda, settings)
     return engine.exchanges, outcome
 
 
@@ -141,15 +144,17 @@ class Delayed(Engine):
     def __init__(self, workers: Sequence[Worker], network: Network):
         self._workers, self._network = workers, network
         self._pool = ThreadPoolExecutor(len(workers))
-        self._asked: dict[Future[Message], int] = {}
+        self._futures: dict[Future[Message], int] = {}
+        self.pending: set[int] = set()
 
     @property
     def n_workers(self) -> int:
         return len(self._workers)
 
     def send(self, k: int, message: Message) -> None:
+        begin_request(self.pending, k)
         time.sleep(self._network.per_message + message.nbytes / self._network.bandwidth)
-        self._asked[self._pool.submit(self._answer, k, message)] = k
+        self._futures[self._pool.submit(self._answer, k, message)] = k
 
     def _answer(self, k: int, message: Message) -> Message:
         time.sleep(self._network.latency)
@@ -158,11 +163,12 @@ class Delayed(Engine):
         return answer
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        done, _ = wait(self._asked, timeout, FIRST_COMPLETED)
+        done, _ = wait(self._futures, timeout, FIRST_COMPLETED)
         if not done:
             raise TimeoutError(f"no worker answered within {timeout} seconds")
         future = done.pop()
-        k = self._asked.pop(future)
+        k = self._futures.pop(future)
+        self.pending.discard(k)
         answer = future.result()
         time.sleep(self._network.per_message + answer.nbytes / self._network.bandwidth)
         return k, answer

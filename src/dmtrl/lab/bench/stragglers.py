@@ -23,10 +23,9 @@ from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import get_relationship
 from dmtrl.report.content import Section, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.solver.coordinator import Coordinator, Outcome
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
@@ -76,7 +75,7 @@ class PacedWorker:
 
     def answer(self, message: Message) -> Message:
         began, processor = time.perf_counter(), time.thread_time()
-        if message.name in ("round", "catch_up", "look"):
+        if message.name == "round":
             self._since = began
         answer = self._worker.answer(message)
         time.sleep(max(self._pace * (time.thread_time() - processor) - (time.perf_counter() - began), 0.0))
@@ -123,10 +122,9 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH) -> Timing:
     with PacedEngine(task, slowness, stretch) as engine:
-        relation = get_relationship("learned", task.train.m)
         with _no_garbage_collection():
             began = time.perf_counter()
-            outcome = Coordinator(engine, task.train.m, relation, lam, settings).run()
+            outcome = solve(task.train, loss=task.loss, reg_lambda=lam, settings=settings, engine=engine)
             wall = time.perf_counter() - began
         idle = 1.0 - sum(worker.busy() for worker in engine.paced) / (wall * len(slowness))
         answered = list(engine.paced[int(np.argmax(slowness))].answered)
@@ -161,17 +159,10 @@ def _figures(timings: Sequence[Timing], above: float, below: float) -> Mapping[s
         "seconds": [timing.seconds for timing in timings],
         "idle": float(np.median([timing.idle for timing in timings])),
         "rounds": float(np.median([timing.rounds for timing in timings])),
-        "answers": float(np.median([sum(map(timing.answered.count, ("round", "catch_up"))) for timing in timings])),
-        "caught_up": sum("catch_up" in timing.answered for timing in timings),
+        "answers": float(np.median([timing.answered.count("round") for timing in timings])),
         "gap": max(timing.outcome.certificate.relative_gap for timing in timings),
         "valid": all(record.primal >= below and record.dual <= above for record in records),
     }
-
-
-def _of_the_slowest(figures: Mapping[str, Any]) -> str:
-    times = f"{figures['answers']:g} times"
-    caught_up = figures["caught_up"]
-    return f"{times}, caught up in {caught_up} of {len(figures['seconds'])}" if caught_up else times
 
 
 def section(records: Sequence[Record]) -> Section:
@@ -188,7 +179,7 @@ def section(records: Sequence[Record]) -> Section:
             rows[after].append(
                 [name, f"{record.params['reg_lambda']:g}", record.params["workers"], way, f"{seconds:.3g}", faster,
                  f"{f[way]['idle']:.0%}",
-                 f"{f[way]['rounds']:g}", _of_the_slowest(f[way]), held]
+                 f"{f[way]['rounds']:g}", f"{f[way]['answers']:g} times", held]
             )  # fmt: skip
     head = ["data", "lambda", "workers", "rounds are", "seconds", "times faster", "idle", "rounds",
             "the slowest answered", "certificates held"]  # fmt: skip

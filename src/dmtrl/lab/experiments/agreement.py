@@ -18,7 +18,7 @@ from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.solver.coordinator import Outcome, RoundRecord, Watch
+from dmtrl.solver.outcome import Outcome, RoundRecord, Watch
 from dmtrl.solver.settings import Settings
 
 DMTRL, CENTRAL, DEFAULT = "DMTRL, alternation", "centralised MTRL", "DMTRL, default preset"

@@ -20,7 +20,7 @@ from dmtrl.losses.builtin import get_loss
 from dmtrl.relationship.penalties import Fixed
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.solver.coordinator import RoundRecord
+from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.settings import Settings
 
 REGIMES = {"hinge": "Lipschitz", "logistic": "smooth"}

@@ -23,7 +23,7 @@ from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.solver.coordinator import RoundRecord
+from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.settings import Settings
 
 DATA = ("synthetic 1", "school", "mnist", "mds")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.solver.coordinator import RoundRecord
+from dmtrl.solver.outcome import RoundRecord
 
 MOST_POINTS = 1000
 

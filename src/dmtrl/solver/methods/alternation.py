@@ -1,102 +1,114 @@
-"""The paper's way: W-step by distributed dual ascent for a fixed Sigma, then the Omega-step.
+"""The paper's method: W-step by distributed dual ascent for a fixed Sigma, then the Omega-step.
 
-Room: below the coordinator. W = Sigma B / lambda (3) is made anew after every round and every Omega-step. rho is
-the paper's bound, the spectral value or the block version; momentum and a shrinking epsilon are on unless the paper
-preset turns them off.
+W = Sigma B / lambda (3) is computed after every round and every Omega-step. rho is the paper's bound or the spectral
+value; the smoothing epsilon shrinks unless the paper preset keeps it fixed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from dmtrl.protocol.messages import Improved, Round
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Relationship
-from dmtrl.solver.layout import Layout
-from dmtrl.solver.methods.base import Answers, Candidate, Order, Report, in_one_piece, put_state, take_state
-from dmtrl.solver.settings import Settings
+from dmtrl.solver.methods.base import GapToClose, InitialPoint, Report, RunContext, Totals
+from dmtrl.solver.outcome import Candidate
 
-_STATE = (
-    "_B_before", "_smoothing", "_covariance", "_total", "_rho", "_step", "_round_in_w_step", "_momentum_age", "_beta",
-)  # fmt: skip
+
+@dataclass
+class AlternationState:
+    b: np.ndarray  # of each unit
+    covariance: TaskCovariance  # Sigma
+    total: TaskCovariance  # Sigma with the common component
+    rho: float  # times eta
+    step: np.ndarray  # of each unit
+    smoothing: float
+    round: int = 0
+    round_in_w_step: int = 0
+    W: np.ndarray | None = field(default=None, metadata={"saved": False})  # as last sent
 
 
 class Alternation:
     name = "dual"
+    waits_for_all = True
+    State = AlternationState
 
-    def __init__(self, relationship: Relationship, lam: float, layout: Layout, settings: Settings, b: np.ndarray):
-        self._relationship, self._lam, self._layout, self._settings = relationship, lam, layout, settings
-        self._B = layout.per_task(b)
-        self._B_before = self._B
-        self._smoothing = settings.smoothing
-        self._set_sigma(relationship.start(layout.m))
+    def __init__(self, context: RunContext):
+        self._context = context
 
-    def _set_sigma(self, covariance: TaskCovariance) -> None:
-        layout, settings = self._layout, self._settings
-        self._covariance = in_one_piece(covariance)
-        self._total = in_one_piece(covariance.plus_common(self._relationship.tau))
-        if settings.rho == "paper":
-            rho = self._total.paper_rho(layout.task)
-        else:
-            rho = self._total.spectral_rho(layout.task, layout.owner if settings.rho == "block" else None)
-        self._rho = settings.eta * rho
-        self._decoupled = rho == 1.0 and settings.eta == 1.0 and not self._relationship.learned
-        self._step = self._rho * self._total.diagonal()[layout.task] / self._lam
-        self._round_in_w_step = self._momentum_age = 0
-        self._beta = 0.0
+    def init(self, point: InitialPoint) -> AlternationState:
+        start = self._context.relationship.start(self._context.layout.m)
+        covariance, total, rho, step = self._prepared(start)
+        return AlternationState(point.b, covariance, total, rho, step, self._context.settings.smoothing)
 
-    def order(self) -> Order:
-        W = self._total.apply(self._B) / self._lam
-        self._W = W
-        momentum = 0.0 if self._decoupled else self._beta  # a unit that is on its own knows best where to go
-        scalars = {"momentum": momentum, "eta": self._settings.eta}
-        if self._settings.rho != "block":
-            return Order(W, self._step, scalars, decoupled=self._decoupled)
-        scalars["coupling"] = self._rho / self._lam
-        return Order(W, self._step, scalars, self._total.factor()[self._layout.task])
+    def restored(self, state: AlternationState, b: np.ndarray) -> None:
+        state.b = b
 
-    def absorb(self, answers: Answers) -> Report:
-        lam, settings, tau = self._lam, self._settings, self._relationship.tau
-        quadratic = 0.5 * self._total.quadratic(self._B) / lam
-        w_objective = answers.loss_w + quadratic
-        common = tau * self._B.sum(axis=0) / lam
-        if self._relationship.learned:
-            objective = answers.loss_w + lam * self._relationship.penalty(self._W, common)
+    def _prepared(self, covariance: TaskCovariance) -> tuple[TaskCovariance, TaskCovariance, float, np.ndarray]:
+        """Sigma, Sigma with the common component, rho and the step sizes."""
+        context, layout, settings = self._context, self._context.layout, self._context.settings
+        covariance = _contiguous(covariance)
+        total = _contiguous(covariance.plus_common(context.relationship.tau))
+        rho = total.paper_rho(layout.task) if settings.rho == "paper" else total.spectral_rho(layout.task)
+        rho *= settings.eta
+        return covariance, total, rho, rho * total.diagonal()[layout.task] / context.lam
+
+    def requests(self, state: AlternationState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
+        context, layout = self._context, self._context.layout
+        state.W = state.total.apply(layout.per_task(state.b)) / context.lam
+        target = gap.accuracy * gap.gap
+        if state.rho == 1.0 and context.settings.eta == 1.0 and not context.relationship.learned:
+            target = min(target, gap.finish)  # the local problems are the whole one
+        W = layout.per_unit(state.W)
+        return {
+            k: Round(
+                round=state.round,
+                target=target / len(layout.task),
+                eta=context.settings.eta,
+                w=layout.scatter(k, W),
+                step=layout.scatter(k, state.step),
+            )
+            for k in idle
+        }
+
+    def step(self, state: AlternationState, answers: dict[int, Improved]) -> Report:
+        context, settings, relationship = self._context, self._context.settings, self._context.relationship
+        totals = Totals.of(answers, context.layout, state.round)
+        B, W = context.layout.per_task(state.b), state.W
+        assert W is not None
+        w_objective = totals.loss_w + 0.5 * state.total.quadratic(B) / context.lam
+        common = relationship.tau * B.sum(axis=0) / context.lam
+        if relationship.learned:
+            objective = totals.loss_w + context.lam * relationship.penalty(W, common)
         else:
             objective = w_objective
-        self._advance_momentum(answers.B)
-        self._round_in_w_step += 1
-        finished = self._round_in_w_step >= settings.w_rounds or answers.bracket_w <= settings.w_tol * abs(w_objective)
-        omega = self._relationship.learned and finished
+        state.b = totals.b
+        state.round += 1
+        state.round_in_w_step += 1
+        done = state.round_in_w_step >= settings.w_rounds or totals.bracket_w <= settings.w_tol * abs(w_objective)
+        omega = relationship.learned and done
         report = Report(
-            [Candidate(self._W, common, objective)],
-            answers.bracket_w,
+            [Candidate(W, common, objective)],
+            totals.B,
+            totals.conjugate,
+            totals.bracket_w,
             w_objective,
-            self._rho,
-            float(self._step.max()),
+            state.rho,
+            float(state.step.max()),
+            totals.solver,
+            totals.steps,
             omega,
         )
         if omega:
-            own = self._covariance.apply(self._B) / lam
-            self._set_sigma(self._relationship.update(own, self._smoothing))
-            self._smoothing = max(self._smoothing * settings.smoothing_decay, settings.smoothing_floor)
-            self._B_before = self._B
+            own = state.covariance.apply(totals.B) / context.lam
+            updated = relationship.update(own, state.smoothing)
+            state.covariance, state.total, state.rho, state.step = self._prepared(updated)
+            state.smoothing = max(state.smoothing * settings.smoothing_decay, settings.smoothing_floor)
+            state.round_in_w_step = 0
         return report
 
-    def _advance_momentum(self, B: np.ndarray) -> None:
-        """Nesterov's sequence, begun again when the last move went against the extrapolation."""
-        extrapolated = self._B + self._beta * (self._B - self._B_before)
-        if float(((extrapolated - B) * (B - self._B)).sum()) > 0:
-            self._momentum_age = 0
-        else:
-            self._momentum_age += 1
-        self._B_before, self._B = self._B, B
-        # one sweep over a block is no exact step, and on inexact steps momentum can run away
-        wanted = self._settings.momentum and self._settings.rho != "block"
-        self._beta = self._momentum_age / (self._momentum_age + 3.0) if wanted else 0.0
 
-    def state(self) -> dict[str, np.ndarray]:
-        return take_state(self, _STATE)
-
-    def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
-        put_state(self, _STATE, state)
-        self._B = self._layout.per_task(b)
+def _contiguous(covariance: TaskCovariance) -> TaskCovariance:
+    """The same, laid out in memory as after a restore: rounding can depend on that."""
+    basis = covariance.basis
+    return covariance if basis.flags.forc else replace(covariance, basis=basis.copy())

@@ -1,35 +1,101 @@
-"""The contract between the coordinator's loop and the ways of turning B into W.
+"""The contract of a method: how the server turns the workers' dual vectors B into weights W.
 
-Room: just below the coordinator. A method with rounds in step says what to send (`Order`) and learns what came back
-(`Answers`); it never sees an engine. `AsynchronousSplitting`, which has no barrier, sends and receives by itself and
-hands back the same `Answers` and `Report`. `Candidate` is a W at which the loss is known, or will be after the next
-round.
+A method has no state of its own. `init` makes the state of a run, a dataclass; `requests` says what to send to the
+workers that are idle; `step` updates the state with answers and returns a `Report` when a round is complete. The state
+is updated in place, because for 100,000 tasks a second copy would not fit into memory. A checkpoint holds that
+dataclass.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from dmtrl.protocol.message import Scalar
-from dmtrl.relationship.covariance import TaskCovariance
+from dmtrl.protocol.messages import Improved, Round
+from dmtrl.relationship.penalties import Relationship
+from dmtrl.solver.layout import Layout
+from dmtrl.solver.outcome import Candidate
+from dmtrl.solver.settings import Settings
+
+MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
 
 
 @dataclass(frozen=True)
-class Order:
-    """What every unit is sent: its task's weights, its step size, and scalars; `factor` only in the block version."""
+class RunContext:
+    """What stays the same over a run."""
+
+    relationship: Relationship
+    lam: float
+    layout: Layout
+    settings: Settings
+    longest_step: float = np.inf
+
+
+@dataclass(frozen=True)
+class InitialPoint:
+    """Where a run begins: weights, and b, loss and conjugate of each unit there."""
 
     W: np.ndarray  # (m, d)
-    step: np.ndarray  # (units,)
-    scalars: Mapping[str, Scalar] = field(default_factory=dict)
-    factor: np.ndarray | None = None  # (units, r)
-    decoupled: bool = False  # whether each unit's local problem is all there is to it
+    common: np.ndarray
+    b: np.ndarray  # (units, d)
+    conjugate: np.ndarray
+    loss: np.ndarray | None = None  # at W; None if it was not evaluated
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What came back, in unit order."""
+class GapToClose:
+    """How accurate the answers of the next round should be."""
+
+    gap: float  # certified so far: objective minus bound
+    accuracy: float  # share of it at which the sum of the local gaps aims
+    finish: float  # sum of local gaps that ends the run, if the units are independent of each other
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a round found."""
+
+    candidates: list[Candidate]
+    B: np.ndarray  # (m, d), the dual point
+    conjugate: float
+    w_gap: float  # W-step gap at the weights that were sent and the dual variables from before the round
+    w_objective: float  # the W-step objective at those weights
+    rho: float
+    step: float
+    solver: np.ndarray  # code of each unit's local solver
+    steps: np.ndarray  # coordinate steps of each unit
+    omega: bool = False  # whether Sigma was updated after this round
+
+
+S = TypeVar("S")
+
+
+class Method(Protocol[S]):
+    name: str
+    waits_for_all: bool  # whether `step` needs the answers of all workers together
+    State: type[Any]
+
+    def init(self, point: InitialPoint) -> S:
+        """The state at the start of a run."""
+        ...
+
+    def requests(self, state: S, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
+        """What to send now, by worker."""
+        ...
+
+    def step(self, state: S, answers: dict[int, Improved]) -> Report | None:
+        """Update the state with answers, which it may empty; a report when a round is complete."""
+        ...
+
+    def restored(self, state: S, b: np.ndarray) -> None:
+        """Prepare a state that was read from a checkpoint; `b` was recomputed by the workers."""
+        ...
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The answers of all workers, joined in unit order and summed."""
 
     b: np.ndarray
     B: np.ndarray  # (m, d), summed over the units of a task
@@ -37,74 +103,40 @@ class Answers:
     bracket_w: float
     loss_u: float
     conjugate: float
+    solver: np.ndarray
+    steps: np.ndarray
+
+    @classmethod
+    def of(cls, answers: dict[int, Improved], layout: Layout, round_number: int) -> "Totals":
+        """Empties `answers`: the workers' b are not kept beside the joined one."""
+        b = layout.gather(answers, "b")
+        check_finite(b, layout, round_number)
+        names = ("loss_w", "bracket_w", "loss_u", "conjugate")
+        sums = {name: float(layout.gather(answers, name).sum()) for name in names}
+        solver, steps = layout.gather(answers, "solver"), layout.gather(answers, "steps")
+        answers.clear()
+        return cls(b=b, B=layout.per_task(b), solver=solver, steps=steps, **sums)
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A primal point with its objective; `common` is the part of it that all tasks share."""
-
-    W: np.ndarray
-    common: np.ndarray
-    objective: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a method has to say about a round."""
-
-    candidates: list[Candidate]
-    w_gap: float  # W-step gap at the weights that were sent and the dual variables from before the round
-    w_objective: float  # the W-step objective at those weights
-    rho: float
-    step: float
-    omega: bool = False  # whether Sigma was made anew after this round
+def check_finite(b: np.ndarray, layout: Layout, round_number: int) -> None:
+    if not np.isfinite(b).all():
+        unit = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
+        raise FloatingPointError(
+            f"round {round_number}: worker {layout.owner[unit]} answered NaN or infinity for task {layout.task[unit]}"
+        )
 
 
-class Start(NamedTuple):
-    """Where a run may begin: weights (m, d), and the part of every row that all tasks share."""
-
-    W: np.ndarray
-    common: np.ndarray
+def first_step(lam: float, m: int) -> float:
+    """The proximal step size with which splitting begins. Beyond 3000 tasks of the same kind it hardly changes."""
+    return 1.0 / (lam * float(np.sqrt(min(m, 3000))))
 
 
-class Method(Protocol):
-    name: str
-
-    def order(self) -> Order: ...
-
-    def absorb(self, answers: Answers) -> Report: ...
-
-    def state(self) -> dict[str, np.ndarray]:
-        """All that the next rounds depend on, as arrays."""
-
-    def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
-        """Go on from such a state; `b` is what the workers' dual variables say now."""
+def is_straight(moved: float, size: float, turned: float, slope: float) -> bool:
+    """Whether the losses look linear: weights of this size moved, and b of this size hardly did."""
+    return moved > 0.1 * size and turned <= 0.01 * slope
 
 
-def in_one_piece(covariance: TaskCovariance) -> TaskCovariance:
-    """The same, lying in memory as it will after a restore: how rounding falls can depend on that."""
-    basis = covariance.basis
-    return covariance if basis.flags.forc else replace(covariance, basis=basis.copy())
-
-
-def take_state(of: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Attributes as arrays: numbers, arrays, covariances; one that is None is left out."""
-    state: dict[str, np.ndarray] = {}
-    for name in names:
-        value = getattr(of, name)
-        if isinstance(value, TaskCovariance):
-            state |= {f"{name}.{part}": np.asarray(getattr(value, part)) for part in ("basis", "values", "floor")}
-        elif value is not None:
-            state[name] = np.asarray(value)
-    return state
-
-
-def put_state(of: Any, names: Sequence[str], state: Mapping[str, np.ndarray]) -> None:
-    """The same attributes from those arrays."""
-    for name in names:
-        if f"{name}.basis" in state:
-            basis, values, floor = (state[f"{name}.{part}"] for part in ("basis", "values", "floor"))
-            setattr(of, name, TaskCovariance(basis, values, float(floor)))
-        else:
-            value = state.get(name)
-            setattr(of, name, value if value is None or value.ndim else value.item())
+def step_change(wanted: float, step: float, longest_step: float) -> float:
+    """The factor by which the step size changes: 1 unless the change matters."""
+    change = min(wanted, longest_step / step)
+    return 1.0 if 1 / 1.5 < change < 1.5 else change

@@ -1,169 +1,189 @@
-"""Joint splitting: the default way from B to W (docs/math.md section 6).
+"""Joint splitting, the default method (docs/math.md section 6).
 
-Room: below the coordinator. Over-relaxed Douglas-Rachford on f(W) + g(W): the workers take the proximal step of the
-losses, the server that of the relationship's penalty, so W and Sigma are learned at once: no inner W-step to
-finish, no epsilon, no rho. The messages are the paper's: weights down, B up.
+Over-relaxed Douglas-Rachford on f(W) + g(W): the workers take the proximal step of the losses, the server that of the
+relationship's penalty, so W and Sigma are learned together. There is no inner W-step, no epsilon and no rho. The
+messages are the paper's: weights down, B up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from dmtrl.numerics.rowwise import distance, over_rows
-from dmtrl.relationship.penalties import Relationship
-from dmtrl.solver.layout import Layout
-from dmtrl.solver.methods.base import Answers, Candidate, Order, Report, put_state, take_state
-from dmtrl.solver.settings import Settings
+from dmtrl.protocol.messages import Improved, Round
+from dmtrl.solver.methods.base import (
+    MAX_STEP_CHANGES,
+    GapToClose,
+    InitialPoint,
+    Report,
+    RunContext,
+    Totals,
+    first_step,
+    is_straight,
+    step_change,
+)
+from dmtrl.solver.outcome import Candidate
 
-_STATE = ("_Z", "_common", "_w_conjugate", "_penalty", "_U", "_s", "_round", "_changes", "_at_u", "_least")  # and b
-STRIDE = 8.0  # how much longer the step becomes where the losses prove straight
-_SHARE, _POWER = 0.8, 0.7  # in the balance (20); counted out over data sets and lambdas
-_NEAR = 0.03  # W-step gap over objective, below which U is looked at when it may be better; no round depends on tol
-_MANY = 3000  # tasks; with more of the same kind the best step hardly changes
-_MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
-
-
-def first_step(lam: float, m: int) -> float:
-    """The proximal step size with which a run begins."""
-    return 1.0 / (lam * float(np.sqrt(min(m, _MANY))))
-
-
-def straight(moved: float, size: float, turned: float, slope: float) -> bool:
-    """Whether the losses are, as far as it can be seen: weights of this size have moved, and b of this size has not."""
-    return moved > 0.1 * size and turned <= 0.01 * slope
+STRIDE = 8.0  # how much longer the step becomes where the losses look linear
+_SHARE, _POWER = 0.8, 0.7  # of the balance (20); tuned over data sets and lambdas
+_NEAR = 0.03  # relative W-step gap below which U is evaluated when it may be better; independent of tol
 
 
-def norm(A: np.ndarray) -> float:
-    return float(np.linalg.norm(A))
-
-
-def _known_loss(answers: Answers, U: np.ndarray) -> float:
-    """The loss at U, or where nobody looked the least it can be: its Fenchel-Young brackets (7) are not negative."""
-    if np.isfinite(answers.loss_u):
-        return answers.loss_u
-    return -answers.conjugate - float(np.vdot(U, answers.B))
+@dataclass
+class SplittingState:
+    Z: np.ndarray  # weights, made by the proximal map of the penalty
+    common: np.ndarray
+    penalty: float
+    w_conjugate: float
+    b: np.ndarray  # of each unit
+    s: float  # step size
+    U: np.ndarray | None = None  # where the workers arrived in the last round
+    round: int = 0
+    changes: int = 0  # of the step size
+    evaluate_u: bool = False  # whether the loss at U is worth a pass
+    lowest: float = np.inf  # objective at Z so far
+    keep_u: bool = field(default=False, metadata={"saved": False})  # U is a candidate: do not write over it
 
 
 class Splitting:
     name = "splitting"
+    waits_for_all = True
+    State = SplittingState
 
-    def __init__(
-        self,
-        relationship: Relationship,
-        lam: float,
-        layout: Layout,
-        settings: Settings,
-        W: np.ndarray,
-        common: np.ndarray,
-        b: np.ndarray,
-        longest_step: float = np.inf,
-    ):
-        self._relationship, self._lam, self._layout, self._settings = relationship, lam, layout, settings
-        self._shards = layout.shards[:, None].astype(float)
-        self._Z, self._common = W, common
-        covariance = relationship.update(W - common) if W.any() else relationship.start(layout.m)
-        self._penalty = relationship.penalty(W, common) if W.any() else 0.0
-        self._b, self._B = b, layout.per_task(b)
-        self._w_conjugate = relationship.w_conjugate(self._B, covariance)
-        self._U: np.ndarray | None = None
-        self._lent = False  # whether U was reported as a candidate, so that the next is not written over it
-        self._longest_step = longest_step
-        self._s = settings.initial_step or min(first_step(lam, layout.m), longest_step)
-        self._round = self._changes = 0
-        self._at_u = False  # whether the loss at U is worth a pass
-        self._least = np.inf  # objective at Z so far
+    def __init__(self, context: RunContext):
+        self._context = context
+        self._shards = context.layout.shards[:, None].astype(float)
 
-    def order(self) -> Order:
-        relax = 0.0 if self._U is None else self._settings.relaxation - 1.0
-        return Order(self._Z, self._s * self._shards[:, 0], {"relax": relax, "at_u": bool(self._at_u)})
+    def init(self, point: InitialPoint) -> SplittingState:
+        context = self._context
+        relationship, layout, settings = context.relationship, context.layout, context.settings
+        W, common, started = point.W, point.common, bool(point.W.any())
+        covariance = relationship.update(W - common) if started else relationship.start(layout.m)
+        return SplittingState(
+            Z=W,
+            common=common,
+            penalty=relationship.penalty(W, common) if started else 0.0,
+            w_conjugate=relationship.w_conjugate(layout.per_task(point.b), covariance),
+            b=point.b,
+            s=settings.initial_step or min(first_step(context.lam, layout.m), context.longest_step),
+        )
 
-    def absorb(self, answers: Answers) -> Report:
-        U = self._arrived(answers.b)
-        report = self._report(answers, U)
-        turned = distance(answers.B, self._B) if self._may_adapt else 0.0
-        self._b, self._B = answers.b, answers.B  # what was there before is let go: room for the proximal map
-        V = self._before_prox(U, answers.B)
-        prox = self._relationship.prox(V, self._s * self._lam, self._common)
+    def restored(self, state: SplittingState, b: np.ndarray) -> None:
+        state.b = b
+
+    def requests(self, state: SplittingState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
+        layout = self._context.layout
+        W, step = layout.per_unit(state.Z), state.s * self._shards[:, 0]
+        relax = 0.0 if state.U is None else self._context.settings.relaxation - 1.0
+        target = gap.accuracy * gap.gap / len(layout.task)
+        return {
+            k: Round(
+                round=state.round,
+                target=target,
+                relax=relax,
+                evaluate_u=bool(state.evaluate_u),
+                w=layout.scatter(k, W),
+                step=layout.scatter(k, step),
+            )
+            for k in idle
+        }
+
+    def step(self, state: SplittingState, answers: dict[int, Improved]) -> Report:
+        relationship, lam = self._context.relationship, self._context.lam
+        totals = Totals.of(answers, self._context.layout, state.round)
+        U, B_before = self._arrived(state, totals.b), self._context.layout.per_task(state.b)
+        report = self._report(state, totals, U, B_before)
+        may_adapt = state.round >= 1 and state.changes < MAX_STEP_CHANGES
+        turned = distance(totals.B, B_before) if may_adapt else 0.0
+        del B_before
+        state.b = totals.b
+        V = self._before_prox(state, U, totals.B)
+        prox = relationship.prox(V, state.s * lam, state.common)
         del V
-        self._adapt(U, prox.W, turned)
-        self._Z, self._penalty, self._common = prox.W, prox.penalty, prox.common
-        self._w_conjugate = self._relationship.w_conjugate(self._B, prox.covariance)
-        self._U = U
-        self._round += 1
+        if may_adapt:
+            self._adapt(state, U, prox.W, totals.B, turned)
+        state.Z, state.penalty, state.common = prox.W, prox.penalty, prox.common
+        state.w_conjugate = relationship.w_conjugate(totals.B, prox.covariance)
+        state.U = U
+        state.round += 1
         return report
 
-    def _arrived(self, b: np.ndarray) -> np.ndarray:
-        """U, where the workers arrived from the centres (17) that they used."""
-        U = np.empty_like(b) if self._U is None or self._lent else self._U
+    def _arrived(self, state: SplittingState, b: np.ndarray) -> np.ndarray:
+        """U, where the workers arrived from the centres (17)."""
+        U = np.empty_like(b) if state.U is None or state.keep_u else state.U
+        relaxation, task = self._context.settings.relaxation, self._context.layout.task
 
         def arrive(rows: slice) -> None:
-            u, step = self._Z[self._layout.task[rows]], self._s * self._shards[rows]
-            if self._U is not None:
-                u += (self._settings.relaxation - 1.0) * (u - self._U[rows])
-            u -= step * self._b[rows]
+            u, step = state.Z[task[rows]], state.s * self._shards[rows]
+            if state.U is not None:
+                u += (relaxation - 1.0) * (u - state.U[rows])
+            u -= step * state.b[rows]
             u += step * b[rows]
             U[rows] = u
 
         over_rows(arrive, *U.shape)
         return U
 
-    def _before_prox(self, U: np.ndarray, B: np.ndarray) -> np.ndarray:
-        """U + s B (16), where a task is split with the mean of its shards' U."""
-        if self._layout.split:
-            return np.asarray(self._layout.per_task(U / self._shards) + self._s * B)
+    def _before_prox(self, state: SplittingState, U: np.ndarray, B: np.ndarray) -> np.ndarray:
+        """U + s B (16); for a task in several shards, with the mean of their U."""
+        layout = self._context.layout
+        if layout.split:
+            return np.asarray(layout.per_task(U / self._shards) + state.s * B)
         V = np.empty_like(U)
 
         def add(rows: slice) -> None:
-            np.multiply(self._s, B[rows], out=V[rows])
+            np.multiply(state.s, B[rows], out=V[rows])
             V[rows] += U[rows]
 
         over_rows(add, *V.shape)
         return V
 
-    def _report(self, answers: Answers, U: np.ndarray) -> Report:
-        lam, relationship = self._lam, self._relationship
-        objective = answers.loss_w + lam * self._penalty
-        w_gap = answers.bracket_w + lam * self._penalty + self._w_conjugate / lam - float(np.vdot(self._Z, self._B))
-        candidates = [Candidate(self._Z, self._common, objective)]
-        self._lent = False
-        if not self._layout.split:
+    def _report(self, state: SplittingState, totals: Totals, U: np.ndarray, B_before: np.ndarray) -> Report:
+        lam, relationship = self._context.lam, self._context.relationship
+        objective = totals.loss_w + lam * state.penalty
+        at_z_and_b = float(np.vdot(state.Z, B_before))
+        w_gap = totals.bracket_w + lam * state.penalty + state.w_conjugate / lam - at_z_and_b
+        candidates = [Candidate(state.Z, state.common, objective)]
+        state.keep_u = False
+        if not self._context.layout.split:
             near = w_gap <= _NEAR * abs(objective)
-            loss_u, at_u = _known_loss(answers, U) if near else answers.loss_u, np.inf
+            loss_u, at_u = _least_loss(totals, U) if near else totals.loss_u, np.inf
             if loss_u < objective:  # otherwise its penalty cannot make it better
-                at_u = loss_u + lam * relationship.penalty(U, self._common)
-            if answers.loss_u < objective:
-                candidates.append(Candidate(U, self._common, at_u))
-                self._lent = True
-            self._at_u = not objective < self._least or at_u < objective
-            self._least = min(self._least, objective)
-        return Report(candidates, w_gap, objective, float("nan"), self._s)
+                at_u = loss_u + lam * relationship.penalty(U, state.common)
+            if totals.loss_u < objective:
+                candidates.append(Candidate(U, state.common, at_u))
+                state.keep_u = True
+            state.evaluate_u = not objective < state.lowest or at_u < objective
+            state.lowest = min(state.lowest, objective)
+        return Report(
+            candidates, totals.B, totals.conjugate, w_gap, objective, float("nan"), state.s, totals.solver, totals.steps
+        )
 
-    @property
-    def _may_adapt(self) -> bool:
-        return self._round >= 1 and self._changes < _MAX_STEP_CHANGES
-
-    def _adapt(self, U: np.ndarray, Z: np.ndarray, turned: float) -> None:
-        """Balance primal and dual residual (20), every second round and only when it matters; a long stride where
-        the weights move and the dual variables do not (B by `turned`), because there the losses are straight."""
-        if not self._may_adapt:
-            return
-        moved, size, slope = distance(Z, self._Z), norm(Z), max(norm(self._B), 1e-300)
-        if straight(moved, size, turned, slope):
+    def _adapt(self, state: SplittingState, U: np.ndarray, Z: np.ndarray, B: np.ndarray, turned: float) -> None:
+        """Balance primal and dual residual (20), every second round and only when it matters. Take a long stride where
+        the weights move and the dual vectors do not (B by `turned`): there the losses look linear."""
+        moved, size, slope = distance(Z, state.Z), norm(Z), max(norm(B), 1e-300)
+        if is_straight(moved, size, turned, slope):
             change = STRIDE
-        elif self._round > 1 and self._round % 2 == 0:
-            primal = distance(U, self._layout.per_unit(Z)) / max(norm(U), size, 1e-300)
-            dual = moved / (self._s * slope)
+        elif state.round > 1 and state.round % 2 == 0:
+            primal = distance(U, self._context.layout.per_unit(Z)) / max(norm(U), size, 1e-300)
+            dual = moved / (state.s * slope)
             change = float(np.clip(_SHARE * (dual / primal) ** _POWER, 0.2, 5.0)) if primal > 0 and dual > 0 else 1.0
         else:
             return
-        change = min(change, self._longest_step / self._s)
-        if not 1 / 1.5 < change < 1.5:
-            self._s *= change
-            self._changes += 1
+        change = step_change(change, state.s, self._context.longest_step)
+        if change != 1.0:
+            state.s *= change
+            state.changes += 1
 
-    def state(self) -> dict[str, np.ndarray]:
-        return take_state(self, _STATE)
 
-    def restore(self, state: Mapping[str, np.ndarray], b: np.ndarray) -> None:
-        put_state(self, _STATE, state)
-        self._b, self._B = b, self._layout.per_task(b)
+def norm(A: np.ndarray) -> float:
+    return float(np.linalg.norm(A))
+
+
+def _least_loss(totals: Totals, U: np.ndarray) -> float:
+    """The loss at U; where it was not evaluated the least it can be, as Fenchel-Young brackets (7) are not negative."""
+    if np.isfinite(totals.loss_u):
+        return totals.loss_u
+    return -totals.conjugate - float(np.vdot(U, totals.B))

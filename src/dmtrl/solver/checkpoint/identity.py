@@ -1,0 +1,86 @@
+"""Whether a checkpoint belongs to the problem and settings at hand."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from dmtrl import storage
+from dmtrl.relationship.covariance import TaskCovariance
+from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship
+from dmtrl.solver.layout import Layout
+from dmtrl.solver.settings import Settings
+
+_WHEN_TO_STOP = {"tol", "max_rounds", "omega_steps"}
+
+
+def problem_of(layout: Layout, relationship: Relationship, lam: float, settings: Settings) -> dict[str, Any]:
+    """What a checkpoint must agree on, as far as the coordinator knows it; each worker checks its own rows.
+    When to stop may differ: a finished run can continue with a smaller tol or more rounds."""
+    options = {name: value for name, value in asdict(settings).items() if name not in _WHEN_TO_STOP}
+    return {
+        "the number of tasks": layout.m,
+        "the number of features": layout.d,
+        "the number of workers": len(layout.positions),
+        "the partition (rows and weights of each worker)": _digest(
+            *layout.positions, layout.task, layout.rows, layout.weight
+        ),
+        "lambda": lam,
+        "the relationship": _relation(relationship),
+        **_sample(relationship, layout.m, layout.d),
+        **options,
+    }
+
+
+def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Raise ValueError if a checkpoint disagrees in something that is given here."""
+    here = json.loads(json.dumps(here))  # tuples become lists, as in the file
+    for name in here:
+        if here[name] != there.get(name):
+            raise ValueError(
+                f"{folder} is a checkpoint of another problem or of other settings: {name} is {_short(here[name])} "
+                f"here and {_short(there.get(name))} there; repeat the call that was stopped, or start without resume"
+            )
+
+
+def _relation(relationship: Any) -> list[Any]:
+    facts = [type(relationship).__name__, relationship.name, relationship.tau, getattr(relationship, "weight", None)]
+    facts = [_as_json(fact) for fact in facts]
+    covariance, base = getattr(relationship, "covariance", None), getattr(relationship, "base", None)
+    if isinstance(covariance, TaskCovariance):
+        facts.append(_digest(covariance.basis, covariance.values, np.array(covariance.floor)))
+    return facts if base is None else [*facts, _relation(base)]
+
+
+def _as_json(fact: Any) -> Any:
+    """A custom relationship may hold numpy numbers, or anything."""
+    if isinstance(fact, np.ndarray | np.generic) and fact.dtype.kind in "biufU":
+        return fact.item() if fact.ndim == 0 else _digest(np.asarray(fact))
+    if isinstance(fact, list | tuple):
+        return [_as_json(part) for part in fact]
+    return fact if fact is None or isinstance(fact, str | int | float) else type(fact).__name__
+
+
+def _sample(relationship: Any, m: int, d: int) -> dict[str, Any]:
+    """What a custom relationship returns for fixed weights, which tells apart two with the same name. In so few digits
+    that rounding on another machine does not matter."""
+    if type(relationship) is FreeIntercept:
+        return _sample(relationship.base, m, d - 1)
+    if type(relationship) in (Fixed, Learned):
+        return {}
+    V, common = np.cos(np.arange(m * d, dtype=float)).reshape(m, d), np.zeros(d)
+    W = relationship.prox(V.copy(), 1.0, common).W
+    numbers = (relationship.penalty(W, common), relationship.conjugate(V), np.vdot(V, W))
+    return {"the relationship at sample weights": [f"{round(float(number), 9) + 0.0:.6g}" for number in numbers]}
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    """Short enough to be shown."""
+    return storage.digest(*arrays)[:16]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

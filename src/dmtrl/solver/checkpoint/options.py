@@ -1,0 +1,59 @@
+"""What a user asks for: where to write checkpoints, and how often."""
+
+import os
+from dataclasses import dataclass
+
+from dmtrl import storage
+from dmtrl.numerics.checks import is_number, is_whole
+
+PathLike = str | os.PathLike[str]
+_DEFAULT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Write checkpoints every so many rounds or seconds, whichever comes first; by default every minute.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A folder or fsspec URL. Workers write there too: with several machines it must be one that all can reach.
+    every_rounds : int, optional
+    every_seconds : float, optional
+    """
+
+    path: PathLike
+    every_rounds: int | None = None
+    every_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check_path("the path of a checkpoint", self.path)
+        rounds, seconds = self.every_rounds, self.every_seconds
+        if rounds is not None and not (is_whole(rounds) and rounds > 0):
+            raise ValueError(f"every_rounds must be a positive integer, got {rounds!r}")
+        if seconds is not None and not (is_number(seconds) and seconds > 0):
+            raise ValueError(f"every_seconds must be positive, got {seconds!r}")
+
+    @property
+    def folder(self) -> str:
+        return absolute(self.path)
+
+    def is_due(self, rounds: int, seconds: float) -> bool:
+        """Whether it is time to write, so many rounds and seconds after the last one."""
+        every_seconds = self.every_seconds
+        if self.every_rounds is None and every_seconds is None:
+            every_seconds = _DEFAULT_SECONDS
+        by_rounds = self.every_rounds is not None and rounds >= self.every_rounds
+        return by_rounds or (every_seconds is not None and seconds >= every_seconds)
+
+
+def check_path(what: str, path: object) -> None:
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not (isinstance(text, str) and text):
+        raise ValueError(f"{what} must be a folder or URL, as str or Path, got {path!r}")
+
+
+def absolute(path: PathLike) -> str:
+    """As every worker can use it, whatever its working directory."""
+    path = os.fspath(path)
+    return path if storage.is_url(path) else os.path.abspath(path)

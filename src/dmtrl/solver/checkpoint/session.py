@@ -1,0 +1,246 @@
+"""Writes versions of a checkpoint during a computation, and resumes from one.
+
+A computation is one run, or the runs of a cross-validation followed by the final one. A version holds the fits of the
+cross-validation that are finished and the state of the run under way, at the end of a round.
+"""
+
+import contextlib
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from dmtrl import storage
+from dmtrl.engines.base import Engine
+from dmtrl.exceptions import CheckpointExistsError, CheckpointWarning
+from dmtrl.protocol.messages import Restore, Save
+from dmtrl.solver.checkpoint import versions
+from dmtrl.solver.checkpoint.identity import require_same
+from dmtrl.solver.checkpoint.options import Checkpoint, PathLike, absolute, check_path
+from dmtrl.solver.checkpoint.versions import Arrays, Version
+from dmtrl.solver.outcome import StartPoint
+
+FIT = "fit"  # the run on all rows; other runs are paths of a cross-validation
+Cell = tuple[float, float, int]  # tau, lambda, fold
+
+
+@dataclass
+class FinishedFits:
+    """The fits of a cross-validation that are finished."""
+
+    grid: dict[str, Any] = field(default_factory=dict)  # what it tries
+    scores: dict[Cell, dict[str, np.ndarray]] = field(default_factory=dict)  # held-out sums by task
+    end: StartPoint | None = None  # where the last fit ended, and its path continues
+
+
+class CheckpointWriter:
+    """Writes versions into a folder and keeps the newest two."""
+
+    def __init__(self, checkpoint: Checkpoint, resumed: Version | None = None):
+        self.checkpoint = checkpoint
+        self.last = None if resumed is None else resumed.folder  # the newest complete version
+        self.written = 0
+        self._mark = secrets.token_hex(4) if resumed is None else versions.mark_of(resumed.folder)
+        self._rounds, self._saved_at, self._warned = 0, time.monotonic(), False
+        home = checkpoint.folder
+        try:
+            storage.check_folder(home)
+            present = versions.versions_in(home)
+        except OSError as error:
+            raise OSError(f"checkpoints cannot be written to {home}: {error}") from error
+        # versions that this run replaces: those it resumes from, or complete ones of a run that starts again
+        own = [one for one in present if versions.mark_of(one) == self._mark]
+        self._replaced = own if resumed is not None else [one for one in present if versions.is_complete(one)]
+        if resumed is not None and versions.home_of(resumed.folder) != versions.home_of(home):
+            self._replaced += [
+                one
+                for one in versions.versions_in(versions.home_of(resumed.folder))
+                if versions.mark_of(one) == self._mark
+            ]
+        self._next = 1 + max(map(versions.number_of, present), default=0)
+
+    def count_round(self) -> None:
+        self._rounds += 1
+
+    def is_due(self) -> bool:
+        return self.checkpoint.is_due(self._rounds, time.monotonic() - self._saved_at)
+
+    def save(self, engine: Engine, header: Mapping[str, Any], arrays: Arrays) -> None:
+        """Write a version. If that fails there is a warning, and the version before stays."""
+        folder = versions.folder_of(self.checkpoint.folder, self._next, self._mark)
+        # errors that the engine raises here (a lost worker, unreadable rows) are not about checkpoints
+        answers = engine.broadcast(Save(to=folder, last=self.last or ""))
+        try:
+            errors = [answer.error for answer in answers.values() if answer.error is not None]
+            if errors:
+                raise OSError(errors[0])
+            versions.write(folder, header, arrays, [str(answer.file) for answer in answers.values()])
+        except OSError as error:
+            self._warn(error)
+            with contextlib.suppress(OSError):
+                storage.remove(folder)
+            return
+        finally:
+            self._rounds, self._saved_at = 0, time.monotonic()
+        keep = {folder, self.last}  # a worker that is lost now may still need the version before
+        self.last, self._next, self.written = folder, self._next + 1, self.written + 1
+        with contextlib.suppress(OSError):
+            for old in versions.versions_in(self.checkpoint.folder):
+                if old not in keep and (old.endswith(self._mark) or old in self._replaced):
+                    versions.remove(old)
+
+    def clear(self, replaced: bool = True) -> None:
+        """Remove the versions of this run and, with `replaced`, those it replaces. Other files stay."""
+        own = [one for one in versions.versions_in(self.checkpoint.folder) if one.endswith(self._mark)]
+        for version in own + (self._replaced if replaced else []):
+            versions.remove(version)
+
+    def _warn(self, error: OSError) -> None:
+        if not self._warned:
+            kept = f"the last one, {self.last}, is kept" if self.last else "there is none yet"
+            warnings.warn(
+                f"a checkpoint could not be written ({error}); {kept}, and the run continues",
+                CheckpointWarning,
+                stacklevel=2,
+            )
+        self._warned = True
+
+
+class CheckpointSession:
+    """What a computation carries through its runs. Without a writer it writes nothing."""
+
+    def __init__(self, writer: CheckpointWriter | None = None, resumed: Version | None = None):
+        self.writer = writer
+        self.fits = FinishedFits() if resumed is None else _read_fits(resumed)
+        self._resumed = resumed  # until a run continues from it
+
+    @property
+    def active(self) -> bool:
+        return self.writer is not None or self._resumed is not None
+
+    @property
+    def last(self) -> str | None:
+        """The folder of the newest complete version."""
+        return self.writer.last if self.writer is not None else None
+
+    def resume_cross_validation(self, engine: Engine, grid: Mapping[str, Any]) -> None:
+        """Refuse the checkpoint of another cross-validation. If it was stopped between two fits, the workers get back
+        the dual variables that the first of them left."""
+        resumed = self._resumed
+        if resumed is not None:
+            require_same(resumed.folder, grid, self.fits.grid)
+            if resumed.header["run"] is None:
+                engine.broadcast(Restore(source=resumed.folder))
+                self._resumed = None
+        self.fits.grid = dict(grid)
+
+    def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None:
+        """The version from which the run of this name continues; None: it starts at its beginning."""
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            return None
+        what, header = "the run", resumed.header
+        require_same(resumed.folder, {what: name, **problem}, {what: header["run"], **header["problem"]})
+        return Version(resumed.folder, header, _under("run", resumed.arrays))
+
+    def round_done(
+        self,
+        engine: Engine,
+        name: str,
+        problem: Mapping[str, Any],
+        state: Callable[[], Arrays],
+        over: bool,
+        stopping: bool,
+    ) -> None:
+        """After every round. `over`: it was the last one; `stopping`: the computation is about to be interrupted."""
+        if self.writer is None:
+            return
+        self.writer.count_round()
+        if over and name != FIT and not stopping:  # fit_done comes next
+            return
+        if over or stopping or self.writer.is_due():
+            self._save(engine, name, problem, state())
+
+    def fit_done(
+        self, engine: Engine, cell: Cell, scores: dict[str, np.ndarray], end: StartPoint, stopping: bool
+    ) -> None:
+        """After every finished fit of a cross-validation."""
+        self.fits.scores[cell], self.fits.end = scores, end
+        if self.writer is not None and (stopping or self.writer.is_due()):
+            self._save(engine, None, {}, {})
+
+    def _save(self, engine: Engine, run: str | None, problem: Mapping[str, Any], state: Arrays) -> None:
+        assert self.writer is not None
+        cells = list(self.fits.scores)
+        header = {"run": run, "problem": problem, "grid": self.fits.grid, "cells": cells}
+        arrays = {f"run.{name}": values for name, values in state.items()}
+        for name in self.fits.scores[cells[0]] if cells else ():
+            arrays[f"score.{name}"] = np.array([self.fits.scores[cell][name] for cell in cells])
+        if self.fits.end is not None:
+            arrays["end.W"], arrays["end.common"] = self.fits.end
+        self.writer.save(engine, header, arrays)
+
+    def start_again(self) -> "CheckpointSession":
+        """For a computation that starts again without some tasks: its versions go into a subfolder."""
+        if self.writer is None:
+            return CheckpointSession()
+        checkpoint = self.writer.checkpoint
+        inside = replace(checkpoint, path=versions.free_subfolder(checkpoint.folder))
+        return CheckpointSession(CheckpointWriter(inside))
+
+
+def open_session(
+    checkpoint: "PathLike | Checkpoint | CheckpointSession | None",
+    resume: PathLike | bool | None,
+    replace_others: bool = False,
+) -> CheckpointSession:
+    """From the `checkpoint` and `resume` arguments. resume=True continues from the checkpoint if there is one; a path
+    must hold one, and is where checkpoints are written unless `checkpoint` names another folder. A folder with the
+    checkpoint of another run is refused, unless it may be replaced."""
+    if isinstance(checkpoint, CheckpointSession):
+        return checkpoint
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    if isinstance(resume, bool) and resume:
+        if checkpoint is None:
+            raise ValueError("resume=True needs checkpoint=, the folder to resume from")
+        resumed = versions.read(checkpoint.folder) if versions.newest(checkpoint.folder) else None
+        return CheckpointSession(CheckpointWriter(checkpoint, resumed), resumed)
+    if resume is None or isinstance(resume, bool):
+        if checkpoint is None:
+            return CheckpointSession()
+        if not replace_others:
+            _refuse_occupied(checkpoint.folder)
+        return CheckpointSession(CheckpointWriter(checkpoint))
+    check_path("resume", resume)
+    home = versions.home_of(resume)
+    if checkpoint is None:
+        checkpoint = Checkpoint(home)
+    elif checkpoint.folder.rstrip("/") != home and not replace_others:
+        _refuse_occupied(checkpoint.folder)
+    resumed = versions.read(absolute(resume))
+    return CheckpointSession(CheckpointWriter(checkpoint, resumed), resumed)
+
+
+def _refuse_occupied(folder: str) -> None:
+    """A run removes the versions that it replaces: those of another run must not be among them."""
+    if versions.newest(folder) is not None:
+        raise CheckpointExistsError(folder)
+
+
+def _read_fits(version: Version) -> FinishedFits:
+    cells = [(float(tau), float(lam), int(fold)) for tau, lam, fold in version.header["cells"]]
+    sums = _under("score", version.arrays)
+    scores = {cell: {name: values[i] for name, values in sums.items()} for i, cell in enumerate(cells)}
+    has_end = "end.W" in version.arrays
+    end = StartPoint(version.arrays["end.W"], version.arrays["end.common"]) if has_end else None
+    return FinishedFits(version.header["grid"] or {}, scores, end)
+
+
+def _under(prefix: str, arrays: Arrays) -> Arrays:
+    start = f"{prefix}."
+    return {name.removeprefix(start): values for name, values in arrays.items() if name.startswith(start)}
