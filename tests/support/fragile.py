@@ -14,8 +14,23 @@ from dmtrl.worker.worker import Worker
 
 
 class Fragile:
-    """Carries messages to workers in this process. `faults` says what happens at which post (counted over all
-    workers), `dead` which workers, once lost, never come back, `absent` which never come at all."""
+    """Carries messages to workers in this process.
+
+    Parameters
+    ----------
+    data : TaskData or sequence of Source
+    loss : str
+    workers : int
+        Used only if `data` is TaskData.
+    faults : dict of int to str
+        The fault at each post, counted over all workers from 1: "before" or "after" loses the worker before or after it
+        answers, "unreachable before" and "unreachable after" may leave it alive, "silent" drops the post, and "nan",
+        "shape" and "name" damage the answer.
+    dead : sequence of int
+        Workers that, once lost, never come back.
+    absent : sequence of int
+        Workers that never start.
+    """
 
     def __init__(
         self,
@@ -31,7 +46,7 @@ class Fragile:
         self._workers: list[Worker | None] = [None] * len(self.sources)
         self._last: list[tuple[int, Message]] = [(0, Message("nothing"))] * len(self.sources)
         self._posted: list[tuple[int, int, Sequence[Message]]] = []
-        self.posts = self.worked = self.retold = 0
+        self.posts = self.worked = self.replayed = 0
         self._silent = set(absent)
         self.closed = False
 
@@ -49,13 +64,13 @@ class Fragile:
         self._posted.append((k, number, [Message.decode(message.encode()) for message in messages]))
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        heard = [post for post in self._posted if post[0] not in self._silent]
-        if not heard:
-            assert timeout is not None, "nobody will ever say anything"
+        deliverable = [post for post in self._posted if post[0] not in self._silent]
+        if not deliverable:
+            assert timeout is not None, "no answer can arrive"
             time.sleep(timeout)
             raise TimeoutError
-        self._posted.remove(heard[0])
-        k, number, messages = heard[0]
+        self._posted.remove(deliverable[0])
+        k, number, messages = deliverable[0]
         if not messages:
             return k, Message("alive")
         self.posts += 1
@@ -63,13 +78,13 @@ class Fragile:
         if fault == "silent":
             return self.fetch(timeout)
         if fault.endswith("before"):
-            raise Lost(k, fault, perhaps_alive=fault.startswith("unreachable"))
+            raise Lost(k, fault, maybe_alive=fault.startswith("unreachable"))
         try:
             answer = self._answer(k, number, messages)
         except Exception as error:
             raise Refused(k, error) from error
         if fault.endswith("after"):
-            raise Lost(k, fault, perhaps_alive=fault.startswith("unreachable"))
+            raise Lost(k, fault, maybe_alive=fault.startswith("unreachable"))
         return k, _damaged(answer, fault)
 
     def _answer(self, k: int, number: int, messages: Sequence[Message]) -> Message:
@@ -78,7 +93,7 @@ class Fragile:
             assert worker is not None
             answers = [worker.answer(message) for message in messages]
             self.worked += len(answers)
-            self.retold += len(answers) - 1
+            self.replayed += len(answers) - 1
             self._last[k] = (number, answers[-1])
         return self._last[k][1]
 
