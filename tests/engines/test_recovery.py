@@ -1,6 +1,6 @@
-"""Workers that are lost, cannot be reached or answer nonsense, on purpose: the run must end with the same bits.
+"""Workers that are lost, cannot be reached or send damaged answers: the run must end with the same bits.
 
-No cluster is needed: real workers in this process, carried by something that drops them.
+No cluster is needed: real workers in this process, behind a carrier that loses them on purpose.
 """
 
 from collections.abc import Sequence
@@ -18,34 +18,33 @@ from scipy import sparse
 
 from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
 from dmtrl.data.blocks import ArraySource
-from dmtrl.datasets import make_synthetic
 from dmtrl.engines import LocalEngine, recovery
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
-from dmtrl.exceptions import WorkerLostError
+from dmtrl.exceptions import CheckpointWarning, WorkerLostError
 from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned, covariance, get_relationship
-from dmtrl.solver.checkpoint import newest
-from dmtrl.solver.coordinator import Coordinator
+from dmtrl.protocol.messages import Describe, Save, encode
+from dmtrl.relationship.penalties import Learned, covariance
+from dmtrl.solver.checkpoint.versions import newest
 from dmtrl.solver.outcome import Outcome
 from support.fragile import Fragile
 from support.problems import random_problem
-from support.virtual_time import virtual
 
 FAULTS = ("before", "after", "unreachable before", "unreachable after", "nan", "shape", "name")
 STANDARD = Settings(tol=1e-5)
 PRECISE = Settings(tol=1e-10)
 
 
-def _run(engine: RecoveringEngine | LocalEngine, data: TaskData, options: Settings = STANDARD) -> Outcome:
-    return Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run()
+def _run(engine: Engine, data: TaskData, options: Settings = STANDARD, **more: Any) -> Outcome:
+    """The workers of the engine hold the losses; `loss` is not used."""
+    return solve(data, loss="squared", reg_lambda=0.1, settings=options, engine=engine, **more)
 
 
 @pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+def _without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_RETRY_DELAY", 0.0)
 
 
 @given(
@@ -69,37 +68,19 @@ def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: st
 
 
 @pytest.mark.parametrize("fault", ["before", "after", "nan"])
-def test_a_worker_lost_while_it_catches_up(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And before its next answer, when a new one hears of the catch-up."""
-    data, lam, options = make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train, 1e-2, Settings(tol=1e-4)
-    options = replace(options, max_staleness=8)
-    slowness = [10.0 if k == 8 else 1.0 for k in range(16)]
-    undisturbed = Coordinator(virtual(data, "hinge", slowness), data.m, Learned(), lam, options).run()
-    names, answer = list[str](), Fragile._answer
-
-    def remember(self: Fragile, k: int, number: int, messages: Sequence[Message]) -> Message:
-        names.append(messages[-1].name if k == 8 else "")
-        return answer(self, k, number, messages)
-
-    def again(faults: dict[int, str]) -> tuple[Outcome, int]:
-        with RecoveringEngine(Fragile(data, "hinge", 16, faults)) as engine:
-            found = Coordinator(engine, data.m, Learned(), lam, options).run(replay=undisturbed.trace)
-            return found, engine.losses
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Fragile, "_answer", remember)
-        again({})
-    caught_up = names.index("catch_up")
-    later = names.index("round", caught_up)
-    for post in (caught_up, later):
-        found, losses = again({post + 1: fault})
-        assert losses == 1
-        assert found.W.tobytes() == undisturbed.W.tobytes()
-        assert found.certificate == undisturbed.certificate
+def test_workers_lost_in_an_asynchronous_run(fault: str) -> None:
+    """A loss changes the order of answers, so bits differ; the certificates hold."""
+    data = random_problem("hinge", m=6)
+    best = solve(data, loss="hinge", reg_lambda=0.1, settings=Settings(tol=1e-7)).certificate
+    with RecoveringEngine(Fragile(data, "hinge", 3, {11: fault, 25: fault})) as engine:
+        outcome = _run(engine, data, Settings(tol=1e-4, max_staleness=4))
+        assert engine.losses == 2
+    assert outcome.converged
+    assert all(record.primal >= best.dual and record.dual <= best.primal for record in outcome.history)
 
 
 @pytest.mark.parametrize("fault", FAULTS[4:])
-def test_nonsense_is_asked_again_once(fault: str) -> None:
+def test_a_damaged_answer_is_requested_again_once(fault: str) -> None:
     data = random_problem("squared", m=4)
     plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=2)
     with RecoveringEngine(Fragile(data, "squared", 2, {8: fault, 20: fault})) as engine:
@@ -111,7 +92,7 @@ def test_nonsense_is_asked_again_once(fault: str) -> None:
     ("fault", "words"),
     [("nan", "NaN or infinity in 'b'"), ("shape", r"shape \(7, 7\)"), ("name", "'nonsense' instead of 'improved'")],
 )
-def test_nonsense_twice_ends_the_run(fault: str, words: str) -> None:
+def test_two_damaged_answers_end_the_run(fault: str, words: str) -> None:
     data = random_problem("squared", m=4)
     every = {number: fault for number in range(9, 99)}
     names = ["north", "south", "east", "west"]
@@ -125,8 +106,8 @@ def test_nonsense_twice_ends_the_run(fault: str, words: str) -> None:
 def test_a_worker_that_never_comes_back_ends_the_run() -> None:
     data = random_problem("squared", m=4)
     carrier = Fragile(data, "squared", 2, {8: "before"}, dead=[1])
-    words = r"worker 1 \(tasks 2, 3\) could not be brought back within 0.01 sec"
-    with RecoveringEngine(carrier, patience=0.01) as engine, pytest.raises(WorkerLostError, match=words):
+    words = r"worker 1 \(tasks 2, 3\) could not be replaced within 0.01 sec"
+    with RecoveringEngine(carrier, recovery_timeout=0.01) as engine, pytest.raises(WorkerLostError, match=words):
         _run(engine, data)
 
 
@@ -144,11 +125,11 @@ def test_a_source_that_gives_other_rows_the_second_time_ends_the_run(name: str) 
             _run(engine, data)
 
 
-def test_nothing_comes_in_time() -> None:
+def test_a_timeout_while_a_worker_is_being_replaced() -> None:
     data = random_problem("squared", m=2)
     with RecoveringEngine(Fragile(data, "squared", 2, {4: "before"}, dead=[1])) as engine:
-        engine.send(0, Message("describe"))
-        engine.send(1, Message("describe"))
+        engine.send(0, encode(Describe()))
+        engine.send(1, encode(Describe()))
         assert engine.receive()[0] == 0
         with pytest.raises(TimeoutError, match="no worker answered in time"):
             engine.receive(timeout=0.01)
@@ -161,11 +142,12 @@ def test_a_worker_that_dies_again_and_again_ends_the_run() -> None:
         _run(engine, data)
 
 
-def test_what_a_worker_says_itself_is_not_a_loss() -> None:
+def test_an_error_that_a_worker_raises_is_not_a_loss() -> None:
     data = random_problem("squared", m=2)
     with RecoveringEngine(Fragile(data, "squared", 1, {})) as engine:
-        with pytest.raises(ValueError, match="does not know: 'dance'"):
-            engine.broadcast(Message("dance"))
+        engine.send(0, Message("dance"))
+        with pytest.raises(ValueError, match="unknown message 'dance'"):
+            engine.receive()
         assert engine.losses == 0
 
 
@@ -179,23 +161,6 @@ def test_a_repeated_number_is_not_worked_on_twice() -> None:
     assert shaken.posts == calm.posts + 1
 
 
-def test_one_question_at_a_time() -> None:
-    data = random_problem("squared", m=2)
-    for engine in (
-        RecoveringEngine(Fragile(data, "squared", 2, {})),
-        LocalEngine(data.sources(2), get_loss("squared"), threads=1),
-        LocalEngine(data.sources(2), get_loss("squared"), threads=2),
-    ):
-        with engine:
-            with pytest.raises(RuntimeError, match="no worker was asked"):
-                engine.receive()
-            engine.send(1, Message("describe"))
-            with pytest.raises(RuntimeError, match="worker 1 was sent a message before"):
-                engine.send(1, Message("describe"))
-            k, answer = engine.receive(timeout=30.0)
-            assert (k, answer.name) == (1, "described")
-
-
 def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
     data = random_problem("logistic", m=4)
     plain = solve(data, loss="logistic", reg_lambda=0.1, settings=STANDARD, workers=2)
@@ -204,18 +169,42 @@ def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
 
         def save(record: object) -> None:
             if carrier.posts in (8, 10):
-                answers = engine.broadcast(Message("save", {"to": str(tmp_path)}))
-                assert all("error" not in answer.scalars for answer in answers.values())
+                answers = engine.broadcast(Save(to=str(tmp_path), last=str(tmp_path)))
+                assert all(answer.error is None for answer in answers.values())
 
-        relation = get_relationship("learned", data.m, 0.0)
-        outcome = Coordinator(engine, data.m, relation, 0.1, STANDARD).run([save])
+        outcome = _run(engine, data, callbacks=[save])
         assert outcome.W.tobytes() == plain.W.tobytes()
         assert engine.losses == 2
-        assert carrier.retold < 3  # a restore and at most a round, not all since the beginning
+        assert carrier.replayed < 3  # a restore and at most a round, not all since the beginning
+
+
+class SecondWorkerCannotSave(Fragile):
+    """Worker 1 cannot write its first checkpoint file: a folder of that name is in the way."""
+
+    saves = 0
+
+    def _answer(self, k: int, number: int, messages: Sequence[Message]) -> Message:
+        if messages[-1].name == "save" and k == 1:
+            self.saves += 1
+            if self.saves == 1:
+                (Path(str(messages[-1].scalars["to"])) / "worker-2-0.npz").mkdir(parents=True)
+        return super()._answer(k, number, messages)
+
+
+@pytest.mark.xfail(raises=WorkerLostError, reason="the log drops its messages at a first save that is incomplete")
+def test_a_first_checkpoint_that_is_incomplete_restores_no_worker(tmp_path: Path) -> None:
+    """Its folder is removed, so a worker that is lost then must be replayed from the beginning."""
+    data = random_problem("hinge", m=4)
+    plain = solve(data, loss="hinge", reg_lambda=0.1, settings=STANDARD, workers=2)
+    carrier = SecondWorkerCannotSave(data, "hinge", 2, {15: "before"})
+    with RecoveringEngine(carrier, recovery_timeout=0.2) as engine, pytest.warns(CheckpointWarning):
+        outcome = _run(engine, data, checkpoint=Checkpoint(tmp_path, every_rounds=3))
+        assert engine.losses == 1
+    assert outcome.W.tobytes() == plain.W.tobytes()
 
 
 class Wreck:
-    """An engine to choose whose worker `dead` is lost for good in the first round, once for each of `data`."""
+    """An engine choice whose worker `dead` is lost for good in the first round, once for each of `data`."""
 
     def __init__(self, *data: TaskData, workers: int = 3, dead: int = 2):
         self._data, self._workers, self._dead = list(data), workers, dead
@@ -252,10 +241,10 @@ GRAPH = sparse.coo_matrix(np.diag(np.arange(1.0, 6.0), 1) + np.diag(np.arange(1.
         ({"loss": ["squared", "huber"] * 3}, {"loss": ["squared", "huber"] * 2}),
     ],
 )
-def test_going_on_without_the_tasks_of_a_lost_worker(words: dict[str, Any], remaining: dict[str, Any]) -> None:
+def test_a_run_continues_without_the_tasks_of_a_lost_worker(words: dict[str, Any], remaining: dict[str, Any]) -> None:
     data = random_problem("squared", m=6, weighted=True)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": PRECISE}
-    with pytest.warns(TasksLeftOutWarning, match="begins again without task '4', '5'") as caught:
+    with pytest.warns(TasksLeftOutWarning, match="starts again without task '4', '5'") as caught:
         rest = solve(data, engine=Wreck(data), on_lost="go_on", **common | words)
     assert [warning.message.tasks for warning in caught] == [[4, 5]]  # type: ignore[union-attr]
     alone = solve(data.only(np.arange(4)), workers=2, **common | remaining)
@@ -265,12 +254,12 @@ def test_going_on_without_the_tasks_of_a_lost_worker(words: dict[str, Any], rema
     assert alone.tasks is None
 
 
-def test_losing_workers_twice_counts_tasks_as_they_were_given(tmp_path: Path) -> None:
+def test_tasks_keep_their_first_numbers_when_workers_are_lost_twice(tmp_path: Path) -> None:
     data = random_problem("squared", m=6)
     wreck = Wreck(data, data.only(np.arange(3, 6)), workers=2, dead=0)  # 0 to 2 first
-    kept = Checkpoint(tmp_path, every_rounds=1)
+    checkpoint = Checkpoint(tmp_path, every_rounds=1)
     with pytest.warns(TasksLeftOutWarning) as caught:
-        rest = solve(data, loss="squared", reg_lambda=0.1, engine=wreck, on_lost="go_on", checkpoint=kept)
+        rest = solve(data, loss="squared", reg_lambda=0.1, engine=wreck, on_lost="go_on", checkpoint=checkpoint)
     first, second = [warning.message.tasks for warning in caught]  # type: ignore[union-attr]
     assert rest.tasks is not None
     assert first + second + rest.tasks.tolist() == list(range(6))
@@ -280,7 +269,7 @@ def test_losing_workers_twice_counts_tasks_as_they_were_given(tmp_path: Path) ->
     assert newest(str(tmp_path / "again-1" / "again-1")) is not None
 
 
-def test_what_was_kept_stays_when_a_run_begins_again(tmp_path: Path) -> None:
+def test_checkpoints_stay_when_a_run_starts_again(tmp_path: Path) -> None:
     data = random_problem("squared", m=6)
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "workers": 3}
     solve(data, **how, settings=Settings(tol=0.5), checkpoint=tmp_path)
@@ -293,19 +282,19 @@ def test_what_was_kept_stays_when_a_run_begins_again(tmp_path: Path) -> None:
     solve(data.only(np.arange(4)), **how | {"workers": 2}, resume=rest)
 
 
-class Stubborn(Learned):
+class Indivisible(Learned):
     only = property()  # type: ignore[assignment]
 
 
-def test_who_can_stay_without_tasks_is_known_before() -> None:
+def test_on_lost_is_checked_before_the_run() -> None:
     data = random_problem("squared", m=6)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
     with pytest.raises(WorkerLostError, match=r"worker 2 \(tasks '4', '5'\)"):
         solve(data, engine=Wreck(data), **common)
     with pytest.raises(ValueError, match="on_lost must be 'stop' or 'go_on'"):
         solve(data, on_lost="shrug", **common)
-    with pytest.raises(ValueError, match="a Stubborn does not say what then becomes of it"):
-        solve(data, on_lost="go_on", relationship=Stubborn(), **common)
+    with pytest.raises(ValueError, match="but Indivisible cannot be restricted to some tasks"):
+        solve(data, on_lost="go_on", relationship=Indivisible(), **common)
     with pytest.raises(ValueError, match="no variance at all"):
         TaskCovariance.from_dense(np.diag([1.0, 0.0, 0.0])).only(np.array([1, 2]))
 

@@ -1,9 +1,11 @@
-"""What a worker was told: kept in memory, then on disk, and given up where there is no room for it."""
+"""The replay log: kept in memory, then on disk, and given up where there is no room for it."""
 
 import errno
 import io
 import os
 import tempfile
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,64 +14,105 @@ import pytest
 
 from dmtrl import Settings, solve
 from dmtrl.engines import recovery
-from dmtrl.engines.log import IN_MEMORY, Log
+from dmtrl.engines.log import IN_MEMORY, ReplayLog
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned
-from dmtrl.solver.coordinator import Coordinator
+from dmtrl.protocol.messages import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score, decode, encode
 from support.fragile import Fragile
 from support.problems import random_problem
 
-DONE, ROUND = Message("done"), Message("round", {}, {"w": np.ones(100)})
+OK = Message("answer")
+HOLD_OUT = HoldOut(fold=0, folds=3, seed=0)
+FRESH = Prepare(
+    seed=0,
+    local_solver="auto",
+    sampling="shuffled",
+    max_passes=1,
+    keep=False,
+    density=1.0,
+    total_weight=np.ones(1),
+    steps=np.zeros(1, np.int64),
+)
+KEPT = replace(FRESH, keep=True)
+SMALL = Round(round=0, target=0.0, w=np.ones((1, 1)), step=np.ones(1))
+LARGE = replace(SMALL, w=np.ones((1, 100)))  # about 1000 bytes
 
 
-def _told(log: Log) -> list[str]:
+def _add(log: ReplayLog, *requests: Any) -> None:
+    for request in requests:
+        log.add(encode(request), encode(Saved(file="file")) if isinstance(request, Save) else OK)
+
+
+def _kept(log: ReplayLog) -> list[str]:
     return [message.name for batch in log.batches() for message in batch]
 
 
-def test_a_log_forgets_what_does_not_matter_any_more() -> None:
-    log, done = Log(), Message("done")
-    fresh, kept = Message("prepare", {"keep": False}), Message("prepare", {"keep": True})
-    for message in (Message("describe"), Message("hold_out"), fresh, Message("round"), Message("score"), kept):
-        log.add(message, done)
-    assert _told(log) == ["hold_out", "prepare", "round", "prepare"]
-    log.add(fresh, done)
-    assert _told(log) == ["hold_out", "prepare"]
-    log.add(Message("round"), done)
-    log.add(Message("save", {"to": "there"}), Message("saved", {"error": "the disk is full"}))
-    assert _told(log) == ["hold_out", "prepare", "round"]
-    log.add(Message("save", {"to": "there"}), Message("saved"))
-    log.add(Message("round"), done)
-    assert _told(log) == ["restore", "round"]
-    assert next(log.batches())[0].scalars == {"from": "there"}
-    log.add(Message("restore", {"from": "elsewhere"}), done)
-    assert _told(log) == ["restore"]
-    log.add(fresh, done)  # what was restored may be deleted from here on
-    assert _told(log) == ["hold_out", "prepare"]
+def _restored_from(log: ReplayLog) -> str:
+    first = decode(next(log.batches())[0])
+    assert isinstance(first, Restore)
+    return first.source
+
+
+def test_a_log_drops_what_a_replacement_does_not_need() -> None:
+    log = ReplayLog()
+    _add(log, Describe(), HOLD_OUT, FRESH, SMALL, Score(w=np.ones((1, 1))), KEPT)
+    assert _kept(log) == ["hold_out", "prepare", "round", "prepare"]
+    _add(log, FRESH)
+    assert _kept(log) == ["hold_out", "prepare"]
+    _add(log, SMALL)
+    log.add(encode(Save(to="folder")), encode(Saved(error="the disk is full")))
+    assert _kept(log) == ["hold_out", "prepare", "round"]
+    _add(log, Save(to="folder", last="folder"), SMALL)
+    assert _kept(log) == ["restore", "round"]
+    assert _restored_from(log) == "folder"
+    _add(log, Restore(source="elsewhere"))
+    assert _kept(log) == ["restore"]
+    _add(log, FRESH)  # the restored folder may be deleted from here on
+    assert _kept(log) == ["hold_out", "prepare"]
     log.close()
 
 
-def test_a_long_log_lies_on_disk_and_is_told_piece_by_piece() -> None:
-    log = Log(1 << 20)
+def test_a_later_save_counts_only_once_the_next_one_confirms_it() -> None:
+    log = ReplayLog()
+    _add(log, FRESH, SMALL, Save(to="first", last="first"), SMALL, Save(to="second", last="first"), SMALL)
+    assert _kept(log) == ["restore", "round", "round"], "another worker may not have written its second file"
+    assert _restored_from(log) == "first"
+    _add(log, Save(to="third", last="second"), SMALL)
+    assert _kept(log) == ["restore", "round", "round"]
+    assert _restored_from(log) == "second"
+    log.close()
+
+
+@pytest.mark.xfail(reason="the log drops its messages at a first save that is incomplete")
+def test_a_first_save_counts_only_once_the_next_one_confirms_it() -> None:
+    with closing(ReplayLog()) as log:
+        _add(log, FRESH, SMALL, Save(to="first", last=""), SMALL)
+        assert _kept(log) == ["prepare", "round", "round"]
+        _add(log, Save(to="second", last="first"))
+        assert _kept(log) == ["restore", "round"]
+
+
+def test_a_long_log_is_on_disk_and_replayed_in_batches() -> None:
+    log = ReplayLog(1 << 20)
     for number in range(20):
-        log.add(Message("round", {"round": number}, {"w": np.full(300_000, float(number))}), Message("improved"))
+        _add(log, replace(SMALL, round=number, w=np.full((1, 300_000), float(number))))
     assert log._file._rolled  # type: ignore[attr-defined]
     batches = list(log.batches())
     assert len(batches) > 3
-    told = [message for batch in batches for message in batch]
-    assert [message.scalars["round"] for message in told] == list(range(20))
-    assert all((message.arrays["w"] == number).all() for number, message in enumerate(told))
+    replayed = [decode(message) for batch in batches for message in batch]
+    assert [request.round for request in replayed] == list(range(20))
+    assert all((request.w == number).all() for number, request in enumerate(replayed))
     log.close()
 
 
-def test_all_workers_share_the_memory_for_what_they_were_told() -> None:
+def test_all_workers_share_the_memory_for_their_logs() -> None:
     data = random_problem(m=4)
     with RecoveringEngine(Fragile(data, "squared", 4, {})) as engine:
         assert [worker.log._in_memory for worker in engine._workers] == [IN_MEMORY // 4] * 4
 
 
-class Small(io.FileIO):
+class SmallDisk(io.FileIO):
     """A file on a disk with room for so many bytes."""
 
     room = 0
@@ -82,68 +125,66 @@ class Small(io.FileIO):
 
 @pytest.fixture
 def full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """There is no room for temporary files, but for nothing else."""
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **how: io.BufferedRandom(Small(tmp_path / "file", "w+b")))
+    """There is no room for temporary files; other files can be written."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **how: io.BufferedRandom(SmallDisk(tmp_path / "file", "w+b")))
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_disk_that_becomes_full_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Small, "room", 3000)
-    log = Log(1000)
+def test_a_full_disk_is_detected_when_a_message_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 8 + encode(LARGE).nbytes  # with its length
+    monkeypatch.setattr(SmallDisk, "room", 3 * size + size // 2)
+    log = ReplayLog(1000)
     for full in (False, False, False, True):
-        log.add(ROUND, DONE)
+        _add(log, LARGE)
         assert bool(log.missing) == full
     log.close()
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_log_without_room_is_given_up_until_something_begins_anew() -> None:
-    log = Log(1000)
-    log.add(Message("prepare"), DONE)
-    log.add(ROUND, DONE)
+def test_a_log_without_room_is_given_up_until_a_run_begins() -> None:
+    log = ReplayLog(2000)
+    _add(log, FRESH, LARGE)
     assert not log.missing
-    log.add(ROUND, DONE)
+    _add(log, LARGE)
     assert "No space left on device" in log.missing
-    log.add(Message("round"), DONE)
-    assert _told(log) == [], "nobody can begin in the middle"
-    log.add(Message("prepare"), DONE)
+    _add(log, SMALL)
+    assert _kept(log) == [], "a replacement cannot start in the middle"
+    _add(log, FRESH)
     assert not log.missing
-    assert _told(log) == ["prepare"]
+    assert _kept(log) == ["prepare"]
     log.close()
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_checkpoint_makes_a_log_whole_that_was_given_up() -> None:
-    """As soon as it is known that all workers have made theirs."""
-    log = Log(1000)
-    for _ in range(2):
-        log.add(ROUND, DONE)
-    log.add(Message("save", {"to": "first", "last": ""}), DONE)
-    log.add(Message("round"), DONE)
+def test_a_checkpoint_completes_a_log_that_was_given_up() -> None:
+    """As soon as the next save confirms that all workers have written theirs."""
+    log = ReplayLog(1500)
+    _add(log, LARGE, LARGE, Save(to="first", last="before"), SMALL)
     assert log.missing
-    log.add(Message("save", {"to": "second", "last": "first"}), DONE)
+    _add(log, Save(to="second", last="first"))
     assert not log.missing
-    assert _told(log) == ["restore", "round"]
-    assert next(log.batches())[0].scalars == {"from": "first"}
+    assert _kept(log) == ["restore", "round"]
+    assert _restored_from(log) == "first"
     log.close()
 
 
 @pytest.mark.usefixtures("full_disk")
-def test_a_full_disk_ends_no_run_in_which_nobody_is_lost(
+def test_a_full_disk_ends_a_run_only_if_a_worker_is_lost(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recovery, "IN_MEMORY", 10)
     data, options = random_problem("squared", m=4), Settings(tol=1e-5)
-    plain = solve(data, loss="squared", reg_lambda=0.1, settings=options, workers=2)
+    common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": options}
+    plain = solve(data, workers=2, **common)
 
     def run(faults: dict[int, str]) -> Any:
         with RecoveringEngine(Fragile(data, "squared", 2, faults)) as engine:
-            return Coordinator(engine, data.m, Learned(), 0.1, options).run()
+            return solve(data, engine=engine, **common)
 
     assert run({}).W.tobytes() == plain.W.tobytes()
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1, "once, and not for every worker"
-    assert "what worker 0 (tasks 0, 1) was told could not be kept ([Errno 28]" in told[0]
-    words = r"worker 1 \(tasks 2, 3\) was lost \(before\) and cannot be brought back: .* No space left on device"
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == 1, "one warning per engine"
+    assert "the messages sent to worker 0 (tasks 0, 1) could not be kept ([Errno 28]" in logged[0]
+    words = r"worker 1 \(tasks 2, 3\) was lost \(before\) and cannot be replaced: .* No space left on device"
     with pytest.raises(WorkerLostError, match=words):
         run({12: "before"})

@@ -1,12 +1,13 @@
-"""How long the engine waits and for what: workers that are silent, cannot be reached, or cannot read just now.
+"""Timeouts and retries: workers that do not answer, cannot be reached, or cannot read their rows for a while.
 
-No cluster is needed, as in test_engines_recovery.py, from where the workers are.
+No cluster is needed: the workers are in this process, as in test_recovery.py.
 """
 
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,7 @@ from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.losses.builtin import AnyLoss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned
-from dmtrl.solver.coordinator import Coordinator
+from dmtrl.protocol.messages import Describe, Restore, Save, encode
 from dmtrl.solver.outcome import Outcome
 from dmtrl.worker.worker import Worker
 from support.fragile import Fragile
@@ -28,16 +28,17 @@ from support.problems import random_problem
 
 STANDARD = Settings(tol=1e-5)
 DATA = random_problem("squared", m=4)
-SILENCE = 0.05
+TIMEOUT = 0.05
+DESCRIBE = encode(Describe())
 
 
 @pytest.fixture(autouse=True)
-def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+def _without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_RETRY_DELAY", 0.0)
 
 
-def run(engine: Engine, data: TaskData = DATA) -> Outcome:
-    return Coordinator(engine, data.m, Learned(), 0.1, STANDARD).run()
+def run(engine: Engine, data: TaskData = DATA, **more: Any) -> Outcome:
+    return solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, engine=engine, **more)
 
 
 @pytest.fixture(scope="module")
@@ -56,30 +57,30 @@ def undisturbed() -> Outcome:
         {12: "silent", 14: "unreachable after"},
     ],
 )
-def test_who_is_silent_for_too_long_is_replaced(faults: dict[int, str], undisturbed: Outcome) -> None:
-    with RecoveringEngine(Fragile(DATA, "squared", 2, faults), silence=SILENCE) as engine:
+def test_a_worker_that_does_not_answer_in_time_is_replaced(faults: dict[int, str], undisturbed: Outcome) -> None:
+    with RecoveringEngine(Fragile(DATA, "squared", 2, faults), answer_timeout=TIMEOUT) as engine:
         assert run(engine).W.tobytes() == undisturbed.W.tobytes()
         assert engine.losses == sum("unreachable" not in fault for fault in faults.values())
 
 
-def test_who_stays_silent_ends_the_run() -> None:
+def test_a_worker_that_never_answers_ends_the_run() -> None:
     faults = dict.fromkeys(range(12, 99), "silent")
-    engine = RecoveringEngine(Fragile(DATA, "squared", 2, faults), silence=0.01)
-    words = r"worker . \(tasks .*\) was lost 11 times in a row: it said nothing for 0.01 seconds"
+    engine = RecoveringEngine(Fragile(DATA, "squared", 2, faults), answer_timeout=0.01)
+    words = r"worker . \(tasks .*\) was lost 11 times in a row: it did not answer for 0.01 seconds"
     with engine, pytest.raises(WorkerLostError, match=words):
         run(engine)
 
 
-def test_without_a_limit_a_worker_may_be_silent_as_long_as_it_likes() -> None:
+def test_without_answer_timeout_an_answer_may_take_any_time() -> None:
     with RecoveringEngine(Fragile(DATA, "squared", 2, {3: "silent"})) as engine:
-        engine.send(0, Message("describe"))
+        engine.send(0, DESCRIBE)
         with pytest.raises(TimeoutError):
-            engine.receive(timeout=2 * SILENCE)
+            engine.receive(timeout=2 * TIMEOUT)
         assert engine.losses == 0
 
 
 class Slow(Fragile):
-    """Takes `pace` seconds for each message, and works while nobody asks."""
+    """Takes `pace` seconds for each message, also while the engine does not fetch."""
 
     pace = 0.0
 
@@ -96,52 +97,52 @@ class Slow(Fragile):
         return super().fetch(timeout)
 
 
-def test_who_has_much_to_hear_again_may_take_the_longer() -> None:
-    """The limit is for one answer; a part of what is told again has many."""
+def test_the_timeout_of_a_replay_grows_with_its_messages() -> None:
+    """The limit is for one answer; a batch of the replay has many."""
     data = random_problem("squared", m=2)
     plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=1)
     carrier = Slow(data, "squared", 1, {8: "before"})
-    carrier.pace = SILENCE / 2
-    with RecoveringEngine(carrier, silence=SILENCE) as engine:
+    carrier.pace = TIMEOUT / 2
+    with RecoveringEngine(carrier, answer_timeout=TIMEOUT) as engine:
         assert run(engine, data).W.tobytes() == plain.W.tobytes()
-        assert carrier.retold > 2
+        assert carrier.replayed > 2
         assert engine.losses == 1
 
 
-def test_an_answer_that_is_there_is_never_too_late() -> None:
-    """Where the server itself was busy for longer than a worker may be silent."""
-    with RecoveringEngine(Fragile(DATA, "squared", 2, {}), silence=SILENCE) as engine:
-        engine.send(0, Message("describe"))
-        engine.send(1, Message("describe"))
-        time.sleep(2 * SILENCE)
+def test_an_answer_that_has_arrived_is_never_too_late() -> None:
+    """Even if the coordinator itself was busy for longer than the timeout."""
+    with RecoveringEngine(Fragile(DATA, "squared", 2, {}), answer_timeout=TIMEOUT) as engine:
+        engine.send(0, DESCRIBE)
+        engine.send(1, DESCRIBE)
+        time.sleep(2 * TIMEOUT)
         assert {engine.receive()[0], engine.receive()[0]} == {0, 1}
         assert engine.losses == 0
 
 
-def test_who_cannot_be_reached_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    breath = 0.5
-    monkeypatch.setattr(recovery, "_BREATH", breath)
+def test_a_worker_that_cannot_be_reached_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    delay = 0.5
+    monkeypatch.setattr(recovery, "_RETRY_DELAY", delay)
     with RecoveringEngine(Fragile(DATA, "squared", 2, {3: "unreachable before"})) as engine:
         began = time.monotonic()
-        engine.send(0, Message("describe"))
+        engine.send(0, DESCRIBE)
         with pytest.raises(TimeoutError):
             engine.receive(timeout=0)
-        engine.send(1, Message("describe"))
+        engine.send(1, DESCRIBE)
         assert engine.receive()[0] == 1
-        assert time.monotonic() - began < breath
+        assert time.monotonic() - began < delay
         assert engine.receive()[0] == 0
-        assert time.monotonic() - began >= breath
+        assert time.monotonic() - began >= delay
         assert engine.losses == 0
 
 
 class Reading(Fragile):
-    """Reads its rows where an actor does: at its first message."""
+    """Reads its rows when an actor does: at its first message."""
 
-    made = 0
+    starts = 0
 
     def renew(self, k: int) -> None:
         self._workers[k], self._last[k] = None, (0, Message("nothing"))
-        self.made += 1
+        self.starts += 1
 
     def _answer(self, k: int, number: int, messages: Sequence[Message]) -> Message:
         if self._workers[k] is None:
@@ -149,8 +150,8 @@ class Reading(Fragile):
         return super()._answer(k, number, messages)
 
 
-class Moody:
-    """Rows that cannot be read each time; `errors` has None for the times when they can."""
+class Unreliable:
+    """Rows that cannot always be read: `errors` has an error or None for each attempt."""
 
     def __init__(self, source: Source, errors: Sequence[Exception | None]):
         self._source, self._errors = source, iter(errors)
@@ -163,31 +164,35 @@ class Moody:
 
 
 def reading(errors: Sequence[Exception | None], faults: dict[int, str]) -> Reading:
-    """The second of two workers is the moody one."""
+    """The source of the second of two workers is unreliable."""
     first, second = DATA.sources(2)
-    return Reading([first, Moody(second, errors)], "squared", 2, faults)
+    return Reading([first, Unreliable(second, errors)], "squared", 2, faults)
 
 
 GONE = FileNotFoundError("no such file here: rows.csv")
 
 
-def test_who_takes_a_lost_place_tries_again_to_read(undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_BREATH", 0.05)
+def test_a_replacement_that_cannot_read_its_rows_is_tried_again(
+    undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_RETRY_DELAY", 0.05)
     carrier = reading([None, GONE, ConnectionError("slow down"), TimeoutError("the store")], {12: "before"})
     began = time.monotonic()
     with RecoveringEngine(carrier) as engine:
         assert run(engine).W.tobytes() == undisturbed.W.tobytes()
         assert engine.losses == 4
-    assert carrier.made == 2 + 4
-    assert time.monotonic() - began >= 0.05 + 0.1 + 0.2, "without a pause that grows"
+    assert carrier.starts == 2 + 4
+    assert time.monotonic() - began >= 0.05 + 0.1 + 0.2, "the delay grows"
 
 
 @pytest.mark.parametrize(
-    ("breath", "words"),
-    [(0.05, "whoever took its place could not read within 0.3 seconds"), (0.0, "was lost 11 times in a row")],
+    ("delay", "words"),
+    [(0.05, "no replacement could read its data within 0.3 s"), (0.0, "was lost 11 times in a row")],
 )
-def test_who_can_never_read_again_ends_the_run(breath: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "_BREATH", breath)
+def test_a_replacement_that_can_never_read_its_rows_ends_the_run(
+    delay: float, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recovery, "_RETRY_DELAY", delay)
     carrier = reading([None, *[GONE] * 99], {12: "before"})
     names = ["north", "south", "east", "west"]
     with RecoveringEngine(carrier, 0.3, names) as engine, pytest.raises(WorkerLostError, match=words) as caught:
@@ -195,34 +200,34 @@ def test_who_can_never_read_again_ends_the_run(breath: float, words: str, monkey
     assert "worker 1 (tasks 'east', 'west')" in str(caught.value)
     assert "no such file here: rows.csv" in str(caught.value)
     assert (caught.value.tasks, caught.value.alive) == ([2, 3], 1)
-    assert carrier.made <= 13, "in a hurry"
+    assert carrier.starts <= 13, "too many attempts"
 
 
-def test_a_path_that_is_wrong_from_the_beginning_is_said_at_once() -> None:
+def test_a_wrong_path_is_reported_at_once() -> None:
     carrier = reading([GONE], {})
     with pytest.raises(FileNotFoundError, match=r"no such file here: rows.csv"):
         RecoveringEngine(carrier)
-    assert carrier.made == 2
+    assert carrier.starts == 2
     assert carrier.closed
 
 
-def test_rows_that_have_become_wrong_are_not_tried_again() -> None:
+def test_rows_that_have_become_invalid_are_not_tried_again() -> None:
     carrier = reading([None, ValueError("row 3 has no label")], {12: "before"})
     with RecoveringEngine(carrier) as engine, pytest.raises(ValueError, match="row 3 has no label"):
         run(engine)
-    assert carrier.made == 3
+    assert carrier.starts == 3
 
 
 def test_a_checkpoint_that_cannot_be_read_for_a_while(tmp_path: Path, undisturbed: Outcome) -> None:
-    """As the file system comes back late on the machine where the new worker is."""
-    here, away = tmp_path / "kept", tmp_path / "away"
+    """As if the file system were mounted late on the machine of the replacement."""
+    here, away = tmp_path / "checkpoint", tmp_path / "away"
 
     class Mounting(Reading):
         def renew(self, k: int) -> None:
             super().renew(k)
-            if self.made == 3:
+            if self.starts == 3:
                 here.rename(away)
-            elif self.made == 5:
+            elif self.starts == 5:
                 away.rename(here)
 
     carrier = Mounting(DATA, "squared", 2, {14: "before"})
@@ -230,32 +235,34 @@ def test_a_checkpoint_that_cannot_be_read_for_a_while(tmp_path: Path, undisturbe
 
         def save(record: object) -> None:
             if carrier.posts == 10:
-                engine.broadcast(Message("save", {"to": str(here)}))
+                engine.broadcast(Save(to=str(here), last=str(here)))
 
-        outcome = Coordinator(engine, DATA.m, Learned(), 0.1, STANDARD).run([save])
+        outcome = run(engine, callbacks=[save])
         assert outcome.W.tobytes() == undisturbed.W.tobytes()
         assert engine.losses == 3
 
 
-def test_a_place_taken_at_the_start_excuses_no_path_of_later(tmp_path: Path) -> None:
+def test_a_loss_at_the_start_does_not_cause_retries_of_a_wrong_path_later(tmp_path: Path) -> None:
     with RecoveringEngine(Reading(DATA, "squared", 2, {1: "before"})) as engine:
         with pytest.raises(FileNotFoundError, match="nowhere"):
-            dict(engine.exchange({0: Message("restore", {"from": str(tmp_path / "nowhere")})}))
+            dict(engine.exchange({0: Restore(source=str(tmp_path / "nowhere"))}))
         assert engine.losses == 1
 
 
-def test_whoever_has_raised_something_is_waited_for_no_more() -> None:
-    with RecoveringEngine(Fragile(DATA, "squared", 2, {4: "silent"}), silence=SILENCE) as engine:
-        with pytest.raises(ValueError, match="does not know: 'dance'"):
-            dict(engine.exchange({0: Message("dance")}))
-        time.sleep(SILENCE)
-        assert set(dict(engine.exchange({1: Message("describe")}))) == {1}
-        assert engine.losses == 1, "the other one"
+def test_a_worker_that_raised_is_no_longer_pending() -> None:
+    with RecoveringEngine(Fragile(DATA, "squared", 2, {4: "silent"}), answer_timeout=TIMEOUT) as engine:
+        engine.send(0, Message("dance"))
+        with pytest.raises(ValueError, match="unknown message 'dance'"):
+            engine.receive()
+        assert engine.pending == set()
+        time.sleep(TIMEOUT)
+        assert set(dict(engine.exchange({1: Describe()}))) == {1}
+        assert engine.losses == 1, "of worker 1"
 
 
 class Slots:
-    """An engine to choose on a cluster with room for so many workers, which shrinks: `room` for each start. Of the
-    first engine the workers `dead` are lost for good in the first round."""
+    """An engine choice whose cluster shrinks: `room` is the number of workers that fit, for each start. The workers
+    `dead` of the first engine are lost for good in the first round."""
 
     def __init__(self, room: Sequence[int], dead: Sequence[int]):
         self._room, self._dead, self.started = iter(room), dead, list[int]()
@@ -276,11 +283,11 @@ class Slots:
     ("room", "dead", "started", "left_out"),
     [
         ((3, 2), [1], [3, 2], [2, 3]),
-        ((3, 1), [1, 2], [3, 1], [2, 3]),  # what the second held finds room on the third
-        ((3, 1, 1), [1], [3, 2, 1], [2, 3]),  # one more goes in between, with nothing
+        ((3, 1), [1, 2], [3, 1], [2, 3]),  # the tasks of worker 2 move to the worker that is left
+        ((3, 1, 1), [1], [3, 2, 1], [2, 3]),  # one more fails to start, which loses no tasks
     ],
 )
-def test_going_on_where_there_is_less_room(
+def test_a_run_continues_where_there_is_less_room(
     room: Sequence[int], dead: Sequence[int], started: list[int], left_out: list[int], workers: int | None
 ) -> None:
     data, slots = random_problem("squared", m=6), Slots(room, dead)
@@ -298,8 +305,8 @@ def test_going_on_where_there_is_less_room(
     ("room", "words"), [((2,), "worker 2 could not be started"), ((3, 0), "worker 0 could not be")]
 )
 @pytest.mark.filterwarnings("ignore::dmtrl.TasksLeftOutWarning")
-def test_no_room_at_all_ends_the_run(room: Sequence[int], words: str) -> None:
-    """Also where it was not enough from the beginning: nothing was lost."""
+def test_no_room_ends_the_run(room: Sequence[int], words: str) -> None:
+    """Also if there was not enough room at the beginning: no worker was lost then."""
     slots = Slots(room, [1])
     with pytest.raises(WorkerLostError, match=words):
         solve(random_problem("squared", m=6), loss="squared", reg_lambda=0.1, engine=slots, on_lost="go_on")
