@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dmtrl.solver.pace import Trace
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
@@ -19,7 +20,6 @@ from test_persistence import LABELS, TASKS, D, M, assert_same, make
 
 from dmtrl import MTRLClassifier, MTRLRegressor, storage
 from dmtrl.estimators.model_file import FORMAT, load, save
-from dmtrl.solver.pace import Trace
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
-from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import HoldOut
 from support.problems import random_problem
 
 # The check hands over row splits; ours is a number of folds that every worker draws, so that no row number travels.
@@ -84,7 +84,7 @@ def test_classes_of_one_task_hold_out_the_same_rows() -> None:
     model = MTRLClassifierCV(lambdas=[1e-4], cv=3).fit(X, y)
     problem = model._pose(model._read(X, y, None, None))
     with model._engine(problem) as engine:
-        engine.broadcast(Message("hold_out", {"fold": 0, "folds": 3, "seed": 0}))
+        engine.broadcast(HoldOut(fold=0, folds=3, seed=0))
         held = engine._workers[0]._held.reshape(3, 150)
     assert (held == held[0]).all()
     assert model.scoring_ == "loss"

@@ -27,6 +27,7 @@ from dmtrl.lab.bench.simulator import (
 )
 from dmtrl.lab.experiments.records import Record, Store
 from dmtrl.lab.experiments.runner import Experiment, Run, carry_out, planned
+from dmtrl.protocol.messages import Describe, encode
 from dmtrl.report.content import Table
 
 SHAPE = Shape(m=6, d=12, rows=30, workers=3)
@@ -101,7 +102,7 @@ def test_a_worker_that_does_not_answer_in_time_is_reported(monkeypatch: pytest.M
     free, answer = threading.Event(), worker.answer
     monkeypatch.setattr(worker, "answer", lambda message: free.wait() and answer(message))
     with Delayed([worker], Network("x", 0.0, 1e9)) as engine:
-        engine.send(0, network.Message("describe"))
+        engine.send(0, encode(Describe()))
         try:
             with pytest.raises(TimeoutError):
                 engine.receive(timeout=0.01)
@@ -112,7 +113,7 @@ def test_a_worker_that_does_not_answer_in_time_is_reported(monkeypatch: pytest.M
 
 def test_the_recorder_answers_as_its_workers_do() -> None:
     engine = Recorder(workers_of(make_tasks(SHAPE), "hinge", SHAPE.workers))
-    answers = dict(engine.exchange({k: network.Message("describe") for k in range(engine.n_workers)}))
+    answers = dict(engine.exchange({k: Describe() for k in range(engine.n_workers)}))
     assert [answers[k].arrays["rows"].tolist() for k in range(3)] == [[30, 30]] * 3
 
 

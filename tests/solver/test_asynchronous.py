@@ -1,4 +1,4 @@
-"""Answers as they come: certificates that hold whatever the order, the same optimum, bounded staleness, replay.
+"""Asynchronous rounds: certificates hold whatever the order of answers, the optimum is the same, staleness is bounded.
 
 Most runs have a clock of their own (tests/support/virtual_time.py): a straggler is ten times slower there, on any
 machine.
@@ -15,15 +15,13 @@ from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Describe, Improved, Prepare, Round, decode, encode
 from dmtrl.relationship.penalties import FreeIntercept, get_relationship
-from dmtrl.solver.coordinator import Coordinator
-from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.layout import Layout
-from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
-from dmtrl.solver.pace import Trace
+from dmtrl.solver.outcome import RoundRecord
 from dmtrl.worker.kernels import GRAM, SDCA
 from support.problems import mean_losses, random_problem
-from support.virtual_time import LAM, SpyingEngine, VirtualEngine, answers_by_worker, run, sources_of, virtual
+from support.virtual_time import LAM, SpyingEngine, answers_by_worker, run, sources_of, virtual
 
 PROBLEMS = {
     "hinge": ("hinge", {}),
@@ -42,7 +40,7 @@ def test_certificates_never_lie(name: str) -> None:
     best = solve(data, loss=loss, reg_lambda=LAM, settings=Settings(tol=1e-7, max_rounds=5000)).certificate
     records: list[RoundRecord] = []
     engine = virtual(data, loss, shards=3 if "pieces" in name else 1)
-    units = sum(len(worker.answer(Message("describe")).arrays["tasks"]) for worker in engine.workers)
+    units = sum(len(decode(worker.answer(encode(Describe()))).tasks) for worker in engine.workers)
     assert (units > data.m) == ("pieces" in name)  # pieces of a task that lie on one worker are one
     outcome = run(engine, data, watch=records.append)
     assert outcome.converged
@@ -68,18 +66,26 @@ def test_b_is_what_the_workers_alpha_say() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = virtual(data, "hinge")
     outcome = run(engine, data, tol=1e-2)
-    while engine.asked:  # those at work when the run was over
+    while engine.pending:  # workers that were busy when the run ended
         engine.receive()
-    layout = Layout.from_descriptions({k: w.answer(Message("describe")) for k, w in enumerate(engine.workers)}, data.m)
+    layout = Layout.from_descriptions(engine.broadcast(Describe()), data.m)
     # the last answer of each worker, and what it would answer now, told to keep its alpha
-    last = {k: answer for k, answer in engine.answers if answer.name == "improved"}
+    last = dict(engine.answers)
     total = layout.per_task(layout.weight)[layout.task]
-    scalars = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 100, "keep": True}
     for k, worker in enumerate(engine.workers):
-        arrays = {"total_weight": layout.scatter(k, total), "steps": np.zeros(len(layout.positions[k]), np.int64)}
-        again = worker.answer(Message("prepare", scalars, arrays))
-        np.testing.assert_array_equal(again.arrays["b"], last[k].arrays["b"])
-        np.testing.assert_allclose(again.arrays["conjugate"], last[k].arrays["conjugate"], rtol=1e-12)
+        request = Prepare(
+            seed=0,
+            local_solver="auto",
+            sampling="shuffled",
+            max_passes=100,
+            keep=True,
+            density=1.0,
+            total_weight=layout.scatter(k, total),
+            steps=np.zeros(len(layout.positions[k]), np.int64),
+        )
+        again = decode(worker.answer(encode(request)))
+        np.testing.assert_array_equal(again.b, last[k].b)
+        np.testing.assert_allclose(again.conjugate, last[k].conjugate, rtol=1e-12)
     assert outcome.converged
 
 
@@ -128,10 +134,8 @@ def test_a_free_intercept() -> None:
 def test_it_goes_on_from_an_earlier_outcome() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = virtual(data, "hinge")
-    settings = [Settings(max_staleness=8, tol=tol) for tol in (1e-2, 1e-3)]
-    first, second = (Coordinator(engine, data.m, get_relationship("learned", 8), LAM, one) for one in settings)
-    start = first.run()
-    outcome = second.run(start=start)
+    start = run(engine, data, tol=1e-2)
+    outcome = run(engine, data, tol=1e-3, start=start)
     assert outcome.converged
     assert outcome.history[0].dual >= 0.99 * start.certificate.dual
 
@@ -173,16 +177,13 @@ def test_first_answers_are_to_be_had_soon() -> None:
     solvers: dict[int, list[int]] = {k: [] for k in range(4)}
     engine = virtual(data, "squared", (1.0, 1.0, 40.0, 1.0))
     run(engine, data, max_staleness=100, tol=1e-2, lam=1.0)
-    first: dict[int, Message] = {}
-    for k, message in engine.sent:
-        first.setdefault(k, message)
+    first: dict[int, Round] = {}
+    for k, request in engine.sent:
+        first.setdefault(k, request)
     for k, answer in engine.answers:
-        if answer.name == "improved":
-            solvers[k].append(int(answer.arrays["solver"].max()))
-    assert not any(message.scalars["look"] for message in first.values())
-    assert all(
-        message.name != "round" or message.scalars["look"] for k, message in engine.sent if message is not first[k]
-    )
+        solvers[k].append(int(answer.solver.max()))
+    assert not any(request.evaluate_w for request in first.values())
+    assert all(request.evaluate_w for k, request in engine.sent if request is not first[k])
     assert all(codes[0] == SDCA for codes in solvers.values())
     assert solvers[0][-1] == GRAM
     assert set(solvers[2]) == {SDCA}
@@ -193,15 +194,14 @@ def test_a_first_answer_is_one_pass_however_long_the_step(loss: str) -> None:
     data = random_problem(loss, m=8, d=10, rows=60)
     engine = virtual(data, loss)
     run(engine, data, tol=1e-2, lam=1e-4)
-    first: dict[int, dict[str, np.ndarray]] = {}
+    first: dict[int, Improved] = {}
     later: list[int] = []
     for k, answer in engine.answers:
-        if answer.name == "improved":
-            later += answer.arrays["solver"].tolist() if k in first else []
-            first.setdefault(k, dict(answer.arrays))
-    for arrays in first.values():
-        assert (arrays["solver"] == SDCA).all()
-        assert arrays["steps"].max() <= np.diff(data.starts).max()
+        later += answer.solver.tolist() if k in first else []
+        first.setdefault(k, answer)
+    for answer in first.values():
+        assert (answer.solver == SDCA).all()
+        assert answer.steps.max() <= np.diff(data.starts).max()
     assert set(later) - {SDCA}
 
 
@@ -210,9 +210,8 @@ def test_the_objective_after_a_round_is_that_of_the_weights_wherever_the_run_beg
     data = random_problem("hinge", m=8, d=6, rows=40)
     relationship = get_relationship("learned", 8, common)
     engine = virtual(data, "hinge", (1.0, 1.0, 1000.0, 1.0))
-    start = Coordinator(engine, data.m, relationship, LAM, Settings(tol=0.1)).run()
-    short = Settings(max_staleness=8, max_rounds=1, tol=1e-9)
-    outcome = Coordinator(engine, data.m, relationship, LAM, short).run(start=start)
+    start = run(engine, data, relationship, max_staleness=0, tol=0.1)
+    outcome = run(engine, data, relationship, max_rounds=1, tol=1e-9, start=start)
     by_hand = mean_losses(data, outcome.W, "hinge") + LAM * relationship.penalty(outcome.W, outcome.common)
     assert outcome.certificate.primal == pytest.approx(by_hand, rel=1e-12)
 
@@ -222,7 +221,7 @@ def test_a_bound_and_an_objective_from_the_first_round_on() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = virtual(data, "hinge", (1.0, 1.0, 1000.0, 1.0))
     outcome = run(engine, data, max_rounds=2)
-    slow = engine.workers[2].answer(Message("describe")).arrays["tasks"]
+    slow = decode(engine.workers[2].answer(encode(Describe()))).tasks
     assert np.isfinite(outcome.history[0].gap)
     assert outcome.W.any()
     assert not outcome.W[slow].any()
@@ -255,32 +254,19 @@ class Napping(LocalEngine):
         self._workers[slow].answer = answer  # type: ignore[method-assign]
 
 
-def test_a_run_with_real_threads_is_repeated_to_the_bit() -> None:
-    data = random_problem("hinge", m=8, d=6, rows=40)
-    with Napping(data, 4, slow=1, seconds=0.03) as engine:
-        first = run(engine, data, tol=1e-3)
-    assert len(first.trace.arrivals) > 4
-    with LocalEngine(sources_of(data, 4), get_loss("hinge"), threads=1) as engine:  # answers come in another order
-        again = run(engine, data, tol=1e-3, replay=first.trace)
-    np.testing.assert_array_equal(first.W, again.W)
-    np.testing.assert_array_equal(first.dual.B, again.dual.B)
-    assert [record.gap for record in first.history] == [record.gap for record in again.history]
-    assert list(first.trace.arrivals) == list(again.trace.arrivals)
-
-
 def test_a_run_that_is_over_waits_for_nobody() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine, clock = virtual(data, "hinge"), list[float]()
     run(engine, data, watch=lambda record: clock.append(engine.clock))
     assert engine.clock == clock[-1]
-    assert engine.asked
+    assert engine.pending
 
 
 def test_another_run_on_the_same_workers_drops_what_nobody_waited_for() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine, fresh = virtual(data, "hinge"), virtual(data, "hinge")
     run(engine, data)
-    assert engine.asked
+    assert engine.pending
     again, first = (run(one, data, lam=2 * LAM, max_staleness=0) for one in (engine, fresh))
     np.testing.assert_array_equal(again.W, first.W)
     assert again.certificate == first.certificate
@@ -294,18 +280,11 @@ def test_the_order_of_arrival_does_matter() -> None:
     assert (one.W != other.W).any()
 
 
-def test_arrivals_of_another_run_are_refused() -> None:
-    data = random_problem("hinge", m=8, d=6, rows=40)
-    with pytest.raises(ValueError, match="of another run"):
-        run(virtual(data, "hinge"), data, replay=Trace(arrivals=[(0,), (0,), (0, 9)]))
-
-
 def test_workers_are_free_after_the_run() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     with Napping(data, 4, slow=1, seconds=0.01) as engine:
         run(engine, data, tol=1e-2)
-        answers = dict(engine.exchange({k: Message("describe") for k in range(4)}))
-    assert {answer.name for answer in answers.values()} == {"described"}
+        assert len(engine.broadcast(Describe())) == 4
 
 
 def test_nan_is_named() -> None:
@@ -347,33 +326,6 @@ def test_an_objective_is_known_from_the_first_round_on(relationship: str, shards
     assert np.isfinite(gaps).all()
 
 
-class Forgetful(VirtualEngine):
-    """Keeps nobody's name."""
-
-    def __init__(self, engine: VirtualEngine):
-        vars(self).update(vars(engine))
-        self.asked = set()
-
-    def send(self, k: int, message: Message) -> None:
-        super().send(k, message)
-        self.asked.clear()
-
-
-def test_an_engine_that_does_not_keep_who_was_asked_can_be_used_again() -> None:
-    data = random_problem("hinge", m=8, d=6, rows=40)
-    engine = Forgetful(virtual(data, "hinge"))
-    assert run(engine, data, tol=1e-2).converged
-    assert run(engine, data, tol=1e-2).converged
-
-
-def test_a_replay_ends_though_an_answer_came_before_its_turn() -> None:
-    """Its worker is not at work any more, and is not waited for."""
-    data = random_problem("hinge", m=8, d=6, rows=40)
-    first = run(virtual(data, "hinge", [1.0, 30.0]), data, max_staleness=1, tol=1e-2)
-    again = run(virtual(data, "hinge", [30.0, 1.0]), data, max_staleness=1, tol=1e-2, replay=first.trace)
-    np.testing.assert_array_equal(first.W, again.W)
-
-
 def test_where_losses_are_straight_the_step_becomes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does with rounds in step, and to the same end: fewer rounds."""
     data = make_synthetic(1, 0, m=64, rows_per_task=80, d=40).train
@@ -381,7 +333,7 @@ def test_where_losses_are_straight_the_step_becomes_long(monkeypatch: pytest.Mon
     for allowed in (True, False):
         steps: list[float] = []
         if not allowed:
-            monkeypatch.setattr("dmtrl.solver.methods.asynchronous.straight", lambda *_: False)
+            monkeypatch.setattr("dmtrl.solver.methods.asynchronous.is_straight", lambda *_: False)
         engine = virtual(data, "hinge", [1.0] * 8)
         assert run(engine, data, watch=lambda r, steps=steps: steps.append(r.step), tol=1e-2, lam=3e-2).converged
         rounds.append(len(steps))
@@ -389,26 +341,11 @@ def test_where_losses_are_straight_the_step_becomes_long(monkeypatch: pytest.Mon
     assert rounds[0] < rounds[1]
 
 
-def test_who_has_answered_before_its_turn_is_not_waited_for_at_the_end() -> None:
-    data = random_problem("hinge", m=8, d=6, rows=40)
-    engine, made = virtual(data, "hinge"), list[AsynchronousSplitting]()
-    with pytest.MonkeyPatch.context() as patch:
-        keep = AsynchronousSplitting.leave
-        patch.setattr(AsynchronousSplitting, "leave", lambda self: made.append(self))
-        run(engine, data, tol=1e-2)
-    while engine.asked:  # as if the engine had handed over all of them
-        k, answer = engine.receive()
-        made[0]._early[k] = answer
-    assert made[0]._at_work
-    keep(made[0])
-
-
 def test_a_run_from_where_another_ended_is_over_at_once() -> None:
     data = random_problem("logistic", m=8, d=6, rows=40)
     engine = virtual(data, "logistic")
     found = run(engine, data, tol=1e-3)
-    settings = Settings(max_staleness=8, tol=2e-3)
-    again = Coordinator(engine, data.m, get_relationship("learned", data.m), LAM, settings).run(start=found)
+    again = run(engine, data, tol=2e-3, start=found)
     assert len(found.history) > 2
     assert len(again.history) == 1
     assert again.converged

@@ -30,19 +30,18 @@ from dmtrl.data.blocks import Blocks
 from dmtrl.engines import recovery
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.relationship.penalties import get_relationship
-from dmtrl.solver.checkpoint import Keeper, keeper_for, newest
-from dmtrl.solver.coordinator import Coordinator
+from dmtrl.losses.builtin import get_loss
+from dmtrl.solver.api import ProblemSpec
+from dmtrl.solver.checkpoint import CheckpointSession, newest, open_session
 from dmtrl.solver.cross_validation import Path as CVPath
 from dmtrl.solver.cross_validation import cross_validate
-from support.checkpoints import Stopped, halfway, numbers, stop_after, table, version
+from support.checkpoints import CVCallback, Stopped, halfway, numbers, stop_after, table, version
 from support.fragile import Fragile
 from support.problems import random_problem
 
 METHODS = {
     "splitting": Settings(tol=1e-6, max_rounds=25),
     "dual": Settings(method="dual", tol=1e-6, max_rounds=25, w_rounds=4),
-    "block": Settings(method="dual", rho="block", tol=1e-6, max_rounds=25, w_rounds=4),
     "paper": Settings.paper(T=4, P=6),
     "sdca": Settings(tol=1e-6, max_rounds=25, local_solver="sdca"),
 }
@@ -61,7 +60,7 @@ def same_bits(one: Outcome, other: Outcome) -> None:
 def _many_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which end on max_rounds, and need not outlive a power cut."""
     warnings.simplefilter("ignore", NotConvergedWarning)
-    monkeypatch.setattr(recovery, "_BREATH", 0.0)
+    monkeypatch.setattr(recovery, "_RETRY_DELAY", 0.0)
     monkeypatch.setattr(os, "fsync", lambda number: None)
 
 
@@ -131,7 +130,7 @@ def test_behind_a_url() -> None:
     how = halfway(data, "memory://some/bucket/run")
     assert len(storage.names("memory://some/bucket/run")) == 2
     same_bits(solve(data, **how, resume="memory://some/bucket/run"), solve(data, **how))
-    Keeper(None, "memory://some/bucket/run").clear()
+    clear("memory://some/bucket/run")
     assert storage.names("memory://some/bucket/run") == []
     with pytest.raises(OSError, match="nosuch"):
         solve(data, **how, checkpoint="nosuch://place")
@@ -146,8 +145,8 @@ def test_two_versions_stay_and_nothing_else_is_touched(tmp_path: Path) -> None:
         (tmp_path / name / "data.csv").write_text("a,b\n")
     before = {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()}
     how = halfway(data, tmp_path)
-    assert numbers(tmp_path) == [3, 4]
-    last = version(tmp_path, 4)
+    assert numbers(tmp_path) == [2, 3]
+    last = version(tmp_path, 3)
     manifest = json.loads((last / "manifest.json").read_text())
     files = sorted(path.name for path in last.iterdir())
     assert files == sorted([*manifest["files"], "manifest.json"])
@@ -156,8 +155,8 @@ def test_two_versions_stay_and_nothing_else_is_touched(tmp_path: Path) -> None:
         with np.load(last / name, allow_pickle=False) as archive:
             assert all(archive[key].dtype.kind in "biufU" for key in archive.files)
     whole = solve(data, **how)
-    same_bits(solve(data, **how, resume=version(tmp_path, 3)), whole)  # an older one may be named
-    Keeper(None, tmp_path).clear()
+    same_bits(solve(data, **how, resume=version(tmp_path, 2)), whole)  # an older one may be named
+    clear(tmp_path)
     assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before
     assert (tmp_path / "version-old").is_dir()
 
@@ -166,9 +165,7 @@ def test_two_runs_that_begin_at_once_in_one_folder(tmp_path: Path) -> None:
     """Neither overwrites or removes what the other keeps; one is gone on from where its own version is named."""
     data, every = random_problem(), Checkpoint(tmp_path, every_rounds=1)
     how: dict[str, Any] = {"loss": "squared", "workers": 2, "settings": Settings(tol=1e-12)}
-    first, second = keeper_for(every, None), keeper_for(every, None)
-    assert first is not None
-    assert second is not None
+    first, second = open_session(every, None), open_session(every, None)
 
     def meanwhile(record: Any) -> None:
         if record.round == 3:
@@ -179,24 +176,29 @@ def test_two_runs_that_begin_at_once_in_one_folder(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         solve(data, reg_lambda=0.05, **how, checkpoint=first, callbacks=[meanwhile])  # type: ignore[arg-type]
     assert numbers(tmp_path) == [5, 6, 6, 7]
-    for keeper, lam, other in ((first, 0.05, 0.5), (second, 0.5, 0.05)):
-        assert keeper.last is not None
+    for session, lam, other in ((first, 0.05, 0.5), (second, 0.5, 0.05)):
         with pytest.raises(ValueError, match=f"lambda is {other:g} here and {lam:g} there"):
-            solve(data, reg_lambda=other, **how, resume=keeper.last)
+            solve(data, reg_lambda=other, **how, resume=session.last)
         mine = tmp_path / f"{lam:g}"
         mine.mkdir()
         whole = solve(data, reg_lambda=lam, **how)
-        same_bits(solve(data, reg_lambda=lam, **how, resume=keeper.last, checkpoint=mine), whole)
-    assert second.last is not None
+        same_bits(solve(data, reg_lambda=lam, **how, resume=session.last, checkpoint=mine), whole)
     kept = set(versions(tmp_path, second))
     solve(data, reg_lambda=0.05, **how, resume=first.last)  # goes on being kept there, beside the other's
     assert set(versions(tmp_path, second)) == kept
     assert len(versions(tmp_path, first)) == 2
-    first.clear()
+    assert first.writer is not None
+    first.writer.clear()
     assert numbers(tmp_path) == [5, 6]
 
 
-def versions(folder: Path, of: Keeper) -> list[str]:
+def clear(place: Any) -> None:
+    writer = open_session(None, place).writer
+    assert writer is not None
+    writer.clear()
+
+
+def versions(folder: Path, of: CheckpointSession) -> list[str]:
     assert of.last is not None
     return [path.name for path in folder.glob(f"version-*{of.last[-9:]}")]
 
@@ -224,8 +226,9 @@ def test_lost_workers_come_back_from_the_checkpoint(
     whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
     place = tmp_path_factory.mktemp("checkpoint")
     with RecoveringEngine(Fragile(data, "hinge", 3, faults)) as engine:
-        run = Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run
-        same_bits(run(keeper=Keeper(Checkpoint(place, every_rounds=every))), whole)
+        checkpoint = Checkpoint(place, every_rounds=every)
+        found = solve(data, loss="hinge", reg_lambda=0.1, settings=options, engine=engine, checkpoint=checkpoint)
+        same_bits(found, whole)
 
 
 @pytest.mark.parametrize("moment", [36, 39, 42])
@@ -233,7 +236,7 @@ def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, momen
     """The third checkpoint fails at one worker, and its folder goes; who is lost then comes back from the second."""
     data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
     whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
-    keeper = Keeper(Checkpoint(tmp_path, every_rounds=2))
+    session = open_session(Checkpoint(tmp_path, every_rounds=2), None)
 
     def stand_in_the_way(record: Any) -> None:
         if record.round == 5:
@@ -241,25 +244,19 @@ def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, momen
             (tmp_path / third / "worker-0-0.npz").mkdir(parents=True)
 
     with RecoveringEngine(Fragile(data, "hinge", 3, {moment: "before", moment + 1: "after"})) as engine:
-        run = Coordinator(engine, data.m, get_relationship("learned", data.m, 0.0), 0.1, options).run
-        with pytest.warns(CheckpointWarning, match=r"version-000002-\w+, stays"):
-            same_bits(run([stand_in_the_way], keeper=keeper), whole)
+        with pytest.warns(CheckpointWarning, match=r"version-000002-\w+, is kept"):
+            found = solve(
+                data,
+                loss="hinge",
+                reg_lambda=0.1,
+                settings=options,
+                engine=engine,
+                callbacks=[stand_in_the_way],
+                checkpoint=session,
+            )
+        same_bits(found, whole)
         assert engine.losses == 2
-    assert keeper.last == newest(str(tmp_path))
-
-
-class StoppingKeeper(Keeper):
-    """Stops a cross-validation after so many rounds, of which nobody else hears."""
-
-    def __init__(self, place: Checkpoint, rounds: int):
-        super().__init__(place)
-        self._left = rounds
-
-    def round_done(self, *about: Any) -> None:
-        super().round_done(*about)
-        self._left -= 1
-        if self._left == 0:
-            raise Stopped
+    assert session.last == newest(str(tmp_path))
 
 
 @pytest.mark.parametrize("moment", [30, 36, 39, 44])  # the path begins anew at 29; 33 and 39 are saves
@@ -267,19 +264,20 @@ def test_who_is_lost_long_after_a_resume_needs_nothing_that_is_gone(tmp_path: Pa
     """A path begins anew after the resume, and the version that the run went on from is deleted by then."""
     data, place = random_problem("hinge", m=4, rows=8), Checkpoint(tmp_path, every_rounds=2)
 
-    def choose(faults: dict[int, str], keeper: Keeper | None) -> tuple[CVPath, RecoveringEngine]:
+    def choose(
+        faults: dict[int, str], session: CheckpointSession | None, on_round: Any = None
+    ) -> tuple[CVPath, RecoveringEngine]:
+        spec = ProblemSpec(data, get_loss("hinge"), "learned", Settings(tol=1e-6, max_rounds=9))
         with RecoveringEngine(Fragile(data, "hinge", 2, faults)) as engine:
-            how = ([0.1], [0.0, 1.0], 2, Settings(tol=1e-6, max_rounds=9))
-            path = cross_validate(engine, data.m, lambda lam, tau: get_relationship("learned", data.m, tau), *how,
-                                  keeper=keeper)  # fmt: skip
+            path = cross_validate(engine, spec, [0.1], [0.0, 1.0], 2, session, on_round)
         return path, engine
 
     whole, _ = choose({}, None)
     with pytest.raises(Stopped):
-        choose({}, StoppingKeeper(place, 3))
+        choose({}, open_session(place, None), stop_after(3))
     begun = newest(str(tmp_path))
     assert begun is not None
-    resumed, engine = choose({moment: "before"}, Keeper(place, tmp_path))
+    resumed, engine = choose({moment: "before"}, open_session(place, tmp_path))
     assert engine.losses == 1
     assert not Path(begun).exists()
     for name, values in vars(whole).items():
@@ -313,8 +311,8 @@ def test_a_version_that_goes_while_it_is_looked_at_does_not_count(tmp_path: Path
 
 def test_a_url_without_fsspec_is_an_error_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)  # as if it were not installed
-    with pytest.raises(OSError, match=r'checkpoints cannot be kept at .*fsspec: pip install "dmtrl\[ray\]"'):
-        Keeper(Checkpoint("memory://some/bucket"))
+    with pytest.raises(OSError, match=r'is a URL, which takes fsspec: pip install "dmtrl\[ray\]"'):
+        open_session(Checkpoint("memory://some/bucket"), True)
 
 
 def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
@@ -339,7 +337,6 @@ def same_model(one: Any, other: Any) -> None:
     if hasattr(one, "cv_path_"):
         for name, values in vars(one.cv_path_).items():
             assert values.tobytes() == getattr(other.cv_path_, name).tobytes(), name
-    assert not {"_keeper"} & set(vars(one))
 
 
 @pytest.mark.parametrize("model", [MTRLRegressor(tol=1e-6), MTRLClassifier(tol=1e-6), MTRLClassifier(loss="hinge")])
@@ -370,22 +367,25 @@ def test_cross_validation_goes_on(tmp_path: Path, model: Any, stop: int) -> None
     classes = {"MTRLRegressorCV": 0, "MTRLClassifierCV": 3 if len(model.commons) == 1 else 2}[type(model).__name__]
     X, y, tasks = table(classes)
     whole = model.fit(X, y, tasks=tasks)
-    keeper = Keeper(Checkpoint(tmp_path, every_rounds=2 + stop % 4))
+    place = Checkpoint(tmp_path, every_rounds=2 + stop % 4)
     stop = min(stop, whole.cv_path_.rounds.size)
 
-    def on_score(done: int, total: int) -> None:
+    def copy(**callbacks: Any) -> Any:
+        return type(model)(**model.get_params() | {"callbacks": [CVCallback(**callbacks)]})
+
+    def on_fit(done: int, total: int) -> None:
         if done == stop:
             raise Stopped
 
-    keeper.on_score = on_score
     with pytest.raises(Stopped):
-        type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=keeper)
-    scores: list[int] = []
-    again = Keeper(Checkpoint(tmp_path, every_rounds=3), tmp_path)
-    assert len(again.scores) >= stop - 1
-    again.on_round = lambda record: scores.append(record.round)
-    same_model(type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=again), whole)
-    # now it was over: what is there is the end of the fit on all rows
-    finished = Keeper(None, tmp_path)
-    finished.on_round = lambda record: pytest.fail("nothing is left to do")
-    same_model(type(model)(**model.get_params()).fit(X, y, tasks=tasks, checkpoint=finished), whole)
+        copy(on_fit=on_fit).fit(X, y, tasks=tasks, checkpoint=place)
+    again = open_session(Checkpoint(tmp_path, every_rounds=3), tmp_path)
+    assert len(again.fits.scores) >= stop - 1
+    same_model(copy().fit(X, y, tasks=tasks, checkpoint=again), whole)
+
+    # now it is over: the newest version is the end of the fit on all rows
+    def nothing_left(record: Any) -> None:
+        pytest.fail("nothing is left to do")
+
+    finished = copy(on_round=nothing_left, on_final_round=nothing_left)
+    same_model(finished.fit(X, y, tasks=tasks, resume=tmp_path), whole)

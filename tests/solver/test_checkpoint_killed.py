@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from dmtrl import Checkpoint, MTRLClassifierCV, Outcome, Settings, solve
-from dmtrl.solver.checkpoint import keeper_for, newest
+from dmtrl.solver.checkpoint import newest
+from support.checkpoints import CVCallback
 from support.problems import random_problem
 
 HOW: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.01, "workers": 3, "settings": Settings(tol=1e-6)}
@@ -57,11 +58,9 @@ def labelled() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def choose(place: str, until: str = "") -> MTRLClassifierCV:
     X, y, tasks = labelled()
-    keeper = keeper_for(Checkpoint(place, every_rounds=1), resume=True)
-    assert keeper is not None
-    if until:
-        keeper.on_score = lambda done, total: wait_for_the_kill(place, until)
-    return MTRLClassifierCV(**CV).fit(X, y, tasks=tasks, checkpoint=keeper)
+    callbacks = [CVCallback(on_fit=lambda done, total: wait_for_the_kill(place, until))] if until else None
+    model = MTRLClassifierCV(**CV, callbacks=callbacks)
+    return model.fit(X, y, tasks=tasks, checkpoint=Checkpoint(place, every_rounds=1), resume=True)
 
 
 @contextlib.contextmanager

@@ -10,9 +10,9 @@ from numba import njit
 
 from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
 from dmtrl.losses.builtin import AnyLoss
-from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Describe, decode, encode
 from dmtrl.relationship.penalties import Learned, Prox
-from dmtrl.solver.checkpoint import FORMAT
+from dmtrl.solver.checkpoint.versions import FORMAT
 from dmtrl.worker.worker import Worker
 from support.checkpoints import halfway, table, version
 from support.losses_by_hand import halved_absolute
@@ -57,7 +57,7 @@ def test_another_loss_of_the_same_name_is_known() -> None:
     again = replace(own, value=njit(lambda z, y: 0.5 * abs(z - y)))
 
     def known(loss: AnyLoss) -> object:
-        return Worker(data.sources(1)[0], loss).answer(Message("describe", {"digest": True})).scalars["digest"]
+        return decode(Worker(data.sources(1)[0], loss).answer(encode(Describe(digest=True)))).digest
 
     assert known(third) != known(own)
     assert known(again) == known(own), "only written another way"
@@ -91,7 +91,7 @@ def test_another_relationship_of_the_same_name_is_refused(tmp_path: Path, interc
     data, settings = random_problem(), Settings(tol=0.0, max_rounds=8)
     more = {"loss": "absolute", "intercept_ridge": intercept, "settings": settings}
     how = halfway(data, tmp_path, stop=4, relationship=Ridge(2.0), **more)
-    with pytest.raises(ValueError, match="what the relationship says of sample weights is"):
+    with pytest.raises(ValueError, match="the relationship at sample weights is"):
         solve(data, **(how | {"relationship": Ridge(3.0)}), resume=tmp_path)
     whole = solve(data, **how)
     np.testing.assert_array_equal(solve(data, **how, resume=tmp_path).W, whole.W)
@@ -124,7 +124,7 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
     last = version(tmp_path / "c", 3)
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint at .*nowhere"):
         solve(data, **how, resume=tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="say with checkpoint= where"):
+    with pytest.raises(ValueError, match="resume=True needs checkpoint="):
         solve(data, **how, resume=True)
     with pytest.raises(ValueError, match="every_rounds must be positive"):
         Checkpoint(tmp_path, every_rounds=0)

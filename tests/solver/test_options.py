@@ -40,7 +40,7 @@ STANDARD: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
         ({"steps": (3, "x")}, "steps must be None or at least 1, whole numbers"),
         ({"tol": np.inf}, "tol must be a finite number, got inf"),
         ({"tol": "0.1"}, "tol must be a finite number, got '0.1'"),
-        ({"momentum": "x"}, "momentum must be True or False, got 'x'"),
+        ({"balance": "x"}, "balance must be True or False, got 'x'"),
         ({"initial_step": np.inf}, "initial_step must be None or positive"),
         ({"balance": 1}, "balance must be True or False, got 1"),
         ({"balance": "no"}, "balance must be True or False, got 'no'"),
@@ -56,19 +56,19 @@ def test_settings(knobs: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"workers": 2.5}, "workers must be None or at least 1, a whole number; got 2.5"),
-        ({"workers": "2"}, "workers must be None or at least 1, a whole number; got '2'"),
-        ({"workers": 0}, "workers must be None or at least 1"),
-        ({"workers": True}, "workers must be None or at least 1"),
-        ({"cpus": np.inf}, "cpus must be None or at least 0, and finite; got inf"),
+        ({"workers": 2.5}, "workers must be None or a positive integer, got 2.5"),
+        ({"workers": "2"}, "workers must be None or a positive integer, got '2'"),
+        ({"workers": 0}, "workers must be None or a positive integer"),
+        ({"workers": True}, "workers must be None or a positive integer"),
+        ({"cpus": np.inf}, "cpus must be None, or finite and not negative, got inf"),
         ({"cpus": -1}, "cpus must be"),
         ({"cpus": "1"}, "cpus must be"),
-        ({"resources": None}, "resources must say of each name how much, .*; got None"),
-        ({"resources": {"fast": "1"}}, "resources must say"),
-        ({"resources": ["fast"]}, "resources must say"),
-        ({"patience": None}, "patience must be a positive number of seconds, got None"),
-        ({"patience": np.nan}, "patience must be a positive number of seconds, got nan"),
-        ({"patience": 0}, "patience must be a positive number of seconds, got 0"),
+        ({"resources": None}, "resources must map names to amounts, .*, got None"),
+        ({"resources": {"fast": "1"}}, "resources must map"),
+        ({"resources": ["fast"]}, "resources must map"),
+        ({"recovery_timeout": None}, "recovery_timeout must be a positive number of seconds, got None"),
+        ({"recovery_timeout": np.nan}, "recovery_timeout must be a positive number of seconds, got nan"),
+        ({"recovery_timeout": 0}, "recovery_timeout must be a positive number of seconds, got 0"),
         ({"strategy": "SPRED"}, "strategy must be 'SPREAD', 'DEFAULT' or one of Ray's objects, got 'SPRED'"),
     ],
 )
@@ -78,18 +78,18 @@ def test_ray_options(options: dict[str, Any], sentence: str) -> None:
 
 
 def test_ray_options_of_numpy() -> None:
-    RayOptions(workers=np.int64(2), cpus=np.float32(0.5), resources={"fast": np.int32(1)}, patience=np.int64(9))  # type: ignore[arg-type]
+    RayOptions(workers=np.int64(2), cpus=np.float32(0.5), resources={"fast": np.int32(1)}, recovery_timeout=np.int64(9))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"path": None}, "the path of a checkpoint must be a folder or URL, as text or a Path; got None"),
+        ({"path": None}, "the path of a checkpoint must be a folder or URL, as str or Path, got None"),
         ({"path": ""}, "the path of a checkpoint must be .* got ''"),
         ({"path": b"x"}, "the path of a checkpoint must be .* got b'x'"),
-        ({"path": "x", "every_rounds": 0.5}, "every_rounds must be positive and a whole number, got 0.5"),
-        ({"path": "x", "every_rounds": "3"}, "every_rounds must be positive and a whole number, got '3'"),
-        ({"path": "x", "every_rounds": True}, "every_rounds must be positive and a whole number, got True"),
+        ({"path": "x", "every_rounds": 0.5}, "every_rounds must be a positive integer, got 0.5"),
+        ({"path": "x", "every_rounds": "3"}, "every_rounds must be a positive integer, got '3'"),
+        ({"path": "x", "every_rounds": True}, "every_rounds must be a positive integer, got True"),
         ({"path": "x", "every_seconds": "3"}, "every_seconds must be positive, got '3'"),
         ({"path": "x", "every_seconds": np.nan}, "every_seconds must be positive, got nan"),
     ],
@@ -102,9 +102,9 @@ def test_checkpoints(words: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ({"checkpoint": True}, "the path of a checkpoint must be a folder or URL, as text or a Path; got True"),
+        ({"checkpoint": True}, "the path of a checkpoint must be a folder or URL, as str or Path, got True"),
         ({"checkpoint": ""}, "the path of a checkpoint must be .* got ''"),
-        ({"resume": 5}, "resume must be a folder or URL, as text or a Path; got 5"),
+        ({"resume": 5}, "resume must be a folder or URL, as str or Path, got 5"),
         ({"resume": ""}, "resume must be .* got ''"),
     ],
 )
@@ -137,7 +137,7 @@ def test_a_fresh_run_leaves_the_checkpoint_of_another_alone(tmp_path: Path) -> N
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     rounds: list[int] = []
     heard = {"callbacks": [lambda record: rounds.append(record.round)]}
-    sentence = "holds the checkpoint of an earlier run; say resume=True to go on from it, or name another folder"
+    sentence = "holds the checkpoint of another run; pass resume=True to continue that run, or name another folder"
     for words in (
         {"checkpoint": old},
         {"checkpoint": str(old), "resume": False},
@@ -177,7 +177,7 @@ def test_estimators_without_a_barrier(model: Any, monkeypatch: pytest.MonkeyPatc
     class Counted(AsynchronousSplitting):
         def __init__(self, *about: Any, **more: Any) -> None:
             super().__init__(*about, **more)
-            runs.append(self._engine.n_workers)
+            runs.append(len(self._context.layout.positions))
 
     monkeypatch.setattr(coordinator, "AsynchronousSplitting", Counted)
     X, y, tasks = table(2 if isinstance(model, MTRLClassifier) else 0)

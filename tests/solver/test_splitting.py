@@ -6,11 +6,11 @@ import pytest
 from dmtrl import Settings, TaskData, solve
 from dmtrl.data.blocks import ArraySource
 from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, get_loss
-from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
 from dmtrl.relationship.penalties import FreeIntercept, Learned
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods import splitting
-from dmtrl.solver.methods.base import Answers
+from dmtrl.solver.methods.base import GapToClose, InitialPoint, RunContext, Totals
 from dmtrl.worker.worker import Worker
 from support.problems import mean_losses
 
@@ -22,6 +22,16 @@ def _data(m: int = 5, n: int = 60, d: int = 30, classes: bool = True, seed: int 
     return TaskData(X, np.where(y > 0, 1.0, -1.0) if classes else y, None, np.arange(m + 1) * n, np.arange(m))
 
 
+ROUGH = GapToClose(1.0, 0.05, np.inf)
+
+
+def answer(b: np.ndarray, loss_w: float, bracket_w: float, loss_u: float = np.inf) -> Improved:
+    units = len(b)
+    whole = {name: np.zeros(units, int) for name in ("steps", "solver")}
+    sums = {"loss_w": loss_w, "bracket_w": bracket_w, "loss_u": loss_u, "conjugate": 0.0}
+    return Improved(b=b, **whole, **{name: np.full(units, value) for name, value in sums.items()})
+
+
 @pytest.mark.parametrize("task", [[0, 1, 2], [0, 0, 1, 2, 2, 2]])
 def test_the_server_knows_where_the_workers_arrive(task: list[int]) -> None:
     """U = C + s B with C by (17), for whole tasks and for shards, also after the step size changed."""
@@ -30,17 +40,18 @@ def test_the_server_knows_where_the_workers_arrive(task: list[int]) -> None:
     ones = np.ones(units)
     layout = Layout([np.arange(units)], np.array(task), np.zeros(units, int), ones, ones, m, d)
     b = np.zeros((units, d))
-    method = splitting.Splitting(Learned(), 0.3, layout, Settings(), np.zeros((m, d)), np.zeros(d), b)
+    method = splitting.Splitting(RunContext(Learned(), 0.3, layout, Settings()))
+    state = method.init(InitialPoint(np.zeros((m, d)), np.zeros(d), b, np.zeros(units)))
     centre = np.zeros((units, d))
     for _ in range(6):
-        step = method.order().step[:, None]
+        step = method.requests(state, [0], ROUGH)[0].step[:, None]
         np.testing.assert_allclose(step, step[0] / shards[0] * shards)
         b = rng.standard_normal((units, d))
         u = centre + step * b
-        method.absorb(Answers(b, layout.per_task(b), 1.0, 1.0, np.inf, 0.0))
-        order = method.order()
-        np.testing.assert_allclose(method._U, u, rtol=1e-9, atol=1e-9 * np.abs(u).max())
-        centre = (1 - theta) * u + theta * order.W[task] - order.step[:, None] * b
+        method.step(state, {0: answer(b, loss_w=1.0 / units, bracket_w=1.0 / units)})
+        request = method.requests(state, [0], ROUGH)[0]
+        np.testing.assert_allclose(state.U, u, rtol=1e-9, atol=1e-9 * np.abs(u).max())
+        centre = (1 - theta) * u + theta * request.w - request.step[:, None] * b
 
 
 def test_weights_that_were_reported_are_never_written_over() -> None:
@@ -48,12 +59,13 @@ def test_weights_that_were_reported_are_never_written_over() -> None:
     ones = np.ones(m)
     layout = Layout([np.arange(m)], np.arange(m), np.zeros(m, int), ones, ones, m, d)
     relation = FreeIntercept(Learned(0.3), 0.1)
-    method = splitting.Splitting(relation, 0.3, layout, Settings(), np.zeros((m, d)), np.zeros(d), np.zeros((m, d)))
+    method = splitting.Splitting(RunContext(relation, 0.3, layout, Settings()))
+    state = method.init(InitialPoint(np.zeros((m, d)), np.zeros(d), np.zeros((m, d)), np.zeros(m)))
     kept = []
     for number in range(8):
         b = rng.standard_normal((m, d))
         loss_u = 0.0 if number % 3 else np.inf  # sometimes U is reported, sometimes not
-        report = method.absorb(Answers(b, b, 5.0, 5.0, loss_u, 0.0))
+        report = method.step(state, {0: answer(b, loss_w=5.0 / m, bracket_w=5.0 / m, loss_u=loss_u)})
         kept += [(one.W, one.W.copy()) for one in report.candidates]
     assert len(kept) > 8
     for weights, then in kept:
@@ -66,16 +78,15 @@ def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target
     data = _data(classes=get_loss(loss).kind == CLASSIFICATION)
     data.y[:] = np.abs(data.y) if loss == "poisson" else data.y
     worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
-    scalars = {"keep": False, "sampling": "shuffled", "max_passes": 200, "local_solver": "sdca", "seed": 3}
     m, d = data.m, data.X.shape[1]
-    arrays = {"total_weight": np.diff(data.starts).astype(float), "steps": np.zeros(m, np.int64)}
-    worker.answer(Message("prepare", scalars, arrays))
+    options = {"sampling": "shuffled", "max_passes": 200, "local_solver": "sdca", "seed": 3, "density": 1.0}
+    total = np.diff(data.starts).astype(float)
+    worker.answer(encode(Prepare(keep=False, total_weight=total, steps=np.zeros(m, np.int64), **options)))
     W, step = 0.1 * np.random.default_rng(2).standard_normal((m, d)), np.full(m, 0.5)
-    order = {"round": 0, "target": target, "at_u": True}
-    answer = worker.answer(Message("round", order, {"w": W, "step": step})).arrays
-    U, looked = W + step[:, None] * answer["b"], float(answer["loss_u"].sum())
-    unseen = Answers(answer["b"], answer["b"], 0.0, 0.0, np.inf, float(answer["conjugate"].sum()))
-    least = splitting._known_loss(unseen, U)
+    found = decode(worker.answer(encode(Round(round=0, target=target, evaluate_u=True, w=W, step=step))))
+    U, looked = W + step[:, None] * found.b, float(found.loss_u.sum())
+    unseen = Totals(found.b, found.b, 0.0, 0.0, np.inf, float(found.conjugate.sum()), found.solver, found.steps)
+    least = splitting._least_loss(unseen, U)
     assert least <= looked + 1e-9 * abs(looked)
     if target == 1e-9:  # the brackets, which are the difference, are what a local solver brings to zero
         assert least >= looked - 1e-6 * (1.0 + abs(looked))

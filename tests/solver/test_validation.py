@@ -6,8 +6,8 @@ import pytest
 from dmtrl import Settings, TaskData, get_loss, solve
 from dmtrl.data.blocks import ArraySource
 from dmtrl.engines import LocalEngine
-from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned
+from dmtrl.protocol.messages import HoldOut
+from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.cross_validation import cross_validate
 from support.problems import random_problem
 
@@ -16,8 +16,12 @@ def _engine(data: TaskData, loss: str, workers: int = 1) -> LocalEngine:
     return LocalEngine([ArraySource(blocks) for blocks in data.partition(workers)], get_loss(loss))
 
 
+def _spec(data: TaskData, loss: str, settings: Settings | None = None) -> ProblemSpec:
+    return ProblemSpec(data, get_loss(loss), "learned", settings or Settings())
+
+
 def _held(engine: LocalEngine, fold: int, folds: int, seed: int = 0) -> np.ndarray:
-    engine.broadcast(Message("hold_out", {"fold": fold, "folds": folds, "seed": seed}))
+    engine.broadcast(HoldOut(fold=fold, folds=folds, seed=seed))
     return np.concatenate([worker._held for worker in engine._workers])
 
 
@@ -39,7 +43,7 @@ def test_path_agrees_with_fitting_each_fold_by_hand(loss: str) -> None:
     data = random_problem(loss, m=3, d=4, rows=20, weighted=True)
     engine = _engine(data, loss, workers=2)
     settings = Settings(tol=1e-7, max_rounds=5000)
-    path = cross_validate(engine, 3, lambda lam, tau: Learned(tau), [0.01, 0.3], [0.0, 0.5], 3, settings)
+    path = cross_validate(engine, _spec(data, loss, settings), [0.01, 0.3], [0.0, 0.5], 3)
     tasks = np.repeat(np.arange(3), np.diff(data.starts))
     loss_object = get_loss(loss)
     for fold in range(3):
@@ -61,9 +65,7 @@ def test_path_agrees_with_fitting_each_fold_by_hand(loss: str) -> None:
 
 def test_the_best_pair_is_the_one_with_the_least_mean() -> None:
     data = random_problem("squared", m=4, d=5, rows=25)
-    path = cross_validate(
-        _engine(data, "squared"), 4, lambda lam, tau: Learned(tau), np.logspace(-3, 2, 6), [0.0, 1.0], 4, Settings()
-    )
+    path = cross_validate(_engine(data, "squared"), _spec(data, "squared"), np.logspace(-3, 2, 6), [0.0, 1.0], 4)
     lam, tau = path.best("squared_error")
     mean = path.mean("squared_error")
     i, j = np.argwhere(mean == mean.min())[0]
@@ -73,7 +75,7 @@ def test_the_best_pair_is_the_one_with_the_least_mean() -> None:
 
 def test_a_single_row_always_trains() -> None:
     data = TaskData.from_long(np.eye(4), np.arange(4.0), [0, 0, 0, 1])
-    path = cross_validate(_engine(data, "squared"), 2, lambda lam, tau: Learned(tau), [0.1], [0.0], 3, Settings())
+    path = cross_validate(_engine(data, "squared"), _spec(data, "squared"), [0.1], [0.0], 3)
     assert path.weight.sum(axis=(0, 1, 2)).tolist() == [3.0, 0.0]
     assert np.isfinite(path.mean("squared_error", over="tasks")).all()
 
@@ -81,10 +83,10 @@ def test_a_single_row_always_trains() -> None:
 def test_progress_and_refusals() -> None:
     data = random_problem("squared")
     seen: list[tuple[int, int]] = []
-    args = (_engine(data, "squared"), 4, lambda lam, tau: Learned(tau))
-    cross_validate(*args, [0.1, 1.0], [0.0], 2, Settings(), lambda *step: seen.append(step))
+    args = (_engine(data, "squared"), _spec(data, "squared"))
+    cross_validate(*args, [0.1, 1.0], [0.0], 2, on_fit=lambda *step: seen.append(step))
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     with pytest.raises(ValueError, match="at least two folds, got 1"):
-        cross_validate(*args, [0.1], [0.0], 1, Settings())
+        cross_validate(*args, [0.1], [0.0], 1)
     with pytest.raises(ValueError, match="at least one lambda"):
-        cross_validate(*args, [], [0.0], 2, Settings())
+        cross_validate(*args, [], [0.0], 2)

@@ -1,6 +1,7 @@
 """Runs that are stopped halfway and leave a checkpoint."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,24 @@ def stop_after(number: int) -> Callable[[Any], None]:
             raise Stopped
 
     return stop
+
+
+@dataclass(frozen=True)
+class CVCallback:
+    """A callback of an estimator that chooses lambda by cross-validation."""
+
+    on_fit: Callable[[int, int], object] = lambda done, total: None
+    on_round: Callable[[Any], object] = lambda record: None
+    on_final_round: Callable[[Any], object] = lambda record: None
+
+    def __call__(self, record: Any) -> None:
+        self.on_final_round(record)
+
+    def on_cv_round(self, record: Any) -> None:
+        self.on_round(record)
+
+    def on_cv_fit(self, done: int, total: int) -> None:
+        self.on_fit(done, total)
 
 
 def halfway(data: TaskData, place: Any, stop: int = 7, **more: Any) -> dict[str, Any]:

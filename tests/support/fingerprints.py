@@ -40,8 +40,9 @@ def problems() -> Iterator[tuple[str, Any]]:
     for loss in (*REGRESSION, *CLASSIFICATION):
         data = TaskData.from_long(X, labels(score, loss), tasks)
         for workers in (1, 3):
-            yield f"solve {loss} workers={workers}", lambda d=data, k=loss, w=workers: solve(
-                d, loss=k, reg_lambda=0.01, workers=w
+            yield (
+                f"solve {loss} workers={workers}",
+                lambda d=data, k=loss, w=workers: solve(d, loss=k, reg_lambda=0.01, workers=w),
             )
     data = TaskData.from_long(X, labels(score, "logistic"), tasks)
     fast = Settings(max_rounds=40)
@@ -74,9 +75,7 @@ def problems() -> Iterator[tuple[str, Any]]:
         }
         for kind, rows_of_kind in kinds.items():
             task_data = TaskData.from_long(rows_of_kind, y, tasks)
-            yield f"solve {loss} {kind}", lambda d=task_data, k=loss: solve(
-                d, loss=k, reg_lambda=0.01, settings=fast
-            )
+            yield f"solve {loss} {kind}", lambda d=task_data, k=loss: solve(d, loss=k, reg_lambda=0.01, settings=fast)
     y = labels(score, "logistic")
     weight = 1.0 + (np.arange(len(y)) % 3)
     three = np.digitize(score, [-1.0, 1.0])

@@ -1,119 +1,105 @@
-"""An engine with a clock of its own: who answers when follows from the work a message was, not from the machine."""
+"""An engine with a clock of its own: when a worker answers follows from the work of a message, not from the machine."""
 
 import heapq
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dmtrl import Settings, TaskData
+from dmtrl import NotConvergedWarning, Outcome, RoundRecord, Settings, TaskData, solve
 from dmtrl.data.blocks import ArraySource, Source
-from dmtrl.engines.base import Engine
+from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses.builtin import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Relationship, get_relationship
-from dmtrl.solver.coordinator import Coordinator
-from dmtrl.solver.outcome import Outcome, RoundRecord
-from dmtrl.solver.pace import Trace
+from dmtrl.protocol.messages import HoldOut, Improved, Prepare, Prepared, Round, decode, encode
 from dmtrl.worker.worker import Worker
-
-WORK = ("round", "catch_up", "look")  # messages that take time
 
 
 class VirtualEngine(Engine):
-    """Worker k needs slowness[k] times the work of a message. Its unit is the time to read a row: a coordinate step
-    takes one and a half, on a row seen in few directions half of one, and to see a row in another direction a quarter.
-    Timed on rows of 100 features, a catch-up within 3 to 12 directions is 1.4 to 2.1 times a first answer; so 2.5 to 4
-    times. Messages and preparing cost nothing."""
+    """Worker k needs slowness[k] times the work of a message, measured in rows read; a coordinate step counts one and a
+    half. Messages and preparing cost nothing."""
 
     def __init__(self, sources: Sequence[Source], loss: AnyLoss, slowness: Sequence[float]):
         self.workers = [Worker(source, loss) for source in sources]
         self.slowness, self.clock = slowness, 0.0
         self.rows = [len(source.load().y) for source in sources]
         self.busy = np.zeros(len(self.workers))
-        self.sent: list[tuple[int, Message]] = []
-        self.answers: list[tuple[int, Message]] = []
-        self._coming: list[tuple[float, int, int, Message]] = []
-        self.asked: set[int] = set()
+        self.sent: list[tuple[int, Round]] = []
+        self.answers: list[tuple[int, Improved]] = []
+        self._arriving: list[tuple[float, int, int, Message]] = []
+        self.pending: set[int] = set()
 
     @property
     def n_workers(self) -> int:
         return len(self.workers)
 
-    def send(self, k: int, message: Message) -> None:
-        # what a worker answers depends on what it was told, not on when: it can be found at once
-        answer = self.workers[k].answer(message)
-        self.asked.add(k)
-        seconds = self.slowness[k] * self._work(k, message, answer)
-        if message.name in WORK:
-            self.sent.append((k, message))
-            self.busy[k] += seconds
-        heapq.heappush(self._coming, (self.clock + seconds, len(self.sent) + k, k, answer))
+    def send(self, worker: int, message: Message) -> None:
+        # an answer depends on the messages before it, not on time: it can be computed at once
+        begin_request(self.pending, worker)
+        answer, seconds = self.workers[worker].answer(message), 0.0
+        request = decode(message)
+        if isinstance(request, Round):
+            seconds = self.slowness[worker] * self._work(worker, request, decode(answer))
+            self.sent.append((worker, request))
+            self.busy[worker] += seconds
+        heapq.heappush(self._arriving, (self.clock + seconds, len(self.sent) + worker, worker, answer))
 
-    def _work(self, k: int, message: Message, answer: Message) -> float:
-        if message.name == "look":
-            return float(self.rows[k])
-        if (
-            message.name == "catch_up"
-        ):  # the first pass sees rows along the directions; without a floor the second reads none
-            seen, steps = message.arrays["directions"].shape[1] / 4, answer.arrays["steps"].sum()
-            if message.scalars["floor"]:
-                return float(seen * self.rows[k] + 1.5 * steps)
-            return float((2.0 + seen) * self.rows[k] + 0.5 * steps)
-        if message.name != "round":
-            return 0.0
-        ascent = answer.arrays["solver"] == 0
-        look = 0.5 if ascent.all() else 1.0  # half of it is had on the way of coordinate ascent
-        passes = 1.0 + look * message.scalars.get("look", True) + message.scalars.get("at_u", False)
-        passes += ("probe" in message.arrays) + (not ascent.all())
-        passes -= bool(message.scalars.get("from_zero", False) and ascent.all())  # b is read off
-        return float(passes * self.rows[k] + 1.5 * answer.arrays["steps"][ascent].sum())
+    def _work(self, worker: int, request: Round, answer: Improved) -> float:
+        ascent = answer.solver == 0
+        evaluated = 0.5 if ascent.all() else 1.0  # half of it comes with the first pass of coordinate ascent
+        passes = 1.0 + evaluated * request.evaluate_w + request.evaluate_u
+        passes += (request.probe is not None) + (not ascent.all())
+        return float(passes * self.rows[worker] + 1.5 * answer.steps[ascent].sum())
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        if timeout is not None and self._coming[0][0] > self.clock + timeout:
+        if timeout is not None and self._arriving[0][0] > self.clock + timeout:
             raise TimeoutError
-        when, _, k, answer = heapq.heappop(self._coming)
+        when, _, worker, answer = heapq.heappop(self._arriving)
         self.clock = max(self.clock, when)
-        self.answers.append((k, answer))
-        self.asked.discard(k)
-        return k, answer
+        if answer.name == "improved":
+            self.answers.append((worker, decode(answer)))
+        self.pending.discard(worker)
+        return worker, answer
 
     def close(self) -> None:
         pass
 
 
 class SpyingEngine(Engine):
+    """Counts, message by message, how far ahead of the others it puts its worker."""
+
     def __init__(self, engine: VirtualEngine):
-        self._engine, self.ahead, self.asked = engine, 0, engine.asked
-        self.each: list[int] = []  # message after message, how far ahead it puts its worker
+        self._engine, self.ahead, self.pending = engine, 0, engine.pending
+        self.each: list[int] = []
         self._at_work: dict[int, tuple[int, dict[int, int]]] = {}
 
     @property
     def n_workers(self) -> int:
         return self._engine.n_workers
 
-    def send(self, k: int, message: Message) -> None:
-        if message.name in WORK:
+    def send(self, worker: int, message: Message) -> None:
+        if message.name == "round":
             version = int(message.scalars["round"])
             for since, newer in self._at_work.values():
-                newer[k] = newer.get(k, 0) + (version > since)
-            self.each.append(max((newer[k] for _, newer in self._at_work.values()), default=0))
+                newer[worker] = newer.get(worker, 0) + (version > since)
+            self.each.append(max((newer[worker] for _, newer in self._at_work.values()), default=0))
             self.ahead = max(self.each)
-            self._at_work[k] = (version, {})
-        self._engine.send(k, message)
+            self._at_work[worker] = (version, {})
+        self._engine.send(worker, message)
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        k, answer = self._engine.receive(timeout)
-        self._at_work.pop(k, None)
-        return k, answer
+        worker, answer = self._engine.receive(timeout)
+        self._at_work.pop(worker, None)
+        return worker, answer
 
     def close(self) -> None:
         pass
 
 
 class VirtualClock:
-    """Stands in for the time module of whoever measures seconds on such an engine."""
+    """Stands in for the time module of code that measures seconds on such an engine."""
 
     def __init__(self, engine: Any):
         self._engine = engine
@@ -138,32 +124,49 @@ def virtual(data: TaskData, loss: str, slowness: Sequence[float] = ONE_SLOW, sha
 def run(
     engine: Engine,
     data: TaskData,
-    relationship: str | Relationship = "learned",
+    relationship: Any = "learned",
     watch: Callable[[RoundRecord], object] = lambda record: None,
-    replay: Trace | None = None,
     common: float = 0.0,
     lam: float = LAM,
-    **knobs: Any,
+    start: Outcome | None = None,
+    **options: Any,
 ) -> Outcome:
-    settings = Settings(**{"max_staleness": 8, "tol": 1e-3, "max_rounds": 300, **knobs})
-    relation = get_relationship(relationship, data.m, common)
-    return Coordinator(engine, data.m, relation, lam, settings).run([watch], replay=replay)
+    settings = Settings(**{"max_staleness": 8, "tol": 1e-3, "max_rounds": 300, **options})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)  # many runs stop early on purpose
+        return solve(
+            data,
+            loss="hinge",  # the engine's workers have their own
+            reg_lambda=lam,
+            relationship=relationship,
+            common=common,
+            settings=settings,
+            engine=engine,
+            callbacks=[watch],
+            start=start,
+        )
 
 
 def answers_by_worker(engine: VirtualEngine) -> np.ndarray:
-    return np.bincount(
-        [k for k, answer in engine.answers if answer.name in ("improved", "caught_up")], minlength=engine.n_workers
-    )
+    return np.bincount([k for k, _ in engine.answers], minlength=engine.n_workers)
 
 
 def prepared(
-    data: TaskData, loss: str | Sequence[AnyLoss], fold: int = -1, **arrays: np.ndarray
-) -> tuple[Worker, Message]:
-    """A worker with all rows, of which fold `fold` of three is set aside, and what it answered last."""
+    data: TaskData, loss: str | Sequence[AnyLoss], fold: int = -1, w: np.ndarray | None = None
+) -> tuple[Worker, Prepared]:
+    """A worker with all rows, of which fold `fold` of three is held out, and its last answer."""
     worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss) if isinstance(loss, str) else loss)
-    described = worker.answer(Message("hold_out", {"fold": fold, "folds": 3, "seed": 0}))
-    scalars: dict[str, Any] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 5}
-    filled = described.scalars["chunks_used"] / max(described.scalars["chunks"], 1) or 1.0
-    steps, total = np.zeros(data.m, dtype=np.int64), described.arrays["weight"]
-    arrays |= {"total_weight": total, "steps": steps}
-    return worker, worker.answer(Message("prepare", scalars | {"keep": False, "look": True, "filled": filled}, arrays))
+    description = decode(worker.answer(encode(HoldOut(fold=fold, folds=3, seed=0))))
+    request = Prepare(
+        seed=0,
+        local_solver="auto",
+        sampling="shuffled",
+        max_passes=5,
+        keep=False,
+        density=description.chunks_used / max(description.chunks, 1) or 1.0,
+        evaluate=True,
+        total_weight=description.weight,
+        steps=np.zeros(data.m, dtype=np.int64),
+        w=w,
+    )
+    return worker, decode(worker.answer(encode(request)))

@@ -13,7 +13,7 @@ from dmtrl import solve
 from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses.builtin import get_loss
-from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Describe, Description, decode, encode
 from dmtrl.solver.settings import Settings
 from dmtrl.worker import rows as row_access
 from dmtrl.worker.row_formats import in_chunks
@@ -68,26 +68,26 @@ def test_a_row_in_chunks_is_that_row(d, dtype, work):
         np.testing.assert_allclose(H, np.tril(0.7 * np.outer(x, x)), rtol=1e-6, atol=1e-6)
 
 
-def _described(X) -> Message:
+def _described(X) -> Description:
     data = TaskData(X, np.ones(X.shape[0]), None, np.array([0, X.shape[0]]), np.array(["a"]))
-    return Worker(ArraySource(data.partition(1, 1)[0]), get_loss("squared")).answer(Message("describe"))
+    return decode(Worker(ArraySource(data.partition(1, 1)[0]), get_loss("squared")).answer(encode(Describe())))
 
 
 def test_what_is_counted_is_the_share_of_chunks_that_are_not_zero():
     X = _pictures(40, d=48)
     used = (X.reshape(40, 6, 8) != 0).any(axis=2)
-    counted = _described(X).scalars
-    assert counted["chunks"] == 40 * 6
-    assert counted["chunks_used"] == pytest.approx(used.sum(), rel=0.1)
+    counted = _described(X)
+    assert counted.chunks == 40 * 6
+    assert counted.chunks_used == pytest.approx(used.sum(), rel=0.1)
     for rows in (sparse.csr_matrix(X), np.ascontiguousarray(X[:, :24])):
-        assert _described(rows).scalars["chunks"] == 0
+        assert _described(rows).chunks == 0
 
 
 def test_rows_that_are_blank_at_regular_places_are_not_taken_for_empty():
     X = np.ones((6400, 32), dtype=np.float32)
     X[::100] = 0.0
-    counted = _described(X).scalars
-    assert counted["chunks_used"] > 0.9 * counted["chunks"]
+    counted = _described(X)
+    assert counted.chunks_used > 0.9 * counted.chunks
 
 
 @pytest.mark.parametrize("local_solver", ["auto", "sdca"])
@@ -127,10 +127,9 @@ def test_the_answer_is_that_of_the_same_rows_in_csr(loss, local_solver, dtype):
 def test_rows_are_packed_once_and_only_where_all_are_mostly_zero():
     X = _pictures(90)
     data = TaskData(X, np.where(X.sum(axis=1) > 0, 1.0, -1.0), None, np.array([0, 40, 90]), np.array(["a", "b"]))
-    worker = _prepared(data, "hinge", filled=0.3)
-    packed = worker._units.X
+    worker = _prepared(data, "hinge", density=0.3)
+    packed = worker._problem.units.X
     assert packed[0].shape[1] == row_access.CHUNK
-    again = Message("prepare", worker._settings, {"total_weight": np.array([40.0, 50.0]), "steps": np.zeros(2, int)})
-    worker.answer(again)
-    assert worker._units.X is packed
-    assert isinstance(_prepared(data, "hinge", filled=0.6)._units.X, np.ndarray)
+    worker.answer(encode(worker._order))
+    assert worker._problem.units.X is packed
+    assert isinstance(_prepared(data, "hinge", density=0.6)._problem.units.X, np.ndarray)

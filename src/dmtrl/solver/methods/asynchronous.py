@@ -193,7 +193,7 @@ class AsynchronousSplitting:
     def _take(self, state: AsynchronousState, k: int, answer: Improved) -> None:
         """Replace the worker's rows of U and B with where it arrived from the centre (17) that it used."""
         units, request = self._context.layout.positions[k], state.sent.pop(k)
-        check_finite(answer.b, self._context.layout, request.round)
+        check_finite(answer.b, self._context.layout, request.round, k)
         W, step = request.w, request.step[:, None]
         anchor = W + request.relax * (W - state.U[units]) if request.relax else W
         state.U[units] = anchor - step * state.b[units] + step * answer.b

@@ -118,9 +118,11 @@ class Totals:
         return cls(b=b, B=layout.per_task(b), solver=solver, steps=steps, **sums)
 
 
-def check_finite(b: np.ndarray, layout: Layout, round_number: int) -> None:
+def check_finite(b: np.ndarray, layout: Layout, round_number: int, worker: int | None = None) -> None:
+    """Raise FloatingPointError if b, of one worker or of all, is not finite."""
     if not np.isfinite(b).all():
         unit = int(np.flatnonzero(~np.isfinite(b).all(axis=1))[0])
+        unit = unit if worker is None else int(layout.positions[worker][unit])
         raise FloatingPointError(
             f"round {round_number}: worker {layout.owner[unit]} answered NaN or infinity for task {layout.task[unit]}"
         )
