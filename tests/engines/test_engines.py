@@ -1,6 +1,6 @@
-"""One suite over every engine: the same seed and the same partition give the same bits.
+"""Fits on every engine: the same seed and the same partition give the same bits.
 
-Every task has another loss, so that one engine covers them all.
+Every task has another loss, so that one engine covers them all. See test_conformance.py for the contract of engines.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.lab.bench.cluster import measure, section
 from dmtrl.lab.experiments.records import Record
 from dmtrl.losses.builtin import BUILTIN, AnyLoss, get_loss
-from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Describe, Description, HoldOut, Prepare, Round, Score, encode
 from dmtrl.report.files import markdown_text
 from dmtrl.solver.outcome import Outcome
 from support import clusters
@@ -95,23 +95,23 @@ def test_same_bits_of_sparse_rows(kind: str, dtype: type, workers: int, shards: 
         compare_with_one_process(engine, data, workers, shards)
 
 
-def test_folds_are_drawn_and_scored_alike(pair: Engine) -> None:
+def test_held_out_rows_and_scores_are_the_same(pair: Engine) -> None:
     data = every_loss(False, np.float64)
     scores = []
     with LocalEngine(data.sources(2), LOSSES) as alone:
         for engine in (alone, pair):
-            described = engine.broadcast(Message("hold_out", {"fold": 1, "folds": 3, "seed": 4}))
+            described = engine.broadcast(HoldOut(fold=1, folds=3, seed=4))
             solve(data, loss=LOSSES, reg_lambda=0.1, engine=engine, settings=Settings(max_rounds=2))
-            ones = {k: {"w": np.ones((len(d.arrays["tasks"]), 6))} for k, d in described.items()}
-            answers = dict(engine.exchange({k: Message("score", {}, arrays) for k, arrays in ones.items()}))
-            scores.append([answers[k].arrays[name].tobytes() for k in sorted(answers) for name in answers[k].arrays])
-    pair.broadcast(Message("hold_out", {"fold": -1, "folds": 3, "seed": 4}))
+            requests = {k: Score(w=np.ones((len(one.tasks), 6))) for k, one in described.items()}
+            answers = dict(engine.exchange(requests))
+            scores.append([array.tobytes() for k in sorted(answers) for array in vars(answers[k]).values()])
+    pair.broadcast(HoldOut(fold=-1, folds=3, seed=4))
     assert scores[0] == scores[1]
 
 
 @contextlib.contextmanager
 def first_worker_held(engine: Any) -> Iterator[None]:
-    """Inside, worker 0 answers nothing: its thread waits, or the process of its actor is suspended."""
+    """Inside, worker 0 does not answer: its thread waits, or the process of its actor is suspended."""
     if isinstance(engine, RayEngine):
         ray = pytest.importorskip("ray")
         actor = psutil.Process(ray.get(engine._carrier._actors[0].__ray_call__.remote(lambda host: os.getpid())))
@@ -130,50 +130,59 @@ def first_worker_held(engine: Any) -> Iterator[None]:
             free.set()
 
 
-def test_answers_come_as_they_are_ready(pair: Engine) -> None:
-    """A worker that takes its time does not hold up the others."""
-    described = pair.broadcast(Message("describe"))
-    scalars = {"seed": 0, "local_solver": "sdca", "sampling": "shuffled", "max_passes": 40, "keep": False}
-    units = {k: len(told.arrays["tasks"]) for k, told in described.items()}
-    prepare, order = {}, {}
-    for k, count in units.items():
-        arrays = {"total_weight": described[k].arrays["weight"], "steps": np.zeros(count, np.int64)}
-        prepare[k] = Message("prepare", scalars, arrays)
-        order[k] = {"w": np.zeros((count, 6)), "step": np.full(count, 100.0)}
-    dict(pair.exchange(prepare))
+def prepare(held: Description) -> Prepare:
+    """A run on these units alone."""
+    return Prepare(
+        seed=0,
+        local_solver="sdca",
+        sampling="shuffled",
+        max_passes=40,
+        keep=False,
+        density=1.0,
+        total_weight=held.weight,
+        steps=np.zeros(len(held.tasks), np.int64),
+    )
+
+
+def test_answers_arrive_as_they_are_ready(pair: Engine) -> None:
+    """A slow worker does not delay the others."""
+    described = pair.broadcast(Describe())
+    dict(pair.exchange({k: prepare(one) for k, one in described.items()}))
+
+    def one_round(k: int, number: int) -> Round:
+        units = len(described[k].tasks)
+        return Round(round=number, target=-1.0, w=np.zeros((units, 6)), step=np.full(units, 100.0))
+
     with first_worker_held(pair):
-        pair.send(0, Message("round", {"round": 0, "target": -1.0}, order[0]))
+        pair.send(0, encode(one_round(0, 0)))
         for number in range(3):
-            pair.send(1, Message("round", {"round": number, "target": -1.0}, order[1]))
+            pair.send(1, encode(one_round(1, number)))
             assert pair.receive(timeout=60.0)[0] == 1
+        assert pair.pending == {0}
     assert pair.receive()[0] == 0
 
 
-def test_answers_that_nobody_waited_for_are_dropped(pair: Engine) -> None:
+def test_answers_pending_from_before_are_dropped(pair: Engine) -> None:
     with first_worker_held(pair):
-        pair.send(0, Message("hold_out", {"fold": -1, "folds": 3, "seed": 4}))
-        assert set(pair.asked) == {0}
-    answers = pair.broadcast(Message("describe", {"digest": True}))
-    assert {answer.name for answer in answers.values()} == {"described"}
-    assert all("digest" in answer.scalars for answer in answers.values())
-    assert not pair.asked
+        pair.send(0, encode(HoldOut(fold=-1, folds=3, seed=4)))
+        assert pair.pending == {0}
+    answers = pair.broadcast(Describe(digest=True))
+    assert all(isinstance(answer, Description) and answer.digest is not None for answer in answers.values())
+    assert not pair.pending
 
 
-def test_a_custom_loss_travels() -> None:
-    """It is compiled where it is used. That whole rounds work with such a loss is shown without Ray."""
+def test_a_custom_loss_is_compiled_where_it_is_used() -> None:
+    """Tests without Ray show that whole rounds work with such a loss."""
     data = random_problem("squared", m=2)
     W = np.random.default_rng(0).normal(size=(2, data.X.shape[1]))
     residuals = np.split(
         data.y - np.einsum("ij,ij->i", data.X, np.repeat(W, np.diff(data.starts), axis=0)), data.starts[1:-1]
     )
     with started("ray", data, halved_absolute(), 1) as engine:
-        told = engine.broadcast(Message("describe"))[0].arrays
-        scalars = {"seed": 0, "local_solver": "sdca", "sampling": "shuffled", "max_passes": 40, "keep": False}
-        arrays = {"total_weight": told["weight"], "steps": np.zeros(2, np.int64)}
-        dict(engine.exchange({0: Message("prepare", scalars, arrays)}))
-        engine.broadcast(Message("hold_out", {"fold": 0, "folds": 1, "seed": 0}))  # all rows
-        scored = dict(engine.exchange({0: Message("score", {}, {"w": W})}))[0]
-    np.testing.assert_allclose(scored.arrays["loss"], [np.abs(r).sum() / 2 for r in residuals], rtol=1e-12)
+        engine.broadcast(prepare(engine.broadcast(Describe())[0]))
+        engine.broadcast(HoldOut(fold=0, folds=1, seed=0))  # all rows
+        scored = engine.broadcast(Score(w=W))[0]
+    np.testing.assert_allclose(scored.loss, [np.abs(r).sum() / 2 for r in residuals], rtol=1e-12)
 
 
 def test_estimators_and_choice_of_lambda() -> None:

@@ -126,7 +126,7 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
         solve(data, **how, resume=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="resume=True needs checkpoint="):
         solve(data, **how, resume=True)
-    with pytest.raises(ValueError, match="every_rounds must be positive"):
+    with pytest.raises(ValueError, match="every_rounds must be a positive"):
         Checkpoint(tmp_path, every_rounds=0)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"checkpoints cannot be kept at .*file is a file"):
