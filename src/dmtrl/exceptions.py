@@ -1,7 +1,10 @@
 """Every error and warning of dmtrl.
 
 DmtrlError
+├── CheckpointExistsError  a fit would overwrite the checkpoint of another one (also a FileExistsError)
+├── InputError             wrong input that a parameter can fix (also a ValueError)
 ├── LossError              a custom loss contradicts itself (also a ValueError)
+├── NotAModelError         a file is not a saved model (also a ValueError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
@@ -13,7 +16,8 @@ it apart: then it has a class here, with typed fields. Messages are written in P
 from the fields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 
 class DmtrlError(Exception):
@@ -24,8 +28,59 @@ class DmtrlWarning(UserWarning):
     """Base class of all warnings of dmtrl."""
 
 
+class CheckpointExistsError(DmtrlError, FileExistsError):
+    """A fit would overwrite the checkpoint of an interrupted one; `path` is where that checkpoint is."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} holds the checkpoint of an interrupted fit; resume it with resume={self.path!r}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A parameter that an error message advises to set, with a value if the message names one."""
+
+    name: str
+    value: object = None
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name}={self.value!r}"
+
+
+class InputError(DmtrlError, ValueError):
+    """Wrong input that a parameter can fix.
+
+    Attributes
+    ----------
+    parts : tuple of str and Setting
+        The message in pieces. The shell writes each `Setting` as a command-line option.
+    """
+
+    def __init__(self, *parts: str | Setting) -> None:
+        super().__init__("".join(map(str, parts)))
+        self.parts = parts
+
+    def message(self, write: Callable[[Setting], str]) -> str:
+        """The message with each setting as `write` returns it."""
+        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
+
+
 class LossError(DmtrlError, ValueError):
     """A custom loss contradicts itself: its value, conjugate and dual step do not belong together."""
+
+
+class NotAModelError(DmtrlError, ValueError):
+    """A file is not a saved model; `path` is its path."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(str(path))
+        self.path = str(path)
+
+    def __str__(self) -> str:
+        return f"{self.path} is not a dmtrl model; load reads files written by save"
 
 
 class WorkerLostError(DmtrlError, RuntimeError):

@@ -15,7 +15,7 @@ import pytest
 
 import dmtrl
 from dmtrl.cli.errors import printable
-from dmtrl.cli.fit_summary import LONGEST
+from dmtrl.cli.fit_summary import MAX_NAME
 from dmtrl.tables.cells import look_at
 from support.shell_data import run, write
 
@@ -186,10 +186,10 @@ def test_a_target_is_refused_by_the_cell_that_is_no_number(tmp_path: Path) -> No
         table["y"][row] = f"word {row}"
     save(data, table)
     sentence = refusal(data, *WORDS, "--kind", "regression", "-o", tmp_path / "m")
-    assert "the target 'y' holds 'word 50' (line 52), which is not a number, as 40 of 120 cells" in sentence
+    assert "the target 'y' holds 'word 50' (line 52), which is not a number (like 40 of 120 cells)" in sentence
     sentence = refusal(data, *WORDS, "-o", tmp_path / "m")
     assert "too many for classes" in sentence
-    assert "40 of its 120 cells are no numbers: the first 'word 50' (line 52)" in sentence
+    assert "40 of its 120 cells are not numbers: the first 'word 50' (line 52)" in sentence
 
 
 def test_predict_names_the_line_of_a_cell_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +240,7 @@ def test_long_names_and_names_with_commas_stay_readable(tmp_path: Path) -> None:
     assert "xx1" in alike
     assert "xx2" in alike
     assert "'" not in alike
-    assert max(map(len, alike.split())) <= LONGEST
+    assert max(map(len, alike.split())) <= MAX_NAME
     table["t"] = ['"Smith, John"' if name == "third" else name for name in table["t"]]
     result = run("fit", save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "n", columns="200")
     assert "'Smith, John' and " in result.stdout or " and 'Smith, John'" in result.stdout
@@ -269,7 +269,7 @@ def test_the_summary_has_no_blanks_at_the_right_and_tells_times_apart(tmp_path: 
     assert certificate.endswith(" rounds)")
     time = next(line for line in lines if line.strip().startswith("time"))
     assert time.endswith("s choosing lambda")
-    assert "predicting each task's mean" in " ".join(result.stdout.split())
+    assert "baseline, each task's mean" in " ".join(result.stdout.split())
 
 
 def test_what_guessing_would_give(tmp_path: Path) -> None:
@@ -277,12 +277,12 @@ def test_what_guessing_would_give(tmp_path: Path) -> None:
     outcome = found(save(tmp_path / "a.csv", table), *WORDS[:4], "-o", tmp_path / "m")
     y, t = np.array(table["y"], dtype=float), np.array(table["t"])
     errors = [y[i] - np.mean([y[j] for j in range(N) if j != i and t[j] == t[i]]) for i in range(N)]
-    assert outcome["guessing"] == pytest.approx(np.mean(np.square(errors)))
-    assert outcome["held_out"]["squared_error"] < outcome["guessing"]
+    assert outcome["baseline"] == pytest.approx(np.mean(np.square(errors)))
+    assert outcome["held_out"]["squared_error"] < outcome["baseline"]
     table["y"] = ["yes" if value > 0.5 else "no" for value in y]
     outcome = found(save(tmp_path / "a.csv", table), *WORDS[:4], "-o", tmp_path / "n")
     usual = [max((np.array(table["y"])[t == name] == word).sum() for word in ("yes", "no")) for name in "uvw"]
-    assert outcome["guessing"] == pytest.approx(1 - sum(usual) / N)
+    assert outcome["baseline"] == pytest.approx(1 - sum(usual) / N)
 
 
 def test_what_is_cheap_to_see_is_said_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_what_is_cheap_to_see_is_said_before_anything_heavy_is_loaded(tmp_path: 
         ("fit", "none.csv", *WORDS): "there is no file",
         ("fit", str(there), *WORDS, "-o", "no/m"): "there is no folder",
         ("predict", "none", str(there)): "there is no model file",
-        ("predict", str(there), str(there)): "predict takes the model first",
+        ("predict", str(there), str(there)): "give the model file first",
     }
     code = (
         "import sys\nfrom dmtrl.cli.main import main\n"

@@ -25,7 +25,7 @@ from dmtrl.estimators.problem import Coordinates, Problem, Units, common_part, p
 from dmtrl.losses.builtin import BUILTIN, REGRESSION, AnyLoss, get_loss
 from dmtrl.progress import live_line
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import FreeIntercept, Learned, Relationship, get_relationship
+from dmtrl.relationship.penalties import FreeIntercept, Learned, Relationship, get_relationship, is_learned
 from dmtrl.solver.api import naming_checkpoint, thread_count, warn_unless_converged
 from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, keeper_for
 from dmtrl.solver.coordinator import Callback, Coordinator, Outcome
@@ -169,7 +169,7 @@ class MTRLBase(Insight, Savable, ABC):
             return lam, 0.0
         if not isinstance(self.common, str):
             return lam, float(self.common)
-        learned = _is_learned(relationship) and len(problem.units.names) == len(self.tasks_)
+        learned = is_learned(relationship) and len(problem.units.names) == len(self.tasks_)
         return lam, float(getattr(relationship, "tau", learned))
 
     def _solve(self, problem: Problem, lam: float, tau: float) -> Outcome:
@@ -190,7 +190,7 @@ class MTRLBase(Insight, Savable, ABC):
 
     def _relation(self, problem: Problem, lam: float, tau: float) -> Relationship:
         m, relationship = problem.data.m, restrict(self.relationship, problem.units)
-        if _is_learned(relationship):  # for one unit the same as independent, which is faster
+        if is_learned(relationship):  # for one unit the same as independent, which is faster
             relationship = "learned" if m > 1 else "independent"
         return self._with_intercept(get_relationship(relationship, m, tau), lam, problem.coordinates)
 
@@ -241,7 +241,7 @@ class MTRLBase(Insight, Savable, ABC):
 
     def _keep_common(self, outcome: Outcome, tau: float, coordinates: Coordinates) -> None:
         common, d = outcome.common, len(coordinates.x_centre)
-        if tau > 0 and not _is_learned(self.relationship):
+        if tau > 0 and not is_learned(self.relationship):
             common = common_part(outcome.covariance, tau, outcome.W)
         if self.fit_intercept is True:  # outside the relationship: a task never seen is given the mean one
             common = np.append(common[:d], outcome.W[:, d].mean())
@@ -251,7 +251,7 @@ class MTRLBase(Insight, Savable, ABC):
     def _relations(self, outcome: Outcome, tau: float) -> TaskCovariance:
         """Sigma as people read it. Beside a common component the solver's own is of what is left without it, in which
         tasks that are all alike would look unrelated: here it is of the whole weights (12)."""
-        if tau == 0 or not _is_learned(self.relationship):
+        if tau == 0 or not is_learned(self.relationship):
             return outcome.covariance
         return Learned().update(outcome.W[:, :-1] if self.fit_intercept is True else outcome.W)
 
@@ -265,6 +265,15 @@ class MTRLBase(Insight, Savable, ABC):
     def task_correlation_(self) -> Any:
         """The correlation of every two units, as a labelled frame where pandas is installed."""
         return self._labelled(self._fitted_covariance().correlation(), self.unit_names_)
+
+    @property
+    def covariance_(self) -> TaskCovariance:
+        """Sigma with trace one, a row per unit, as an operator."""
+        return self._fitted_covariance()
+
+    def read_rows(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> intake.Table:
+        """Rows and labels, checked against the rows of the fit, as a table."""
+        return self._read(X, y, tasks, sample_weight, reset=False)
 
     def _labelled(self, values: np.ndarray, names: np.ndarray) -> Any:
         try:
@@ -353,10 +362,6 @@ class MTRLBase(Insight, Savable, ABC):
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
-
-
-def _is_learned(relationship: Any) -> bool:
-    return isinstance(relationship, Learned) or (isinstance(relationship, str) and relationship == "learned")
 
 
 def choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

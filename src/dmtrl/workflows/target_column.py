@@ -1,6 +1,6 @@
-"""The target of a fit: numbers or classes, and the loss that suits them.
+"""Read the target column: decide between numbers and classes, and choose the loss.
 
-Room: beside fitting. What is guessed is noted; a target that is neither is refused, with the cell that is the reason.
+A target that is neither raises an error that names the first bad cell.
 """
 
 import shlex
@@ -8,44 +8,46 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 from dmtrl.tables import columns as read
 from dmtrl.tables import nearest
 from dmtrl.tables.cells import DATE, NUMBER, TEXT, CellError, Look, look_at
 from dmtrl.tables.preparation import LARGEST, notes_on_writing
 
-MOST_CLASSES = 50
-FEW_VALUES = 20  # so few different whole numbers may be classes
+MAX_CLASSES = 50
+FEW_VALUES = 20  # up to this many different whole numbers may be classes
 
 
 def parse_loss(text: str) -> Loss:
-    """A loss by name, with its number where it has one: huber, huber=2, quantile=0.9."""
+    """A loss by name, with its parameter if it has one: huber, huber=2, quantile=0.9."""
     name, _, number = text.partition("=")
     if name not in BUILTIN:
         close = nearest(name, list(BUILTIN))
-        raise ValueError(f"there is no loss {name!r}; " + (f"did you mean {close!r}?" if close else ", ".join(BUILTIN)))
+        hint = f"did you mean {close!r}?" if close else f"the losses are {', '.join(BUILTIN)}"
+        raise ValueError(f"there is no loss {name!r}; {hint}")
     try:
         return BUILTIN[name](float(number)) if number else BUILTIN[name]()
     except (TypeError, ValueError) as error:
-        takes = "takes no number" if isinstance(error, TypeError) else str(error)
-        raise ValueError(f"--loss {text}: {takes}") from None
+        problem = f"the {name} loss has no parameter" if isinstance(error, TypeError) else str(error)
+        raise InputError(Setting("loss", text), f": {problem}") from None
 
 
 def read_target(
     column: Any, name: str, untyped: bool, kind: str | None, loss_name: str | None, semicolons: bool, notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, Loss, Look]:
-    """The target, where it is missing, the loss, and how the cells are written."""
+    """The target, where it is missing, the loss, and the format of the cells."""
     is_text = read.is_text(column.type)
     look = look_at(column, semicolons) if is_text else Look(read.kind_of(column, untyped=False))
     holds = TEXT if is_text and not untyped else look.kind
     if holds not in (NUMBER, TEXT):
         raise ValueError(
-            f"the target {name!r} holds {'dates' if holds == DATE else column.type}; it must be numbers or text"
+            f"the target {name!r} holds {'dates' if holds == DATE else column.type}; it must hold numbers or text"
         )
     loss = None if loss_name is None else parse_loss(loss_name)
     kind = kind or (None if loss is None else loss.kind)
     if loss is not None and loss.kind != kind:
-        raise ValueError(f"the {loss.name} loss is for {loss.kind}, and --kind says {kind}; leave one of them out")
+        raise InputError(f"the {loss.name} loss is for {loss.kind}, which contradicts ", Setting("kind", kind))
     if holds == TEXT and untyped and look.almost == NUMBER and kind != CLASSIFICATION:
         gone = f"--missing {shlex.quote(look.stray)} if that means missing"
         classes = (
@@ -53,7 +55,7 @@ def read_target(
         )
         raise look.refusal(f"the target {name!r}", f"correct the file, or say {gone}{classes}")
     if kind is None:
-        kind = _guess(column, name, look if holds == look.kind else Look(holds), notes)
+        kind = _infer_kind(column, name, look if holds == look.kind else Look(holds), notes)
     if kind == REGRESSION:
         if holds == TEXT:
             what = f"the {loss.name} loss" if loss is not None else "regression"
@@ -66,15 +68,17 @@ def read_target(
 
 
 def _not_numbers(name: str, column: Any, look: Look, what: str) -> ValueError:
-    needs = f", and {what} needs numbers; for classes use --kind classification"
+    needs = f", but {what} needs numbers; if the values are classes, set the kind to classification"
     if look.strays:
-        more = f", as {look.strays:,} of {look.cells:,} cells" if look.strays > 1 else ""
+        more = f" (like {look.strays:,} of {look.cells:,} cells)" if look.strays > 1 else ""
         return CellError(f"the target {name!r} holds", look.stray, look.row, f", which is not a number{more}{needs}")
-    example = next(word for word in read.texts(column) if word is not None)  # codes as 007, or text by its file's type
-    return ValueError(f"the target {name!r} holds text, as {example!r}{needs}")
+    example = next(
+        word for word in read.texts(column) if word is not None
+    )  # a code such as 007, or a column of type text
+    return ValueError(f"the target {name!r} holds text such as {example!r}{needs}")
 
 
-def _guess(column: Any, name: str, look: Look, notes: list[str]) -> str:
+def _infer_kind(column: Any, name: str, look: Look, notes: list[str]) -> str:
     if look.kind == TEXT:
         notes.append(f"target {name!r} is text: classification")
         return CLASSIFICATION
@@ -86,8 +90,8 @@ def _guess(column: Any, name: str, look: Look, notes: list[str]) -> str:
     whole = (values == np.floor(values)).all()
     if 2 < len(values) <= FEW_VALUES and whole:
         notes.append(
-            f"target {name!r} has {len(values)} whole numbers, {values[0]:g} to {values[-1]:g}: taken as amounts "
-            "(regression); if they are classes, say --kind classification"
+            f"target {name!r} has {len(values)} whole numbers, {values[0]:g} to {values[-1]:g}: regression; if "
+            "they are classes, set the kind to classification"
         )
     else:
         notes.append(f"target {name!r} has {len(values):,} different numbers: regression")
@@ -95,16 +99,20 @@ def _guess(column: Any, name: str, look: Look, notes: list[str]) -> str:
 
 
 def check_target(y: np.ndarray, name: str, loss: Loss, look: Look) -> None:
-    """Refuse what nothing can be learned from."""
+    """Raise ValueError if nothing can be learned from the target."""
     distinct = np.unique(y)
     if len(distinct) == 1:
-        raise ValueError(f"the target {name!r} has one value only, {distinct.tolist()[0]!r}; there is nothing to learn")
+        raise ValueError(f"the target {name!r} has only one value, {distinct.tolist()[0]!r}; there is nothing to learn")
     if loss.kind == REGRESSION and np.abs(distinct).max() > LARGEST:
         raise ValueError(f"the target {name!r} holds numbers as large as {np.abs(distinct).max():.3g}; correct them")
-    if loss.kind == CLASSIFICATION and len(distinct) > MOST_CLASSES:
-        many = f"{len(distinct):,} different values, too many for classes (at most {MOST_CLASSES})"
-        if 0 < look.strays < look.cells:  # somebody may have meant numbers
-            before = f"the target {name!r} has {many}, and {look.strays:,} of its {look.cells:,} cells are no numbers: "
+    if loss.kind == CLASSIFICATION and len(distinct) > MAX_CLASSES:
+        many = f"{len(distinct):,} different values, too many for classes (at most {MAX_CLASSES})"
+        if 0 < look.strays < look.cells:  # numbers may have been meant
+            before = (
+                f"the target {name!r} has {many}, and {look.strays:,} of its {look.cells:,} cells are not numbers: "
+            )
             raise CellError(before + "the first", look.stray, look.row, "; correct the file or choose another target")
-        amounts = "; for amounts say --kind regression" if distinct.dtype.kind == "i" or look.kind == NUMBER else ""
-        raise ValueError(f"the target {name!r} has {many}{amounts}")
+        message = f"the target {name!r} has {many}"
+        if distinct.dtype.kind == "i" or look.kind == NUMBER:
+            raise InputError(f"{message}; for numbers, pass ", Setting("kind", "regression"))
+        raise ValueError(message)

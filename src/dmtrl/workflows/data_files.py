@@ -1,0 +1,55 @@
+"""Open the data files of a command and find the columns it needs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dmtrl.exceptions import InputError, Setting
+from dmtrl.tables import Source, nearest, open_source
+from dmtrl.tables.preparation import Preparation
+
+
+def require_column(name: str, names: Sequence[str]) -> None:
+    """Raise ValueError if there is no such column, and suggest the name that was probably meant."""
+    if name not in names:
+        close = nearest(name, names)
+        hint = f"did you mean {close!r}?" if close else f"the columns are {list_columns(names)}"
+        raise ValueError(f"there is no column {name!r}; {hint}")
+
+
+def list_columns(names: Sequence[str]) -> str:
+    """The first column names, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def open_with_tasks(source: Source, task: str | None, notes: list[str]) -> tuple[Source, str, bool]:
+    """The source, its task column, and whether file names are the tasks.
+
+    File names are the tasks if there are several files and none has the column. `task` may be None for formats that
+    have a task column by convention.
+    """
+    names = source.names
+    if task is None:
+        keys = sorted({key for part in source.parts for key in part.constants})
+        default = {"npz": "task", "libsvm": "qid"}.get(source.format)
+        task = keys[0] if len(keys) == 1 else default if default in names else None
+        if task is None:
+            raise InputError(
+                "the task column is not known; pass ", Setting("task"), f" with one of {list_columns(names)}"
+            )
+    if task in names:
+        return source, task, False
+    if len(source.parts) < 2 or nearest(task, names):
+        require_column(task, names)
+    notes.append(f"no file has a column {task!r}: each file is a task, named like {source.parts[0].stem!r}")
+    return source.with_file_names(task), task, True
+
+
+def open_as_fitted(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
+    """Open data of the same format as that of the fit, with a task column."""
+    source = open_source(data)
+    if (source.format == "libsvm") != (preparation.width is not None):
+        fitted = "a libsvm file" if preparation.width is not None else "named columns"
+        raise ValueError(f"the model was fitted on {fitted}, but {source.parts[0].path} is {source.format}")
+    if preparation.task not in source.names and preparation.task_is_file_name:
+        return source.with_file_names(preparation.task)
+    return open_with_tasks(source, preparation.task, notes)[0]
