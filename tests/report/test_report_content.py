@@ -64,7 +64,7 @@ ONE = Series("one", [1, 2], [3, 4])
         (lambda: DotPlot("t", ["a"], [("b", [1, 2])], "x", alt="a"), "2 dots for 'b' but 1 rows"),
         (lambda: DotPlot("t", ["a"], [("b", [1]), ("b", [2])], "x", alt="a"), "two sets of dots named 'b'"),
         (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[0]), "has marked rows but no mark"),
-        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[1], mark="m"), "a marked row that does not exist"),
+        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[1], mark="m"), "marked row that does not"),
         (lambda: KeyFigures("t", []), "are empty"),
         (lambda: BarChart("t", ["a"], [("b", [1, 2])], "y", alt="a"), "2 heights for 'b' but 1 categories"),
         (lambda: BarChart("t", ["a"], [("b", [1])], "y", alt="a", errors={"c": [1]}), "errors for 'c'"),
