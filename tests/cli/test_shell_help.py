@@ -26,7 +26,7 @@ def test_help_fits_a_screen_and_shows_an_example(command: str | None) -> None:
 
 def test_where_a_fit_is_kept_and_whom_it_waits_for_are_offered() -> None:
     words = " ".join(run("fit", "--help", columns="80").output.split())
-    assert "--max-staleness N Rounds that fast workers may be ahead of slow ones [0]." in words
+    assert "--max-staleness N Answers by which workers may be ahead of the slowest [0]." in words
     assert "--checkpoint PATH|URL Checkpoint folder, visible to all machines [beside the model]." in words
     assert "--resume PATH|URL Resume from the checkpoint of a fit." in words
 

@@ -190,7 +190,7 @@ def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
         ((data, model, "-o", new), "is not a dmtrl model; give the model file first"),
         ((model, model, "-o", new), "is a dmtrl model, not data"),
         ((tmp_path / "cut.model", data, "-o", new), "cut short or damaged"),
-        ((tmp_path / "python.model", data, "-o", new), "cannot prepare the columns of a file"),
+        ((tmp_path / "python.model", data, "-o", new), "cannot prepare the columns of data files"),
         ((tmp_path / "none.model", data, "-o", new), "there is no model file"),
         ((model, tmp_path / "none.csv", "-o", new), "there is no file"),
         ((model, tmp_path / "header.csv", "-o", new), "has columns but no rows"),

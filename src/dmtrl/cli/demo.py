@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from dmtrl.cli.display import status
+from dmtrl.cli.display import display
 from dmtrl.cli.errors import exit_on_error
 
 
@@ -35,8 +35,8 @@ def command(seed: int, quick: bool, out: str, no_page: bool) -> None:
     with exit_on_error():
         if not no_page:
             check_output(Path(out), force=True)
-        with status() as (tell, on_round):
-            result = run_demo(seed, quick, tell, [on_round])
+        with display() as progress:
+            result = run_demo(seed, quick, progress.stage)
     render(result, Console(highlight=False))
     if no_page:
         return

@@ -5,13 +5,11 @@ Progress goes to stderr, so that stdout has only results.
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
-
-from dmtrl.progress import describe
 
 LINE_EVERY = 10.0  # seconds between plain lines
 
@@ -89,23 +87,3 @@ def display(quiet: bool = False) -> Iterator[Display]:
         )
         with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
             yield Live(progress)
-
-
-@contextmanager
-def status() -> Iterator[tuple[Callable[[str], object], Callable[[Any], object]]]:
-    """Callbacks for a new stage and for a round: one live line on a terminal, else a plain line for each stage."""
-    from rich.console import Console
-
-    from dmtrl.solver.settings import Settings
-
-    if not sys.stderr.isatty():
-        yield (lambda text: click.echo(text, err=True)), (lambda record: None)
-        return
-    tol, stage = Settings().tol, ["starting"]
-    with Console(stderr=True, highlight=False).status(stage[0]) as line:
-
-        def on_stage(text: str) -> None:
-            stage[0] = text
-            line.update(text)
-
-        yield on_stage, (lambda record: line.update(f"{stage[0]}; {describe(record, tol)}"))

@@ -52,7 +52,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
     "--loss", metavar="NAME[=X]", shell_complete=_losses, help="Loss, such as logistic, huber=2, quantile=0.9."
 )
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
-@click.option("--common/--no-common", default=None, help="Require or exclude a common component.")
+@click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries both].")
 @click.option("--weights", metavar="COL", help="Column with the weight of each row.")
 @click.option("--drop", metavar="COL", multiple=True, help="Column to leave out.")
 @click.option("--category", metavar="COL", multiple=True, help="Column of numbers to use as categories.")
@@ -69,7 +69,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--workers", metavar="N", type=click.IntRange(1), help="Number of Ray actors [one per CPU].")
 @click.option(
     "--max-staleness", metavar="N", type=click.IntRange(0), default=0,
-    help="Rounds that fast workers may be ahead of slow ones [0].",
+    help="Answers by which workers may be ahead of the slowest [0].",
 )  # fmt: skip
 @click.option("--out", "-o", type=click.Path(), default="model.dmtrl", help="Model file [model.dmtrl].")
 @click.option("--force", is_flag=True, help="Overwrite an existing model or checkpoint.")
@@ -174,11 +174,11 @@ def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison:
     return None
 
 
-def _print_resume_command(words: list[str], checkpoint: "Place | None") -> None:
+def _print_resume_command(arguments: list[str], checkpoint: "Place | None") -> None:
     if checkpoint is None:
         click.echo("interrupted; nothing was written", err=True)
         return
-    again = [word for word in words if not word.startswith("--resume=")]
+    again = [argument for argument in arguments if not argument.startswith("--resume=")]
     if "--resume" in again:
         i = again.index("--resume")
         del again[i : i + 2]

@@ -17,9 +17,9 @@ class Shell(click.Group):
     """Imports subcommands lazily and keeps the arguments as typed in `context.obj`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
-        words = list(args)  # for the command that resumes an interrupted fit
+        typed = list(args)  # for the command that resumes an interrupted fit
         context = super().make_context(info_name, args, parent, **extra)
-        context.obj = words
+        context.obj = typed
         return context
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -18,7 +18,7 @@ from dmtrl.tables.output import check_output, check_table_name
 @click.argument("data", nargs=-1, required=True, type=click.Path(), metavar="DATA...")
 @click.option("--out", "-o", type=click.Path(), help="Output file: CSV, Parquet or Arrow.  [default: CSV on stdout]")
 @click.option("--unknown", type=click.Choice(["raise", "common", "skip"]), default="raise", show_default=True,
-              help="Tasks that were not in the fit: fail, predict what all tasks share, or leave empty.")  # fmt: skip
+              help="Tasks not in the fit: fail, predict from what all tasks share, or leave empty.")  # fmt: skip
 @click.option("--keep", metavar="COL", multiple=True, help="Copy a column to the output; '*' copies all.")
 @click.option("--fill", is_flag=True, help="Treat columns that the data does not have as missing.")
 @click.option("--force", is_flag=True, help="Overwrite an existing output file.")

@@ -206,7 +206,7 @@ class DotPlot:
                 )
         if self.marked and not self.mark.strip():
             raise ValueError(f"{where} has marked rows but no mark; pass the meaning of the ring as mark")
-        if any(not 0 <= place < len(self.rows) for place in self.marked):
+        if any(not 0 <= row < len(self.rows) for row in self.marked):
             raise ValueError(
                 f"{where} has a marked row that does not exist; rows are numbered from 0 to {len(self.rows) - 1}"
             )
@@ -242,7 +242,7 @@ class Table:
     def __post_init__(self) -> None:
         _check_not_empty(self.title, "A table has no title: say what it shows.")
         if not self.columns:
-            raise ValueError(f"The table {_quoted(self.title)} has no columns: give at least one.")
+            raise ValueError(f"The table {_quoted(self.title)} has no columns")
         for number, row in enumerate(self.rows, start=1):
             if len(row) != len(self.columns):
                 raise ValueError(
@@ -318,8 +318,8 @@ def _check_figure(title: str, alt: str, kind: str) -> str:
     return where
 
 
-def _check_not_empty(words: str, message: str) -> None:
-    if not words.strip():
+def _check_not_empty(text: str, message: str) -> None:
+    if not text.strip():
         raise ValueError(message)
 
 

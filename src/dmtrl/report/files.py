@@ -161,6 +161,6 @@ def _is_empty(cell: object) -> bool:
 
 
 def _markdown_cell(text: str) -> str:
-    for sign in "\\|*_`[]":
-        text = text.replace(sign, "\\" + sign)
+    for char in "\\|*_`[]":
+        text = text.replace(char, "\\" + char)
     return single_line(text).replace("&", "&amp;").replace("<", "&lt;")

@@ -83,10 +83,10 @@ def colour_indices(series: Iterable[Series]) -> dict[str, int]:
 
 def single_line(text: str) -> str:
     """The text on one line, without control characters."""
-    kept = "".join(
+    visible = "".join(
         " " if c in "\t\r\n" else c for c in str(text) if c in "\t\r\n" or unicodedata.category(c) not in ("Cc", "Cs")
     )
-    return re.sub(r" {2,}", " ", kept).strip()
+    return re.sub(r" {2,}", " ", visible).strip()
 
 
 def literal(text: str) -> str:

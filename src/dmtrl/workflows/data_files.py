@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.tables import Source, nearest, open_source
@@ -44,8 +47,14 @@ def open_with_tasks(source: Source, task: str | None, notes: list[str]) -> tuple
     return source.with_file_names(task), task, True
 
 
-def open_as_fitted(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
-    """Open data of the same format as that of the fit, with a task column."""
+def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str]) -> Source:
+    """Open data of the same format as that of the model's fit, with a task column."""
+    preparation = getattr(model, "preparation_", None)
+    if not isinstance(preparation, Preparation):
+        raise ValueError(
+            "the model was fitted on arrays and cannot prepare the columns of data files; use it in Python, or fit a "
+            "model with dmtrl fit"
+        )
     source = open_source(data)
     if (source.format == "libsvm") != (preparation.width is not None):
         fitted = "a libsvm file" if preparation.width is not None else "named columns"
@@ -53,3 +62,9 @@ def open_as_fitted(data: Sequence[str | Path], preparation: Preparation, notes: 
     if preparation.task not in source.names and preparation.task_is_file_name:
         return source.with_file_names(preparation.task)
     return open_with_tasks(source, preparation.task, notes)[0]
+
+
+def name_indices(texts: np.ndarray, names: np.ndarray) -> np.ndarray:
+    """The index of each text among the names, -1 if it is not among them."""
+    index = {str(name): i for i, name in enumerate(names.tolist())}
+    return np.fromiter((index.get(text, -1) for text in texts), dtype=int, count=len(texts))

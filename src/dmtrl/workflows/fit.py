@@ -307,8 +307,7 @@ def _finish_round_on_interrupt(keeper: Keeper) -> Iterator[None]:
 
 
 def _report_progress(keeper: Keeper, progress: Progress, tol: float, chosen: Callable[[], object]) -> None:
-    """Report every cross-validation score and every round. The logarithm of the gap falls evenly, so it measures
-    progress."""
+    """Report every score of the cross-validation and every round. The logarithm of the gap falls evenly."""
     first: list[float] = []
 
     def on_score(done: int, total: int) -> None:

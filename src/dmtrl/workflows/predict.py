@@ -18,7 +18,7 @@ from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation
-from dmtrl.workflows.data_files import open_as_fitted, require_column
+from dmtrl.workflows.data_files import name_indices, open_as_fitted, require_column
 from dmtrl.workflows.progress import NoProgress, Progress
 
 CHUNK = 4_000_000  # numbers in the feature matrix of one chunk
@@ -42,24 +42,16 @@ class PredictRequest:
     fill: bool = False
 
 
-def load_model(path: str | Path) -> Any:
-    """Load a model that was fitted on data files and can prepare their columns."""
-    model = load(path)
-    if not isinstance(getattr(model, "preparation_", None), Preparation):
-        raise ValueError(
-            f"{path} was fitted on arrays and cannot prepare the columns of a file; use it in Python with dmtrl.load, "
-            "or fit a model with dmtrl fit"
-        )
-    return model
-
-
 def predict(request: PredictRequest, progress: Progress | None = None) -> dict[str, Any]:
     """Write a prediction for every row, in order, and return a summary of plain values."""
+    import pyarrow as pa
+
     progress = progress or NoProgress()
     notes: list[str] = []
-    model = load_model(request.model)
+    model = load(request.model)
+    source = open_as_fitted(model, request.data, notes)
     preparation: Preparation = model.preparation_
-    source = _open(request, preparation, notes)
+    _check_columns(source, preparation, request.fill, notes)
     if request.unknown == "common":
         model.set_params(unknown_tasks="common")
     kept = [name for name in (source.names if "*" in request.keep else request.keep) if name != preparation.task]
@@ -76,12 +68,12 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
     with table_writer(request.out) as writer:
         for batch in source.batches(wanted, preparation.width):
             for chunk in _chunks(batch, rows):
-                words = read.texts(without(chunk.columns.column(preparation.task), preparation.missing))
+                names = read.texts(without(chunk.columns.column(preparation.task), preparation.missing))
                 with source.located(lambda row: row + predictor.rows):
                     X = preparation.transform(chunk.columns, chunk.block, tally)
                 columns = {preparation.task: chunk.columns.column(preparation.task)}
                 columns |= {name: chunk.columns.column(name) for name in kept}
-                writer.write(_table(columns | predictor.predict(X, words)))
+                writer.write(pa.table(columns | predictor.predict(X, names)))
             progress.update(batch.done, f"{predictor.rows:,} rows")
         if predictor.rows == 0:
             raise ValueError(f"{source.parts[0].path} has columns but no rows")
@@ -96,11 +88,10 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
     }
 
 
-def _open(request: PredictRequest, preparation: Preparation, notes: list[str]) -> Source:
-    """The data, with a task column and with all columns that the model needs."""
-    source = open_as_fitted(request.data, preparation, notes)
+def _check_columns(source: Source, preparation: Preparation, fill: bool, notes: list[str]) -> None:
+    """Check that the data has the columns that the model needs, and note those that it does not use."""
     absent = [name for name in preparation.used if name not in source.names]
-    if absent and not request.fill:
+    if absent and not fill:
         try:
             require_column(absent[0], source.names)
         except ValueError as error:
@@ -113,7 +104,6 @@ def _open(request: PredictRequest, preparation: Preparation, notes: list[str]) -
     if extra:
         few = ", ".join(map(repr, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
         notes.append(f"columns that the model does not use: {few}")
-    return source
 
 
 def _chunks(batch: Batch, rows: int) -> list[Batch]:
@@ -126,19 +116,12 @@ def _chunks(batch: Batch, rows: int) -> list[Batch]:
     ]
 
 
-def _table(columns: dict[str, Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.table(columns)
-
-
 class _Predictor:
     """Predicts chunk by chunk, and counts the rows of unknown tasks."""
 
     def __init__(self, model: Any, unknown: str):
         self._model, self._unknown_option = model, unknown
         tasks = model.tasks_
-        self._number = {str(name): i for i, name in enumerate(tasks.tolist())}
         # the last name belongs to no task, so that the model applies its unknown_tasks parameter
         unused = np.array([tasks.max() + 1 if tasks.dtype.kind == "i" else ""])
         self._names = np.concatenate([tasks, unused])
@@ -148,16 +131,16 @@ class _Predictor:
         self.rows = self.unknown_rows = 0
         self.unknown: set[str] = set()
 
-    def predict(self, X: Any, words: np.ndarray) -> dict[str, Any]:
+    def predict(self, X: Any, names: np.ndarray) -> dict[str, Any]:
         import pyarrow as pa
 
-        codes = np.fromiter((self._number.get(word, -1) for word in words), dtype=int, count=len(words))
+        codes = name_indices(names, self._model.tasks_)
         unknown = codes < 0
         if unknown.any():
-            self._check_unknown(words[unknown], int(np.argmax(unknown)))
-        self.rows += len(words)
+            self._check_unknown(names[unknown], int(np.argmax(unknown)))
+        self.rows += len(names)
         self.unknown_rows += int(unknown.sum())
-        rows = ~unknown if self._unknown_option == "skip" else np.ones(len(words), dtype=bool)
+        rows = ~unknown if self._unknown_option == "skip" else np.ones(len(names), dtype=bool)
         values = self._predictions(X if rows.all() else X[rows], self._names[codes[rows]])
         if rows.all():
             return values
@@ -176,12 +159,12 @@ class _Predictor:
             found |= {name: pa.array(p) for name, p in zip(self.columns[1:], probabilities, strict=True)}
         return found
 
-    def _check_unknown(self, words: np.ndarray, row: int) -> None:
-        self.unknown |= {word for word in words if word is not None}
+    def _check_unknown(self, names: np.ndarray, row: int) -> None:
+        self.unknown |= {name for name in names if name is not None}
         shared = self._model.common_strength_ > 0 and self._model.coef_.ndim == 2
         if self._unknown_option == "skip" or (self._unknown_option == "common" and shared):
             return
-        task = words[0]
+        task = names[0]
         problem = f"row {self.rows + row + 1} has " + ("no task" if task is None else f"the unknown task {task!r}")
         skip = (Setting("unknown", "skip"), " to leave such rows empty")
         if shared:

@@ -14,10 +14,9 @@ from dmtrl.estimators.inputs import plain
 from dmtrl.estimators.model_file import load
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.page import require_packages
-from dmtrl.tables import Source
 from dmtrl.tables import columns as read
 from dmtrl.tables.preparation import Preparation, without_missing
-from dmtrl.workflows.data_files import open_as_fitted, require_column
+from dmtrl.workflows.data_files import name_indices, open_as_fitted, require_column
 from dmtrl.workflows.progress import NoProgress, Progress
 
 
@@ -30,11 +29,6 @@ def report(
     fitted, notes = load(model), list[str]()
     if not data:
         return write_model_page(fitted, out), notes
-    if not isinstance(getattr(fitted, "preparation_", None), Preparation):
-        raise ValueError(
-            f"{model} was fitted on arrays and cannot prepare the columns of a file; leave the data out, or in Python "
-            "call dmtrl.report.model_page.write_model_page(model, path, X, y, tasks)"
-        )
     progress.stage("reading")
     X, y, tasks = read_rows(fitted, data, notes, progress)
     comparison = None
@@ -45,7 +39,7 @@ def report(
                 f"the data has no row of task {plain(absent[0])!r}; use data of all {len(fitted.tasks_)} tasks of the "
                 "model, or leave the data out"
             )
-        progress.stage("comparing with each task alone and all tasks as one")
+        progress.stage("comparing with each task alone and all tasks pooled")
         comparison = fitted.compare(X, y, tasks)
     progress.stage("writing the page")
     return write_model_page(fitted, out, X, y, tasks, comparison), notes
@@ -58,8 +52,10 @@ def read_rows(
     from scipy import sparse
 
     progress = progress or NoProgress()
+    source = open_as_fitted(model, data, notes)
     preparation: Preparation = model.preparation_
-    source = _open(data, preparation, notes)
+    for name in (*preparation.used, preparation.target):
+        require_column(name, source.names)
     classes = getattr(model, "classes_", None)
     parts: list[Any] = []
     targets: list[np.ndarray] = []
@@ -68,13 +64,13 @@ def read_rows(
     for batch in source.batches([*preparation.used, preparation.task, preparation.target], preparation.width):
         columns = without_missing(batch.columns, preparation.missing)
         X = preparation.transform(columns, batch.block)
-        task = _indices(read.texts(columns.column(preparation.task)), model.tasks_)
+        task = name_indices(read.texts(columns.column(preparation.task)), model.tasks_)
         target = columns.column(preparation.target)
         if classes is None:
             y = read.numbers(target, preparation.target)
             known = ~np.isnan(y)
         else:
-            y = _indices(read.texts(target), classes)
+            y = name_indices(read.texts(target), classes)
             known = y >= 0
         keep = known & (task >= 0)
         parts, targets, codes = [*parts, X[keep]], [*targets, y[keep]], [*codes, task[keep]]
@@ -82,23 +78,10 @@ def read_rows(
         left_out["a task that the model does not have"] += int((known & (task < 0)).sum())
         progress.update(batch.done)
     notes += [f"left out: {count:,} rows with {what}" for what, count in left_out.items() if count]
-    kept = np.concatenate(targets) if targets else np.zeros(0)
-    if len(kept) == 0:
+    all_targets = np.concatenate(targets) if targets else np.zeros(0)
+    if len(all_targets) == 0:
         raise ValueError(
             f"{source.parts[0].path} has no row with a task of the model and a valid {preparation.target!r}"
         )
     X = sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
-    return X, kept if classes is None else classes[kept], model.tasks_[np.concatenate(codes)]
-
-
-def _open(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
-    source = open_as_fitted(data, preparation, notes)
-    for name in (*preparation.used, preparation.target):
-        require_column(name, source.names)
-    return source
-
-
-def _indices(words: np.ndarray, names: np.ndarray) -> np.ndarray:
-    """The index of each word among the names, -1 for a word that is not among them."""
-    index = {str(name): i for i, name in enumerate(names.tolist())}
-    return np.fromiter((index.get(word, -1) for word in words), dtype=int, count=len(words))
+    return X, all_targets if classes is None else classes[all_targets], model.tasks_[np.concatenate(codes)]

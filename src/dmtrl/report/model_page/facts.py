@@ -57,7 +57,7 @@ class ModelFacts:
 
     @property
     def units(self) -> str:
-        """What the names stand for, in the plural."""
+        """What the rows are: tasks, or pairs of a task and a class."""
         return "tasks" if len(self.names) == self.tasks else "pairs of task and class"
 
 
@@ -106,9 +106,9 @@ def model_facts(
 
 
 def _feature_names(model: Any, preparation: Any) -> list[str]:
-    given = getattr(model, "feature_names_in_", None)
-    if given is not None:
-        return [str(plain(name)) for name in given]
+    names = getattr(model, "feature_names_in_", None)
+    if names is not None:
+        return [str(plain(name)) for name in names]
     if preparation is not None and len(preparation.feature_names) == model.n_features_in_:
         return list(preparation.feature_names)
     return [f"feature {j}" for j in range(model.n_features_in_)]
@@ -125,8 +125,8 @@ def _record(model: Any) -> str:
     import dmtrl
 
     parameters = model.get_params(deep=False).items()
-    words = ", ".join(f"{name}={value!r}" for name, value in parameters if isinstance(value, str | int | float))
-    return f"Made by dmtrl {dmtrl.__version__} from a {type(model).__name__} with {words}."
+    settings = ", ".join(f"{name}={value!r}" for name, value in parameters if isinstance(value, str | int | float))
+    return f"Made by dmtrl {dmtrl.__version__} from a {type(model).__name__} with {settings}."
 
 
 def percent(share: float) -> str:
