@@ -14,12 +14,14 @@ from sklearn.datasets import dump_svmlight_file
 
 import dmtrl
 from dmtrl import load
+from dmtrl.cli.errors import option
 from dmtrl.engines import recovery
 from dmtrl.engines.choice import Local, Pieces
 from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.exceptions import InputError, NotAModelError, Setting
 from dmtrl.solver import checkpoint
 from dmtrl.solver.checkpoint import newest
-from dmtrl.workflows.fit import FitRequest, Prepared, estimator
+from dmtrl.workflows.fit import FitRequest, Prepared, estimator, prepare
 from support.fragile import Fragile
 from support.shell_data import run, shops, write
 
@@ -237,6 +239,8 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         ("--target", "sales"): "the task column is not known; pass --task with one of shop",
         ("--task", "shop"): "the target column is not known; pass --target with one of shop",
         ("--task", "shop", "--target", "shop"): "is both the task and the target",
+        (*ok, "--jobs", "0"): "--jobs must not be 0; pass --jobs -1 for all cores",
+        (*ok, "--workers", "2"): "--workers requires --engine ray",
         (*ok, "--drop", "colur"): "did you mean 'colour'?",
         (*ok, "--weights", "sizes"): "did you mean 'size'?",
         (*ok, "--loss", "hubber"): "did you mean 'huber'?",
@@ -285,6 +289,18 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         assert last.startswith("Error: "), result.stderr
         assert sentence in last
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_errors_name_options_in_the_shell_and_parameters_in_python(csv: Path) -> None:
+    with pytest.raises(InputError, match="the target column is not known; pass target with one of shop"):
+        prepare(FitRequest([csv], task="shop"))
+    with pytest.raises(InputError, match="or pass many_tasks=True to use it"):
+        prepare(FitRequest([csv], task="remark", target="sales"))
+    assert option(Setting("many_tasks", True)) == "--many-tasks"
+    assert option(Setting("missing", "not known")) == "--missing 'not known'"
+    with pytest.raises(NotAModelError, match="is not a dmtrl model") as error:
+        load(csv)
+    assert error.value.path == str(csv)
 
 
 def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:

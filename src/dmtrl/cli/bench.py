@@ -19,12 +19,7 @@ CHOICES = ("all", "kernels", "solve", "rounds", "scale", "startup", "network", "
 )
 @click.option("--per-message", type=click.FloatRange(min=0), help="network: engine time per message in milliseconds.")
 def command(
-    which: str,
-    quick: bool,
-    out: Path | None,
-    latency: float | None,
-    bandwidth: float | None,
-    per_message: float | None,
+    which: str, quick: bool, out: Path | None, latency: float | None, bandwidth: float | None, per_message: float | None
 ) -> None:
     """Measure time, rounds and bytes, and compare with other solvers.
 

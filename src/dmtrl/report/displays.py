@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.relationship.similarity import similarity_order
+from dmtrl.report.theme import shortened
 
 _AXES = {"rounds": "rounds", "seconds": "seconds", "bytes": "bytes sent and received"}
 
@@ -100,7 +101,7 @@ class TaskCorrelationDisplay(_Display):
         shown = values[np.ix_(self.order_, self.order_)]
         self.im_ = ax.imshow(shown, vmin=-1, vmax=1, cmap=cmap, interpolation="nearest")
         step = -(-len(values) // max_labels)
-        ticks, words = np.arange(0, len(values), step), [_short(names[i]) for i in self.order_[::step]]
+        ticks, words = np.arange(0, len(values), step), [shortened(names[i], 24) for i in self.order_[::step]]
         ax.set_xticks(ticks, words, rotation="vertical", fontsize=8, parse_math=False)
         ax.set_yticks(ticks, words, fontsize=8, parse_math=False)
         ax.set_title("Task correlation")
@@ -218,13 +219,9 @@ class TaskComparisonDisplay(_Display):
         if hurt.size:
             ring = {"facecolors": "none", "edgecolors": "black", "label": "hurt by sharing"}
             ax.scatter(found.together[order][hurt], hurt, s=110, zorder=6, **ring)
-        ax.set_yticks(heights, [_short(str(found.tasks[i])) for i in order], fontsize=8, parse_math=False)
+        ax.set_yticks(heights, [shortened(str(found.tasks[i]), 24) for i in order], fontsize=8, parse_math=False)
         ax.set_ylim(len(order) - 0.5, -0.5)
         some = "" if len(order) == len(gain) else f" ({len(order)} of {len(gain)})"
         ax.set(xlabel=f"held-out {measure_name(found.measure)}", title=f"Tasks by gain from sharing{some}")
         ax.legend()
         return self
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "…"

@@ -16,6 +16,7 @@ import numpy as np
 from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
 from dmtrl.report.theme import (
     FEW_POINTS,
+    LABELLED_CELLS,
     NARROW_COLUMNS,
     THEMES,
     Theme,
@@ -30,7 +31,6 @@ from dmtrl.report.theme import (
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif'
 DASHES = {"line": "solid", "dashes": "dash", "dots": "dot", "points": "solid"}
-LABELLED_CELLS = 40  # labels on an axis of a heat map; the others are shown on hover
 AXIS_LETTERS, WIDE_LETTERS = 14, 22  # characters of a label on an axis; the full name is shown on hover
 SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 
@@ -300,13 +300,8 @@ def _safe(text: str) -> str:
 
 
 def _full(name: str) -> str:
-    """A full name, wrapped, for hover labels."""
-    return "<br>".join(map(_safe, wrapped(_isolated(name), 44)))
-
-
-def _isolated(name: str) -> str:
-    """A name between marks that isolate its writing direction from the text around it."""
-    return f"\u2068{name}\u2069"
+    """A full name, wrapped, for hover labels, between marks that isolate its writing direction."""
+    return "<br>".join(map(_safe, wrapped(f"\u2068{name}\u2069", 44)))
 
 
 def _distinct(names: list[str]) -> list[str]:

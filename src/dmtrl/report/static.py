@@ -21,6 +21,7 @@ from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, 
 from dmtrl.report.files import write_atomic
 from dmtrl.report.theme import (
     FEW_POINTS,
+    LABELLED_CELLS,
     LIGHT,
     NARROW_COLUMNS,
     axis_labels,
@@ -35,7 +36,6 @@ from dmtrl.report.theme import (
 
 WIDTH = 8.0  # inches, at 100 dots an inch
 DASHES: Mapping[str, Any] = {"line": "-", "dashes": (0, (5, 2)), "dots": (0, (1, 1.6)), "points": ""}
-LABELLED_CELLS = 40
 MARKERS = ("o", "D", "s", "^")
 DIRECT_SERIES, DIRECT_LETTERS = 8, 26  # at most this many curves, with names this long, are labelled at their ends
 STYLE: Any = {  # Any: mypy would require literal names of settings

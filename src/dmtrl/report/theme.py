@@ -58,6 +58,7 @@ DARK = Theme(
 )
 FEW_POINTS = 3  # a curve with at most this many points gets markers
 NARROW_COLUMNS = 3  # with this many panels side by side, each has little space for ticks
+LABELLED_CELLS = 40  # labels on an axis of a heat map; on the page, hovering shows the others
 THEMES = {"light": LIGHT, "dark": DARK}
 
 

@@ -178,6 +178,8 @@ def _check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> 
 
 
 def _threads(prepared: Prepared, request: FitRequest) -> int:
+    if request.jobs == 0:
+        raise InputError(Setting("jobs"), " must not be 0; pass ", Setting("jobs", -1), " for all cores")
     if request.jobs is not None:
         return request.jobs
     return 1 if prepared.X.shape[0] * prepared.X.shape[1] < SMALL else -1

@@ -98,7 +98,7 @@ def page_from_facts(facts: ModelFacts, title: str) -> Page:
         _training(facts),
     ]
     proven = f"The objective is proven to be within {percent(facts.certificate.relative_gap)} of the optimum."
-    count = f"{facts.tasks:,} tasks, one model each" if facts.tasks > 1 else "One task, one model"
+    count = f"{facts.tasks:,} tasks, each with its own model" if facts.tasks > 1 else "One task with one model"
     target = f" of {literal(facts.target)}" if facts.target else ""
     lead = " ".join(
         part

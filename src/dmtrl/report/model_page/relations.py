@@ -201,11 +201,7 @@ def _pair_tables(facts: ModelFacts, found: Relations) -> list[Item]:
     items: list[Item] = []
     for title, pairs, none in (
         ("Most alike", found.alike, f"no two have a correlation of {WEAK:g} or more."),
-        (
-            "Most opposed",
-            found.opposed,
-            f"no two have a correlation of −{WEAK:g} or less.",
-        ),
+        ("Most opposed", found.opposed, f"no two have a correlation of −{WEAK:g} or less."),
     ):
         rows = [[facts.names[pair.first], facts.names[pair.second], pair.value] for pair in pairs]
         if rows:
