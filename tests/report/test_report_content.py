@@ -1,4 +1,4 @@
-"""The report room without a browser: refusals, names, tables, pictures, colours."""
+"""Reports without a browser: errors, names, tables, images, colours."""
 
 import csv
 import io

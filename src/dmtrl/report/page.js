@@ -51,8 +51,8 @@
       const range = (plot.layout && plot.layout[side].range) || [-0.5, names.length - 0.5];
       const low = Math.max(0, Math.ceil(Math.min(...range)));
       const high = Math.min(names.length - 1, Math.floor(Math.max(...range)));
-      const room = 0.8 * (side === "xaxis" ? plot.clientWidth : plot.clientHeight);
-      const step = Math.max(1, Math.ceil(((high - low + 1) * 13) / room));
+      const space = 0.8 * (side === "xaxis" ? plot.clientWidth : plot.clientHeight);
+      const step = Math.max(1, Math.ceil(((high - low + 1) * 13) / space));
       const chosen = names.map((_, place) => place).filter((place) => place >= low && place <= high && place % step === 0);
       change[side + ".tickvals"] = chosen.map((place) => names[place]);
       change[side + ".ticktext"] = chosen.map((place) => texts[place]);
