@@ -147,7 +147,7 @@ def test_a_place_that_is_taken_or_cannot_be(tmp_path: Path, request_: FitRequest
     before = storage.names(taken)
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1")
     words = (*words, "--no-page", "-o", tmp_path / "m")
-    go_on = f"{taken} holds the checkpoint of an interrupted fit; pass --resume {taken} or --force to discard it"
+    go_on = f"{taken} holds the checkpoint of an interrupted fit; pass --resume {taken} to continue it"
     with pytest.raises(Interrupted):
         fit(prepared, request_, StopsAt("fits", 2), tmp_path / "other")
     cases = {

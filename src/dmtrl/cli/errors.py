@@ -41,7 +41,8 @@ def _message(error: Exception) -> str:
         return f"{error.path} is not a dmtrl model; give the model file first, then the data files"
     if isinstance(error, CheckpointExistsError):
         resume = option(Setting("resume", error.path))
-        return f"{error.path} holds the checkpoint of an interrupted fit; pass {resume} or --force to discard it"
+        problem = f"{error.path} holds the checkpoint of an interrupted fit"
+        return f"{problem}; pass {resume} to continue it, or --force to discard it"
     if isinstance(error, WorkerLostError):
         resume = f"; resume with {option(Setting('resume', error.checkpoint))}" if error.checkpoint else ""
         return f"{error.args[0]}{resume}"

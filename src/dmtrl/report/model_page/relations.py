@@ -31,7 +31,7 @@ MAX_CELLS = 150  # rows of a heat map
 MAX_LISTED = 5_000  # rows of the table of tasks
 MAX_PAIRED = 20_000  # tasks among which the strongest pairs are searched
 PAIRS = 10
-LONG_NAME = 16  # letters; two tables with longer names do not fit side by side
+LONG_NAME = 16  # characters; two tables with longer names do not fit side by side
 TITLE = "Which tasks are related"
 
 
