@@ -206,7 +206,7 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
     cases = {
         ("--task", "shp", "--target", "sales"): "there is no column 'shp'; did you mean 'shop'?",
         ("--task", "shop", "--target", "Sales"): "did you mean 'sales'?",
-        ("--task", "shop", "--target", "nonsense"): "there is no column 'nonsense'; there are shop, size",
+        ("--task", "shop", "--target", "nonsense"): "there is no column 'nonsense'; the columns are shop, size",
         ("--target", "sales"): "say with --task which column",
         ("--task", "shop"): "say with --target which column",
         ("--task", "shop", "--target", "shop"): "must be two",
@@ -221,7 +221,7 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         ("--task", "shop", "--target", "kg"): "one value only, 7",
         ("--task", "remark", "--target", "sales"): "has 200 different values, 1.0 rows each: too many to be tasks",
         ("--task", "shop", "--target", "remark"): "too many for classes",
-        (*ok, "-o", str(model)): "is there already",
+        (*ok, "-o", str(model)): "already exists",
         (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
         (*ok, "-o", str(tmp_path)): "is a folder",
         (*ok, "-o", str(csv), "--force"): "is the data itself",

@@ -193,9 +193,9 @@ def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
         ((tmp_path / "none.model", data, "-o", new), "there is no model file"),
         ((model, tmp_path / "none.csv", "-o", new), "there is no file"),
         ((model, tmp_path / "header.csv", "-o", new), "has columns but no rows"),
-        ((model, data, "-o", tmp_path / "there.csv"), "is there already"),
+        ((model, data, "-o", tmp_path / "there.csv"), "already exists"),
         ((model, data, "-o", tmp_path / "no" / "out.csv"), "there is no folder"),
-        ((model, data, "-o", tmp_path / "out.xlsx"), "has no ending that says how to write it"),
+        ((model, data, "-o", tmp_path / "out.xlsx"), "has an unsupported extension"),
         ((model, data, "-o", model.with_suffix(".csv"), "--keep", "remarks"), "did you mean 'remark'?"),
         ((model, text, "-o", new), "column 'price' holds 'cheap' (line 2), which is not a number"),
     ]

@@ -194,9 +194,9 @@ def test_threads_share_one_download(home: Home, cache: Path, small_school: Array
 CHILD = """
 import dataclasses, os, sys, time
 from dmtrl.datasets import load_school
-from dmtrl.datasets.sources import SOURCES
+from dmtrl.datasets.registry import REGISTRY
 home, digest, stop = sys.argv[1:]
-SOURCES["school.npz"] = dataclasses.replace(SOURCES["school.npz"], homes=(home,), arrays_sha256=digest)
+REGISTRY["school.npz"] = dataclasses.replace(REGISTRY["school.npz"], mirrors=(home,), arrays_sha256=digest)
 if stop == "before the rename":
     def fsync(_):
         print("written", flush=True)
