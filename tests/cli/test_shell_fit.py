@@ -224,7 +224,7 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         (*ok, "-o", str(model)): "already exists",
         (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
         (*ok, "-o", str(tmp_path)): "is a folder",
-        (*ok, "-o", str(csv), "--force"): "is the data itself",
+        (*ok, "-o", str(csv), "--force"): "is an input file",
         (*ok, "--resume", str(csv)): "there is no complete checkpoint at",
         (*ok, "--resume", str(tmp_path / "none")): "there is no complete checkpoint at",
         (*ok, "--number", "colour"): "which is not a number",

@@ -131,7 +131,7 @@ def test_unknown_categories_missing_and_extra_columns(folder: Path, tmp_path: Pa
     result = run("predict", folder / "sales.model", write(holes, tmp_path / "a.csv"), "-o", tmp_path / "a.parquet")
     assert result.exit_code == 0
     assert "not known to the model and not used: 'weather'" in result.stderr
-    assert "column 'price': 1 values missing" in result.stderr
+    assert "column 'price': 1 missing, replaced by" in result.stderr
     renamed = new.rename_columns(["Price" if name == "price" else name for name in new.column_names])
     data = write(renamed, tmp_path / "b.csv")
     result = run("predict", folder / "sales.model", data, "-o", tmp_path / "b.parquet")

@@ -50,7 +50,7 @@ class Number:
     def values(self, column: Any, tally: Tally) -> np.ndarray:
         x = read.numbers(column, self.name, self.comma)
         if not self.flagged:
-            _count(tally, self.name, f"missing values replaced by {self.fill:g}", np.isnan(x).sum())
+            _count(tally, self.name, f"missing, replaced by {self.fill:g}", np.isnan(x).sum())
         return self.of_numbers(x)
 
     def of_numbers(self, x: np.ndarray) -> np.ndarray:
@@ -83,7 +83,7 @@ class Category:
         n = len(self.categories)
         codes = np.fromiter((number.get(word, n) for word in words), dtype=int, count=len(words))
         if not self.other:
-            _count(tally, self.name, "unknown or missing values", (codes == n).sum())
+            _count(tally, self.name, "unknown or missing", (codes == n).sum())
         return np.eye(n + 1)[codes][:, : n + self.other]
 
 
@@ -112,7 +112,7 @@ class Date:
         parts = date_parts(moments)
         chosen = [parts[part] for part in self.parts]
         if not self.days.flagged:
-            _count(tally, self.name, "missing dates", np.isnat(moments).sum())
+            _count(tally, self.name, "missing", np.isnat(moments).sum())
         return np.column_stack([self.days.of_numbers(days_since(self.first, moments)), *chosen])
 
 
