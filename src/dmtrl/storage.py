@@ -38,7 +38,9 @@ def split(path: str) -> tuple[str, str]:
     return folder, name
 
 
-def _remote(url: str) -> tuple[Any, str]:
+@contextmanager
+def _remote(url: str, action: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL and the path in it. An error of the store becomes an OSError that names the action."""
     try:
         import fsspec
     except ImportError as error:
@@ -48,7 +50,12 @@ def _remote(url: str) -> tuple[Any, str]:
         file_system.invalidate_cache()
     except Exception as error:  # an unknown protocol, a missing package, or an error of the store
         raise OSError(f"cannot open {url}: {error}") from error
-    return file_system, root
+    try:
+        yield file_system, root
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except Exception as error:
+        raise OSError(f"cannot {action} {url}: {error}") from error
 
 
 def digest(*arrays: np.ndarray, words: str = "") -> str:
@@ -63,8 +70,8 @@ def digest(*arrays: np.ndarray, words: str = "") -> str:
 def check_folder(folder: str) -> None:
     """Raise OSError if a folder cannot be used or created. Creates nothing."""
     if is_url(folder):
-        _remote(folder)
-        return
+        with _remote(folder, "open"):
+            return
     existing = Path(folder)
     while not os.path.lexists(existing):
         existing = existing.parent
@@ -78,11 +85,8 @@ def make_folder(folder: str) -> None:
     if not is_url(folder):
         os.makedirs(folder, exist_ok=True)
         return
-    file_system, root = _remote(folder)
-    try:
+    with _remote(folder, "create the folder") as (file_system, root):
         file_system.makedirs(root, exist_ok=True)
-    except Exception as error:
-        raise OSError(f"cannot create the folder {folder}: {error}") from error
 
 
 @contextmanager
@@ -116,15 +120,12 @@ def _sync(folder: Path) -> None:
 def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
     """Write a whole file, or leave the old one unchanged. Behind a URL this is up to the store."""
     if is_url(path):
-        file_system, root = _remote(path)
         if not isinstance(content, bytes):
             buffer = io.BytesIO()
             content(buffer)
             content = buffer.getvalue()
-        try:
+        with _remote(path, "write") as (file_system, root):
             file_system.pipe_file(root, content)
-        except Exception as error:
-            raise OSError(f"cannot write {path}: {error}") from error
         return
     with whole_file(Path(path)) as file:
         if isinstance(content, bytes):
@@ -136,29 +137,19 @@ def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
 def read(path: str) -> bytes:
     if not is_url(path):
         return Path(path).read_bytes()
-    file_system, root = _remote(path)
-    try:
+    with _remote(path, "read") as (file_system, root):
         return bytes(file_system.cat_file(root))
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise OSError(f"cannot read {path}: {error}") from error
 
 
 def names(folder: str) -> list[str]:
     """The sorted names in a folder; empty if the folder does not exist."""
-    if not is_url(folder):
-        try:
-            return sorted(os.listdir(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-    file_system, root = _remote(folder)
     try:
-        return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in file_system.ls(root, detail=False))
+        if not is_url(folder):
+            return sorted(os.listdir(folder))
+        with _remote(folder, "list") as (file_system, root):
+            return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in file_system.ls(root, detail=False))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except Exception as error:
-        raise OSError(f"cannot list {folder}: {error}") from error
 
 
 def remove(folder: str) -> None:
@@ -166,13 +157,8 @@ def remove(folder: str) -> None:
     if not is_url(folder):
         shutil.rmtree(folder, ignore_errors=True)
         return
-    file_system, root = _remote(folder)
-    try:
+    with suppress(FileNotFoundError), _remote(folder, "remove") as (file_system, root):
         file_system.rm(root, recursive=True)
-    except FileNotFoundError:
-        pass
-    except Exception as error:
-        raise OSError(f"cannot remove {folder}: {error}") from error
 
 
 def save(path: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:

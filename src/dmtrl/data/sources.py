@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dmtrl.data.blocks import Blocks, Source
-from dmtrl.data.task_data import TaskData, assign_workers, shard_edges, shards_per_task
+from dmtrl.data.task_data import TaskData, shard_edges, shards_per_task, split_units
 from dmtrl.tables import open_files
 from dmtrl.tables.by_task import ColumnRoles, DatasetReader, FileReader, open_dataset
 
@@ -97,17 +97,12 @@ class SourcePlan:
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
         """One source for each worker, with about the same amount of work; see TaskData.partition."""
         per_task = shards_per_task(self.m, workers, shards)
-        task = np.repeat(np.arange(self.m), per_task)
-        shard = np.concatenate([np.arange(count) for count in per_task])
         work = np.append(0, np.cumsum(np.repeat(self.work / per_task, per_task)))
-        _, first = np.unique(assign_workers(work, workers), return_index=True)
         sources: list[Source] = []
-        for mine in np.split(np.arange(len(task)), first[1:]):
-            tasks, begin, count = np.unique(task[mine], return_index=True, return_counts=True)
-            starts = shard[mine[begin]]
+        for tasks, first, last in split_units(work, per_task, workers):
             units = [
                 TaskShards(int(i), self.names[i], int(start), int(end), int(per_task[i]))
-                for i, start, end in zip(tasks, starts, starts + count, strict=True)
+                for i, start, end in zip(tasks, first, last, strict=True)
             ]
             sources.append(TaskSource(self.reader.only([unit.name for unit in units]), tuple(units)))
         return sources

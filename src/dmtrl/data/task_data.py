@@ -4,7 +4,7 @@ Rows are sorted by task once (stable sort). A partition is a list of contiguous 
 are views and nothing is copied again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,7 @@ class TaskData:
             raise ValueError("some tasks have sample weights and some do not; pass them for all tasks or for none")
         parts = [as_rows(task[0]) for task in tasks]
         labels = [_numbers(task[1], f"task {name!r}: y") for name, task in zip(names, tasks, strict=True)]
-        for name, part, y in zip(names, parts, labels, strict=True):
+        for name, task, part, y in zip(names, tasks, parts, labels, strict=True):
             if part.ndim != 2 or y.shape != (part.shape[0],):
                 raise ValueError(
                     f"task {name!r}: X and y must have the same number of rows; got shapes {part.shape} and {y.shape}"
@@ -88,7 +88,6 @@ class TaskData:
                 )
             if part.shape[0] == 0:
                 raise ValueError(f"task {name!r} has no rows; remove it")
-        for name, task, y in zip(names, tasks, labels, strict=True):
             if len(task) == 3 and np.shape(task[2]) != y.shape:
                 raise ValueError(f"task {name!r} has {len(y)} rows but sample weights of shape {np.shape(task[2])}")
         if any(sparse.issparse(part) for part in parts):
@@ -114,29 +113,28 @@ class TaskData:
         on the same worker are joined.
         """
         per_task = shards_per_task(self.m, workers, shards)
-        tasks = np.repeat(np.arange(self.m), per_task)
-        shard = np.arange(len(tasks)) - (np.cumsum(per_task) - per_task)[tasks]
-        rows = np.diff(self.starts)[tasks]
-        edges = np.append(self.starts[tasks] + rows * shard // per_task[tasks], self.starts[-1])  # as in shard_edges
+        task = np.repeat(np.arange(self.m), per_task)
+        first_unit = np.cumsum(per_task) - per_task
+        rows, shard = np.diff(self.starts)[task], np.arange(len(task)) - first_unit[task]
+        edges = np.append(self.starts[task] + rows * shard // per_task[task], self.starts[-1])  # as in shard_edges
         work = edges + (self.X.indptr[edges] if sparse.issparse(self.X) else 0)
-        owner = assign_workers(work, workers)
-        _, first = np.unique(owner, return_index=True)
-        return [self._piece(units, edges, tasks) for units in np.split(np.arange(len(tasks)), first[1:])]
+        return [
+            self._piece(tasks, first, edges[first_unit[tasks] + first], edges[first_unit[tasks[-1]] + last[-1]])
+            for tasks, first, last in split_units(work, per_task, workers)
+        ]
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
         """The pieces of `partition` as sources, which is what engines expect."""
         return [ArraySource(blocks) for blocks in self.partition(workers, shards)]
 
-    def _piece(self, units: np.ndarray, edges: np.ndarray, tasks: np.ndarray) -> Blocks:
-        first, last = edges[units[0]], edges[units[-1] + 1]
-        mine, begin = np.unique(tasks[units], return_index=True)
-        starts = np.append(edges[units[begin]], last) - first
-        shard = units[begin] - np.searchsorted(tasks, mine)
-        rows = slice(first, last)
+    def _piece(self, tasks: np.ndarray, shards: np.ndarray, starts: np.ndarray, end: int) -> Blocks:
+        """The rows from starts[0] to `end` as blocks."""
+        rows = slice(starts[0], end)
         weight = None if self.sample_weight is None else self.sample_weight[rows]
-        names = [str(name) for name in self.names[mine]]
-        groups = None if self.groups is None else self.groups[mine]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, mine, shard, names, groups)
+        names = [str(name) for name in self.names[tasks]]
+        groups = None if self.groups is None else self.groups[tasks]
+        starts = np.append(starts, end) - starts[0]
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, groups)
 
 
 def shards_per_task(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:
@@ -152,13 +150,25 @@ def shard_edges(n: int, count: int) -> np.ndarray:
     return n * np.arange(count + 1) // count
 
 
-def assign_workers(work: np.ndarray, workers: int) -> np.ndarray:
-    """The worker of each unit. work: cumulated over units. Neighbouring units stay together."""
-    units = len(work) - 1
-    if workers >= units:
-        return np.arange(units)
-    middle = (work[:-1] + work[1:]) / 2
-    return np.minimum((middle * workers / (work[-1] or 1)).astype(int), workers - 1)
+def split_units(
+    work: np.ndarray, per_task: np.ndarray, workers: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The units of each worker: their tasks, and the first and last (exclusive) shard of each.
+
+    work: cumulated over all shards of all tasks. Neighbouring shards stay together; those of one task are one unit.
+    """
+    n = len(work) - 1
+    owner = np.arange(n)
+    if workers < n:
+        middle = (work[:-1] + work[1:]) / 2
+        owner = np.minimum((middle * workers / (work[-1] or 1)).astype(int), workers - 1)
+    task = np.repeat(np.arange(len(per_task)), per_task)
+    first_unit = np.cumsum(per_task) - per_task
+    begins = np.unique(owner, return_index=True)[1]
+    for mine in np.split(np.arange(n), begins[1:]):
+        tasks, begin, count = np.unique(task[mine], return_index=True, return_counts=True)
+        first = mine[begin] - first_unit[tasks]
+        yield tasks, first, first + count
 
 
 def _part(X: Any, rows: slice) -> Any:
