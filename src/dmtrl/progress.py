@@ -39,6 +39,7 @@ def bar(verbose: int, what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def describe(record: Any, tol: float) -> str:
+    """One line about a round."""
     share = ""
     if 0 < tol < record.gap < 1:
         share = f" ({math.log(record.gap) / math.log(tol):.0%} of the way)"

@@ -1,4 +1,4 @@
-"""What a plan is given: labels that are missing or written otherwise, parts that do not fit, any names and work."""
+"""Input of source plans: class labels, arrays of unequal length, task names and amounts of work."""
 
 import zipfile
 from pathlib import Path

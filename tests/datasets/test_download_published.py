@@ -1,4 +1,4 @@
-"""What the published files become: the same arrays as those that were kept, and counts that are known."""
+"""Conversion of the published files: the arrays equal the stored ones, and the counts are the known ones."""
 
 import gzip
 from collections import Counter

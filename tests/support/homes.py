@@ -1,4 +1,4 @@
-"""A real server on this machine that publishes data sets, and what is published there."""
+"""A local HTTP server that publishes data sets, and the files that it publishes."""
 
 import dataclasses
 import hashlib

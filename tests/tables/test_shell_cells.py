@@ -1,4 +1,4 @@
-"""Cells as people write them: mistakes among numbers, decimal commas, words for missing, names in a terminal."""
+"""Cells of text files: mistyped numbers, decimal commas, words for missing values, names on a terminal."""
 
 import gzip
 import io

@@ -1,4 +1,4 @@
-"""Reading files: what a column is does not depend on the format, and a file that is not what it says is refused."""
+"""Reading files: columns are the same in every format, and files that are not what their names say are rejected."""
 
 import gzip
 import sys

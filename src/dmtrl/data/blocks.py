@@ -40,7 +40,11 @@ class Blocks:
 
 
 class Source(Protocol):
-    """Loads the blocks of one worker, where the worker runs. It must be picklable for engines with processes."""
+    """Loads the rows of one worker.
+
+    An engine calls `load` where the worker runs, and calls it again when it replaces a lost worker. It must return the
+    same blocks each time. A source must be picklable if the engine uses processes.
+    """
 
     def load(self) -> Blocks: ...
 

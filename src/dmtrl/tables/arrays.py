@@ -23,6 +23,8 @@ _MAX_FEATURES = 2**31 - 2  # one piece does not show how many features the whole
 
 
 class Npz:
+    """Numpy archives."""
+
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
         layout = _layout(file)
@@ -104,6 +106,8 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 class Libsvm:
+    """Sparse features as text."""
+
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
         with open(file.path, encoding="utf-8", errors="replace") as opened:

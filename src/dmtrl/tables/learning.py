@@ -110,8 +110,6 @@ def _learn_column(name: str, column: Any, summary: CellSummary | None, forced: s
     kind = summary.kind if summary is not None else read.kind_of(column, untyped=False)
     if kind == NESTED:
         return Dropped(name, f"holds {column.type}, which is neither number, text nor date")
-    if column.null_count == len(column):
-        return Dropped(name, "empty")
     if forced == "number" or (kind == NUMBER and forced is None):
         comma = None
         if summary is not None and (summary.decimal_comma or kind == NUMBER):

@@ -48,6 +48,8 @@ def readable_errors(file: DataFile) -> Iterator[None]:
 
 
 class Csv:
+    """Text with a delimiter, possibly compressed with gzip."""
+
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
         return _header(file).names
@@ -142,6 +144,8 @@ def _header(file: DataFile) -> _Header:
 
 
 class Parquet:
+    """Parquet files."""
+
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
         from pyarrow import parquet
@@ -162,6 +166,8 @@ class Parquet:
 
 
 class Arrow:
+    """Arrow IPC files, also known as Feather version 2."""
+
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
         import pyarrow as pa

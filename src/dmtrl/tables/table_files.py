@@ -26,6 +26,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class TableFiles:
+    """The rows of one or more files of the same format, under one list of columns."""
+
     files: tuple[DataFile, ...]
 
     @cached_property
