@@ -33,16 +33,14 @@ class CellError(DmtrlError, ValueError):
 
     Attributes
     ----------
-    subject : str
-        How the message begins, such as "column 'age' holds".
+    subject, problem : str
+        How the message begins and ends, such as "column 'age' holds" and ", which is not a number".
     value : str
         The text of the cell.
     row : int
-        The row of the cell, counted from 0 in the column that was read.
-    problem : str
-        How the message ends, such as ", which is not a number".
+        Counted from 0 in the column that was read.
     where : str or None
-        The position of the cell in the files, such as "line 42 of sales.csv", once it is known.
+        The position in the files, such as "line 42 of sales.csv", once it is known.
     """
 
     def __init__(self, subject: str, value: str, row: int, problem: str) -> None:

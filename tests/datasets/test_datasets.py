@@ -199,8 +199,8 @@ def test_a_digit_has_the_same_rows_in_any_set_of_digits(digits: list[int]) -> No
         (["3"], "from 0 to 9, got '3'"),
         ("38", "a list of digits such as"),
         (3, "a list of digits such as"),
-        ((), "at least one digit"),
-        ((4, 4), "no digit twice"),
+        ((), "at least one value"),
+        ((4, 4), "none twice"),
     ],
 )
 def test_digits_that_are_none_are_refused(digits: object, sentence: str) -> None:
@@ -262,8 +262,8 @@ def test_any_domains(small_mds: Path, domains: object, names: list[str]) -> None
         (1.5, "names of domains or their number"),
         ("cars", "no domain 'cars'; the domains are baby, books, dvd, music"),
         (["dvd", 7], "no domain 7"),
-        ([], "at least one name"),
-        (["dvd", "dvd"], "no name twice"),
+        ([], "at least one value"),
+        (["dvd", "dvd"], "none twice"),
     ],
 )
 def test_domains_that_are_none_are_refused(small_mds: Path, domains: object, sentence: str) -> None:

@@ -40,17 +40,12 @@ class School:
 
 def load_school(folder: str | Path | None = None) -> School:
     """Exam scores of 15,362 pupils in 139 London schools, with the ten published splits."""
-    numbers = range(1, SCHOOL_SPLITS + 1)
-    splits = [f"{part}_{k}" for k in numbers for part in ("train", "test")]
-    arrays = read_arrays(locate("school.npz", folder), ["X", "y", "task", "task_names", "feature_names", *splits])
-    return School(
-        arrays["X"],
-        arrays["y"],
-        arrays["task"],
-        arrays["task_names"],
-        arrays["feature_names"],
-        [(arrays[f"train_{k}"], arrays[f"test_{k}"]) for k in numbers],
-    )
+    names = ["X", "y", "task", "task_names", "feature_names"]
+    splits = [(f"train_{k}", f"test_{k}") for k in range(1, SCHOOL_SPLITS + 1)]
+    arrays = read_arrays(locate("school.npz", folder), [*names, *(name for split in splits for name in split)])
+    X, y, task, task_names, feature_names = (arrays[name] for name in names)
+    pairs = [(arrays[train], arrays[test]) for train, test in splits]
+    return School(X, y, task, task_names, feature_names, pairs)
 
 
 def load_mnist_tasks(
@@ -180,9 +175,13 @@ def _choose_digits(digits: Iterable[int] | None) -> list[int]:
     for digit in chosen:
         if isinstance(digit, bool) or not isinstance(digit, int | np.integer) or not 0 <= digit <= 9:
             raise ValueError(f"digits must be integers from 0 to 9, got {digit!r}")
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"digits must hold at least one digit and no digit twice, got {chosen!r}")
+    _check_distinct("digits", chosen)
     return [int(digit) for digit in chosen]
+
+
+def _check_distinct(name: str, chosen: list[Any]) -> None:
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"{name} must hold at least one value and none twice, got {chosen!r}")
 
 
 def _choose_domains(domains: int | str | Iterable[str] | None, names: np.ndarray, task: np.ndarray) -> np.ndarray:
@@ -201,8 +200,7 @@ def _choose_domains(domains: int | str | Iterable[str] | None, names: np.ndarray
     for domain in chosen:
         if domain not in known:
             raise ValueError(f"there is no domain {domain!r}; the domains are {', '.join(known)}")
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"domains must hold at least one name and no name twice, got {chosen!r}")
+    _check_distinct("domains", chosen)
     return np.array([known.index(domain) for domain in chosen])
 
 

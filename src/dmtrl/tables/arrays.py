@@ -19,7 +19,7 @@ ROWS = 1 << 16
 PIECE = 8 << 20  # bytes of libsvm text parsed at a time
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 LABEL, QUERY = "label", "qid"
-_MAX_FEATURES = 2**31 - 2  # one piece does not show how many features the whole file has
+_LIMIT = 2**31 - 2  # one piece does not show how many features the whole file has
 
 
 class Npz:
@@ -121,18 +121,13 @@ class Libsvm:
         from sklearn.datasets import load_svmlight_file
 
         size = file.path.stat().st_size
-        with open(file.path, "rb") as opened:
+        with open(file.path, "rb") as raw:
             for offset in range(0, size, PIECE):
-                opened.seek(0)
+                raw.seek(0)
                 length = min(PIECE, size - offset)
                 try:
                     X, label, *query = load_svmlight_file(
-                        opened,
-                        n_features=_MAX_FEATURES,
-                        zero_based=True,
-                        query_id=QUERY in names,
-                        offset=offset,
-                        length=length,
+                        raw, n_features=_LIMIT, zero_based=True, query_id=QUERY in names, offset=offset, length=length
                     )
                 except ValueError as error:
                     raise ValueError(f"{file.path} cannot be read as libsvm: {error}") from error

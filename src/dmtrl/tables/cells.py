@@ -30,30 +30,15 @@ _BOOLEAN = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
 
 @dataclass(frozen=True)
 class CellSummary:
-    """How the cells of a text column are written.
+    """How the cells of a text column are written."""
 
-    Attributes
-    ----------
-    kind : NUMBER, TEXT, DATE or NESTED
-        What the column holds.
-    n_cells : int
-        Cells that are not missing.
-    decimal_comma : bool
-        Whether the numbers have decimal commas, as in `example`.
-    missing_words : tuple of str
-        Words such as "?" that count as missing, in `n_missing` cells.
-    mostly : NUMBER, DATE or None
-        What most cells of a text column hold. The other `n_bad` cells are probably mistakes; the first is `first_bad`
-        in row `first_bad_row`, counted from 0.
-    """
-
-    kind: str
-    n_cells: int = 0
-    decimal_comma: bool = False
-    example: str = ""
-    missing_words: tuple[str, ...] = ()
-    n_missing: int = 0
-    mostly: str | None = None
+    kind: str  # NUMBER, TEXT, DATE or NESTED
+    n_cells: int = 0  # that are not missing
+    decimal_comma: bool = False  # whether its numbers have decimal commas
+    example: str = ""  # a number with a decimal comma
+    missing_words: tuple[str, ...] = ()  # words such as "?" that count as missing
+    n_missing: int = 0  # cells with such a word
+    mostly: str | None = None  # NUMBER or DATE if most cells of a text column are such; the others are bad cells
     n_bad: int = 0
     first_bad: str = ""
     first_bad_row: int = 0

@@ -48,23 +48,12 @@ def learn(
     semicolons: bool = False,
     notes: list[str] | None = None,
 ) -> Preparation:
-    """Learn a Preparation from all rows of a frame.
+    """Learn a Preparation from a pyarrow, pandas or polars frame, or a dict of columns.
 
-    Parameters
-    ----------
-    frame : pyarrow, pandas or polars frame, or dict of columns
-    task, target : str
-        Columns that are not features.
-    untyped : columns that are text only because their file has no types
-    drop : columns to leave out
-    category, number : columns to use as such, whatever they look like
-    reserved : dict
-        Other columns that are not features, each with the reason.
-    missing : texts that count as missing
-    semicolons : bool
-        Whether semicolons separate the columns of the file; then commas are decimal signs.
-    notes : list
-        Remarks for the user are appended here.
+    untyped: columns that are text only because their file has no types. drop: columns to leave out. category, number:
+    columns to use as such, whatever they look like. reserved: other columns that are not features, with the reason.
+    missing: texts that count as missing. semicolons: whether these separate the columns of the file; then commas are
+    decimal signs. notes: remarks for the user are appended here.
     """
     frame, untyped = without_missing(as_arrow(frame), missing), set(untyped)
     left_out = {**dict.fromkeys(drop, "as requested"), **(reserved or {})}

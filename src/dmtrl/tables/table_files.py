@@ -128,8 +128,7 @@ class TableFiles:
             on_progress(batch.done)
         tables = [batch.columns for batch in batches]
         if not tables:
-            columns = pa.table({name: pa.nulls(0) for name in self.names})
-            return Batch(columns, None, 1.0)
+            return Batch(pa.table({name: pa.nulls(0) for name in self.names}), None, 1.0)
         block = None
         if batches[0].block is not None:
             width = max(batch.block.shape[1] for batch in batches)
