@@ -7,7 +7,15 @@ from contextlib import contextmanager
 
 import click
 
-from dmtrl.exceptions import CheckpointExistsError, InputError, NotAModelError, Setting, WorkerLostError
+from dmtrl.exceptions import (
+    CheckpointExistsError,
+    InputError,
+    MixedColumnError,
+    NotAModelError,
+    OutputExistsError,
+    Setting,
+    WorkerLostError,
+)
 
 INTERRUPTED = 130
 _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -39,6 +47,10 @@ def _message(error: Exception) -> str:
         return error.message(option)
     if isinstance(error, NotAModelError):
         return f"{error.path} is not a dmtrl model; give the model file first, then the data files"
+    if isinstance(error, MixedColumnError):
+        return _mixed_column(error)
+    if isinstance(error, OutputExistsError):
+        return f"{error.path} already exists; choose another name, or pass --force to replace it"
     if isinstance(error, CheckpointExistsError):
         resume = option(Setting("resume", error.path))
         problem = f"{error.path} holds the checkpoint of an interrupted fit"
@@ -51,6 +63,16 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def _mixed_column(error: MixedColumnError) -> str:
+    missing = f"{option(Setting('missing', error.value))} if it means missing"
+    if error.is_target:
+        otherwise = "or --kind classification if its values are classes"
+    else:
+        drop, category = (option(Setting(name, error.column)) for name in ("drop", "category"))
+        otherwise = f"{drop} to leave the column out, or {category} if its values are names"
+    return f"{error.description}; correct it, or pass {missing}, {otherwise}"
 
 
 def option(setting: Setting) -> str:

@@ -12,7 +12,7 @@ import click
 
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import INTERRUPTED, exit_on_error, printable
-from dmtrl.tables.discovery import find_parts
+from dmtrl.tables.discovery import find_files
 from dmtrl.tables.output import check_output
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def command(
     began = time.perf_counter()
     page = None if no_page else Path(out).with_suffix(".html")
     with exit_on_error():  # quick checks, before the numerical libraries are imported
-        find_parts(data)
+        find_files(data)
         for path in (Path(out), page):
             if path is not None:
                 check_output(path, force, data)

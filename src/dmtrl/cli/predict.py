@@ -9,7 +9,7 @@ import click
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import INTERRUPTED, exit_on_error, printable
 from dmtrl.exceptions import NotAModelError
-from dmtrl.tables.discovery import find_parts, is_model
+from dmtrl.tables.discovery import find_files, is_model
 from dmtrl.tables.output import check_output, check_table_name
 
 
@@ -47,7 +47,7 @@ def command(
             raise FileNotFoundError(f"there is no model file {model}")
         if not is_model(Path(model)):
             raise NotAModelError(model)
-        find_parts(data)
+        find_files(data)
         if path is not None:
             check_table_name(path)
             check_output(path, force, [model, *data])

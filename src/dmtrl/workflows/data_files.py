@@ -7,24 +7,12 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.tables import Source, nearest, open_source
+from dmtrl.tables import TableFiles, nearest, open_files, require_column
+from dmtrl.tables.names import listed
 from dmtrl.tables.preparation import Preparation
 
 
-def require_column(name: str, names: Sequence[str]) -> None:
-    """Raise ValueError if there is no such column, and suggest the name that was probably meant."""
-    if name not in names:
-        close = nearest(name, names)
-        hint = f"did you mean {close!r}?" if close else f"the columns are {list_columns(names)}"
-        raise ValueError(f"there is no column {name!r}; {hint}")
-
-
-def list_columns(names: Sequence[str]) -> str:
-    """The first column names, and how many more there are."""
-    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def open_with_tasks(source: Source, task: str | None, notes: list[str]) -> tuple[Source, str, bool]:
+def open_with_tasks(source: TableFiles, task: str | None, notes: list[str]) -> tuple[TableFiles, str, bool]:
     """The source, its task column, and whether file names are the tasks.
 
     File names are the tasks if there are several files and none has the column. `task` may be None for formats that
@@ -32,22 +20,20 @@ def open_with_tasks(source: Source, task: str | None, notes: list[str]) -> tuple
     """
     names = source.names
     if task is None:
-        keys = sorted({key for part in source.parts for key in part.constants})
+        keys = sorted({key for part in source.files for key in part.constants})
         default = {"npz": "task", "libsvm": "qid"}.get(source.format)
         task = keys[0] if len(keys) == 1 else default if default in names else None
         if task is None:
-            raise InputError(
-                "the task column is not known; pass ", Setting("task"), f" with one of {list_columns(names)}"
-            )
+            raise InputError("the task column is not known; pass ", Setting("task"), f" with one of {listed(names)}")
     if task in names:
         return source, task, False
-    if len(source.parts) < 2 or nearest(task, names):
+    if len(source.files) < 2 or nearest(task, names):
         require_column(task, names)
-    notes.append(f"no file has a column {task!r}: each file is a task, named like {source.parts[0].stem!r}")
+    notes.append(f"no file has a column {task!r}: each file is a task, named like {source.files[0].stem!r}")
     return source.with_file_names(task), task, True
 
 
-def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str]) -> Source:
+def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str]) -> TableFiles:
     """Open data of the same format as that of the model's fit, with a task column."""
     preparation = getattr(model, "preparation_", None)
     if not isinstance(preparation, Preparation):
@@ -55,10 +41,10 @@ def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str]) -> 
             "the model was fitted on arrays and cannot prepare the columns of data files; use it in Python, or fit a "
             "model with dmtrl fit"
         )
-    source = open_source(data)
+    source = open_files(data)
     if (source.format == "libsvm") != (preparation.width is not None):
         fitted = "a libsvm file" if preparation.width is not None else "named columns"
-        raise ValueError(f"the model was fitted on {fitted}, but {source.parts[0].path} is {source.format}")
+        raise ValueError(f"the model was fitted on {fitted}, but {source.files[0].path} is {source.format}")
     if preparation.task not in source.names and preparation.task_is_file_name:
         return source.with_file_names(preparation.task)
     return open_with_tasks(source, preparation.task, notes)[0]

@@ -23,10 +23,12 @@ from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.exceptions import CheckpointExistsError, InputError, NotConvergedWarning, Setting
 from dmtrl.losses.builtin import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, home_of, newest
-from dmtrl.tables import Source, open_source
+from dmtrl.tables import TableFiles, open_files, require_column
 from dmtrl.tables import columns as read
-from dmtrl.tables.preparation import Block, Dropped, Preparation, learn, without_missing
-from dmtrl.workflows.data_files import list_columns, open_with_tasks, require_column
+from dmtrl.tables.learning import learn
+from dmtrl.tables.names import listed
+from dmtrl.tables.preparation import Block, Dropped, Preparation, without_missing
+from dmtrl.workflows.data_files import open_with_tasks
 from dmtrl.workflows.progress import NoProgress, Progress
 from dmtrl.workflows.target_column import check_target, read_target
 
@@ -95,7 +97,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     """Read the files and choose which rows and columns to use, and how."""
     progress = progress or NoProgress()
     progress.stage("reading")
-    source = open_source(request.data)
+    source = open_files(request.data)
     notes = [
         f"column {n!r} is not in {file}; its values are missing there"
         for n, file in list(source.partly_missing().items())[:3]
@@ -110,12 +112,12 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     batch = source.read(progress.update)
     frame, total = batch.columns, batch.columns.num_rows
     if total == 0:
-        raise ValueError(f"{source.parts[0].path} has columns but no rows")
+        raise ValueError(f"{source.files[0].path} has columns but no rows")
     frame = without_missing(frame, request.missing)
     tasks, no_task = read.labels(frame.column(task), source.is_untyped(task))
     commas = source.has_semicolons
     with source.located():
-        y, no_target, loss, look = read_target(
+        y, no_target, loss, summary = read_target(
             frame.column(target), target, source.is_untyped(target), request.kind, request.loss, commas, notes
         )
         weight = None if request.weights is None else read.numbers(frame.column(request.weights), request.weights)
@@ -132,7 +134,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
         block = batch.block
     _check_tasks(tasks, task, request.many_tasks, notes)
     with source.located():
-        check_target(y, target, loss, look)
+        check_target(y, target, loss, summary)
     progress.stage("preparing the columns")
     rows = np.flatnonzero(keep)
     with source.located(lambda row: int(rows[row])):
@@ -149,17 +151,17 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
             (Block("features", block.shape[1]), *rest), task, target, by_file, tuple(request.missing)
         )
     if not preparation.feature_names:
-        why = "; ".join(f"{column.name}: {column.words[1]}" for column in preparation.columns[:3])
+        why = "; ".join(f"{column.name}: {column.summary[1]}" for column in preparation.columns[:3])
         raise ValueError(f"no column is left to use as a feature{f' ({why})' if why else ''}")
     X = preparation.transform(frame, block)
     return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes))
 
 
-def _target_column(source: Source, target: str | None) -> str:
+def _target_column(source: TableFiles, target: str | None) -> str:
     if target is None:
         target = {"npz": "y", "libsvm": "label"}.get(source.format)
     if target is None:
-        columns = list_columns(source.names)
+        columns = listed(source.names)
         raise InputError("the target column is not known; pass ", Setting("target"), f" with one of {columns}")
     require_column(target, source.names)
     return target

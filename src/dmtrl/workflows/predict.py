@@ -13,12 +13,12 @@ import numpy as np
 
 from dmtrl.estimators.model_file import load
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.tables import Batch, Source
+from dmtrl.tables import Batch, TableFiles, require_column
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation
-from dmtrl.workflows.data_files import name_indices, open_as_fitted, require_column
+from dmtrl.workflows.data_files import name_indices, open_as_fitted
 from dmtrl.workflows.progress import NoProgress, Progress
 
 CHUNK = 4_000_000  # numbers in the feature matrix of one chunk
@@ -76,7 +76,7 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
                 writer.write(pa.table(columns | predictor.predict(X, names)))
             progress.update(batch.done, f"{predictor.rows:,} rows")
         if predictor.rows == 0:
-            raise ValueError(f"{source.parts[0].path} has columns but no rows")
+            raise ValueError(f"{source.files[0].path} has columns but no rows")
     notes += [f"column {name!r}: {count:,} {what}" for (name, what), count in tally.items()]
     notes += predictor.notes()
     return {
@@ -88,7 +88,7 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
     }
 
 
-def _check_columns(source: Source, preparation: Preparation, fill: bool, notes: list[str]) -> None:
+def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, notes: list[str]) -> None:
     """Check that the data has the columns that the model needs, and note those that it does not use."""
     absent = [name for name in preparation.used if name not in source.names]
     if absent and not fill:

@@ -15,8 +15,9 @@ from dmtrl.estimators.model_file import load
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.page import require_packages
 from dmtrl.tables import columns as read
+from dmtrl.tables import require_column
 from dmtrl.tables.preparation import Preparation, without_missing
-from dmtrl.workflows.data_files import name_indices, open_as_fitted, require_column
+from dmtrl.workflows.data_files import name_indices, open_as_fitted
 from dmtrl.workflows.progress import NoProgress, Progress
 
 
@@ -81,7 +82,7 @@ def read_rows(
     all_targets = np.concatenate(targets) if targets else np.zeros(0)
     if len(all_targets) == 0:
         raise ValueError(
-            f"{source.parts[0].path} has no row with a task of the model and a valid {preparation.target!r}"
+            f"{source.files[0].path} has no row with a task of the model and a valid {preparation.target!r}"
         )
     X = sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
     return X, all_targets if classes is None else classes[all_targets], model.tasks_[np.concatenate(codes)]
