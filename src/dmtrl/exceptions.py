@@ -1,8 +1,13 @@
 """Every error and warning of dmtrl.
 
 DmtrlError
+├── CellError              a cell of a table cannot be read (also a ValueError)
+│   └── MixedColumnError   a few cells of a column of numbers or dates are something else
 ├── CheckpointExistsError  a folder holds the checkpoint of another run (also a FileExistsError)
+├── InputError             wrong input that a parameter can fix (also a ValueError)
 ├── LossError              a custom loss contradicts itself (also a ValueError)
+├── NotAModelError         a file is not a saved model (also a ValueError)
+├── OutputExistsError      an output file already exists (also a FileExistsError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
@@ -14,7 +19,9 @@ it apart: then it has a class here, with typed fields. Messages are written in P
 from the fields.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
 
 
 class DmtrlError(Exception):
@@ -25,19 +32,126 @@ class DmtrlWarning(UserWarning):
     """Base class of all warnings of dmtrl."""
 
 
-class CheckpointExistsError(DmtrlError, FileExistsError):
-    """A folder already holds the checkpoint of another run; `folder` names it."""
+class CellError(DmtrlError, ValueError):
+    """A cell of a table cannot be read.
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(
-            f"{folder} already holds the checkpoint of another run; pass resume=True to continue that run, or name "
-            "another folder"
+    Attributes
+    ----------
+    subject, problem : str
+        How the message begins and ends, such as "column 'age' holds" and ", which is not a number".
+    value : str
+        The text of the cell.
+    row : int
+        Counted from 0 in the column that was read.
+    where : str or None
+        The position in the files, such as "line 42 of sales.csv", once it is known.
+    """
+
+    def __init__(self, subject: str, value: str, row: int, problem: str) -> None:
+        super().__init__(subject, value, row, problem)
+        self.subject, self.value, self.row, self.problem = subject, value, row, problem
+        self.where: str | None = None
+
+    @property
+    def description(self) -> str:
+        """What is wrong and where, without advice."""
+        return f"{self.subject} {self.value!r} ({self.where or f'row {self.row + 1}'}){self.problem}"
+
+    def __str__(self) -> str:
+        return self.description
+
+
+class MixedColumnError(CellError):
+    """Most cells of a column are numbers or dates, and a few are something else.
+
+    Attributes
+    ----------
+    column : str
+    is_target : bool
+        Whether the column is the target of a fit.
+    """
+
+    def __init__(self, subject: str, value: str, row: int, problem: str, column: str, is_target: bool) -> None:
+        super().__init__(subject, value, row, problem)
+        self.args = (subject, value, row, problem, column, is_target)
+        self.column, self.is_target = column, is_target
+
+    def __str__(self) -> str:
+        if self.is_target:
+            otherwise = "or kind='classification' if its values are classes"
+        else:
+            names = f"[{self.column!r}]"
+            otherwise = f"drop={names} to leave the column out, or category={names} if its values are names"
+        return f"{self.description}; correct it, or pass missing=[{self.value!r}] if it means missing, {otherwise}"
+
+
+class CheckpointExistsError(DmtrlError, FileExistsError):
+    """A run would replace the checkpoint of another one; `path` is where that checkpoint is."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} already holds the checkpoint of another run; continue that run with resume={self.path!r}, or "
+            "name another folder"
         )
-        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A parameter that an error message advises to set, with a value if the message names one."""
+
+    name: str
+    value: object = None
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name}={self.value!r}"
+
+
+class InputError(DmtrlError, ValueError):
+    """Wrong input that a parameter can fix.
+
+    Attributes
+    ----------
+    parts : tuple of str and Setting
+        The message in pieces. The shell writes each `Setting` as a command-line option.
+    """
+
+    def __init__(self, *parts: str | Setting) -> None:
+        super().__init__("".join(map(str, parts)))
+        self.parts = parts
+
+    def message(self, write: Callable[[Setting], str]) -> str:
+        """The message with each setting as `write` returns it."""
+        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
 
 
 class LossError(DmtrlError, ValueError):
     """A custom loss contradicts itself: its value, conjugate and dual step do not belong together."""
+
+
+class NotAModelError(DmtrlError, ValueError):
+    """A file is not a saved model; `path` is its path."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(str(path))
+        self.path = str(path)
+
+    def __str__(self) -> str:
+        return f"{self.path} is not a dmtrl model; load reads files written by save"
+
+
+class OutputExistsError(DmtrlError, FileExistsError):
+    """An output file already exists; `path` names it."""
+
+    def __init__(self, path: PathLike[str]) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} already exists; choose another name, or pass force=True to replace it"
 
 
 class WorkerLostError(DmtrlError, RuntimeError):

@@ -57,7 +57,7 @@ def test_quick_demo_prints_a_certificate_that_holds_and_writes_a_page(
     assert "choosing lambda" not in result.stdout
     assert result.stdout.rstrip().endswith("dmtrl-demo.html")
     page = (tmp_path / "dmtrl-demo.html").read_text(encoding="utf-8")
-    assert f"objective below {found[2]}. This one has {found[1]}" in page
+    assert f"model is {found[1]}, and the optimum is at least {found[2]}" in page
 
 
 @pytest.mark.usefixtures("tiny")
@@ -98,7 +98,9 @@ def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> Non
     figures = dict(next(item for item in items if isinstance(item, KeyFigures)).entries)
     assert figures["test error, together (mean over rows)"] == f"{result.learned.error:.2%}"[:-1] + " %"
     over_tasks = np.mean([row[1] for row in errors.rows])  # type: ignore[call-overload]
-    said = next(item.text for item in items if isinstance(item, TextItem) and "over tasks, each of which" in item.text)
+    said = next(
+        item.text for item in items if isinstance(item, TextItem) and "over tasks with equal weight" in item.text
+    )
     assert f"**{100 * over_tasks:.2f} %** together" in said
 
 

@@ -14,12 +14,14 @@ from sklearn.datasets import dump_svmlight_file
 
 import dmtrl
 from dmtrl import load
+from dmtrl.cli.errors import option
 from dmtrl.engines import recovery
 from dmtrl.engines.choice import Local, Pieces
 from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.exceptions import InputError, NotAModelError, Setting
 from dmtrl.solver import checkpoint
 from dmtrl.solver.checkpoint import newest
-from dmtrl.workflows.fit import FitRequest, Prepared, estimator
+from dmtrl.workflows.fit import FitRequest, Prepared, estimator, prepare
 from support.fragile import Fragile
 from support.shell_data import run, shops, write
 
@@ -93,10 +95,37 @@ def test_the_summary_says_what_was_done(tmp_path: Path, csv: Path) -> None:
     result = run("fit", csv, *words, "--compare", "-o", tmp_path / "model")
     assert result.exit_code == 0, result.output
     for part in ("colour", "category", "days since", "always 7", "left out", "regression, squared loss", "001 and",
-                 "proven within", "200 of 5 tasks (shop)", "sharing hurts", "dmtrl predict"):  # fmt: skip
+                 "proven within", "200 in 5 tasks (shop)", "sharing hurts", "dmtrl predict"):  # fmt: skip
         assert part in result.stdout, part
     assert "reading" in result.stderr
     assert "reading" not in result.stdout
+
+
+@pytest.mark.parametrize("weights", [(), ("--weights", "w")])
+def test_summary_json_and_page_agree_on_the_baseline(tmp_path: Path, weights: tuple[str, ...]) -> None:
+    """The table has a task with only one row, which has no baseline within its task."""
+    rng = np.random.default_rng(0)
+    task, x, w = ["u"] * 20 + ["v"] * 19 + ["single"], rng.normal(size=40), rng.integers(1, 4, 40)
+    y = np.round(x + 0.3 * rng.normal(size=40), 3)
+    y[-1] = 50.0
+    data = write(pa.table({"t": task, "x": x, "w": w, "y": y}), tmp_path / "a.csv")
+    words = ("fit", data, "--task", "t", "--target", "y", "--no-common", "--force", "-o", tmp_path / "m.dmtrl")
+    words = (*words, *(weights or ("--drop", "w")))
+    by_json, printed = json.loads(run(*words, "--json").stdout), run(*words).stdout
+    errors, each = [], []
+    for i in range(39):
+        others = [j for j in range(39) if j != i and task[j] == task[i]]
+        mean = np.average(y[others], weights=w[others] if weights else None)
+        errors.append((y[i] - mean) ** 2)
+        each.append(w[i] if weights else 1)
+    baseline = np.average(errors, weights=each)
+    assert by_json["baseline"] == pytest.approx(baseline)
+    assert f"(baseline, each task's mean: {baseline:.4g})" in " ".join(printed.split())
+    page = (tmp_path / "m.html").read_text(encoding="utf-8")
+    assert f'<dt dir="auto">baseline: each task&#39;s mean</dt><dd dir="auto">{baseline:.4g}</dd>' in page
+    error = f"{by_json['held_out']['squared_error']:.4g}"
+    assert f"mean squared error {error} over all rows" in " ".join(printed.split())
+    assert f'mean over rows</dt><dd dir="auto">{error}</dd>' in page
 
 
 @pytest.mark.parametrize(
@@ -104,7 +133,7 @@ def test_the_summary_says_what_was_done(tmp_path: Path, csv: Path) -> None:
     [
         (["a", "b", "c"] * 40, (), "classification", "is text: classification"),
         ([0, 1] * 60, (), "classification", "two values, 0 and 1: classification"),
-        ([1, 2, 3] * 40, (), "regression", "3 whole numbers, 1 to 3: taken as amounts"),
+        ([1, 2, 3] * 40, (), "regression", "3 whole numbers, 1 to 3: regression; if they are classes"),
         ([1, 2, 3] * 40, ("--kind", "classification"), "classification", ""),
         ([1, 2, 3] * 40, ("--loss", "poisson"), "regression", ""),
         (np.linspace(0, 1, 120), (), "regression", "120 different numbers: regression"),
@@ -135,7 +164,7 @@ def test_rows_without_task_target_or_weight_are_left_out_and_counted(tmp_path: P
     found = json.loads(result.stdout)
     assert (found["rows_read"], found["rows"]) == (64, 61)
     for what in ("task", "target", "weight"):
-        assert f"left out: 1 of 64 rows, which have no {what}" in found["notes"]
+        assert f"left out: 1 of 64 rows without a {what}" in found["notes"]
     assert [column["column"] for column in found["columns"]] == ["x", "w"]
     assert found["columns"][1]["features"] == 0
 
@@ -186,15 +215,15 @@ def test_tasks_with_one_class_are_said(tmp_path: Path) -> None:
     result = run("fit", write(data, tmp_path / "a.csv"), "--task", "t", "--target", "y", "--lambda", "0.1", "--json",
                  "-o", tmp_path / "m")  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert any("1 of 3 tasks have rows of one class only" in note for note in json.loads(result.stdout)["notes"])
+    assert any("1 of 3 tasks have rows of only one class" in note for note in json.loads(result.stdout)["notes"])
 
 
 def test_a_fit_that_does_not_reach_its_tolerance_says_so(tmp_path: Path, csv: Path) -> None:
     words = ("--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1", "--tol", "1e-300")
     result = run("fit", csv, *words, "-o", tmp_path / "m")
     assert result.exit_code == 0
-    assert "stopped after max_rounds=1000 rounds" in " ".join(result.stdout.split())
-    assert "which is not the" in result.stdout
+    assert "the fit stopped after 1000 rounds" in " ".join(result.stdout.split())
+    assert "was not reached" in result.stdout
 
 
 def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
@@ -206,30 +235,50 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
     cases = {
         ("--task", "shp", "--target", "sales"): "there is no column 'shp'; did you mean 'shop'?",
         ("--task", "shop", "--target", "Sales"): "did you mean 'sales'?",
-        ("--task", "shop", "--target", "nonsense"): "there is no column 'nonsense'; there are shop, size",
-        ("--target", "sales"): "say with --task which column",
-        ("--task", "shop"): "say with --target which column",
-        ("--task", "shop", "--target", "shop"): "must be two",
+        ("--task", "shop", "--target", "nonsense"): "there is no column 'nonsense'; the columns are shop, size",
+        ("--target", "sales"): "the task column is not known; pass --task with one of shop",
+        ("--task", "shop"): "the target column is not known; pass --target with one of shop",
+        ("--task", "shop", "--target", "shop"): "is both the task and the target",
+        (*ok, "--jobs", "0"): "--jobs must not be 0; pass --jobs -1 for all cores",
+        (*ok, "--workers", "2"): "--workers requires --engine ray",
         (*ok, "--drop", "colur"): "did you mean 'colour'?",
         (*ok, "--weights", "sizes"): "did you mean 'size'?",
         (*ok, "--loss", "hubber"): "did you mean 'huber'?",
-        (*ok, "--loss", "squared=2"): "takes no number",
+        (*ok, "--loss", "squared=2"): "--loss squared=2: the squared loss has no parameter",
         (*ok, "--loss", "quantile=2"): "between 0 and 1",
-        (*ok, "--loss", "hinge", "--kind", "regression"): "leave one of them out",
-        ("--task", "shop", "--target", "verdict", "--loss", "squared"): "needs numbers; for classes use",
+        (
+            *ok,
+            "--loss",
+            "hinge",
+            "--kind",
+            "regression",
+        ): "the hinge loss is for classification, which contradicts --kind regression",
+        (
+            "--task",
+            "shop",
+            "--target",
+            "verdict",
+            "--loss",
+            "squared",
+        ): "needs numbers; if the values are classes, set the kind",
         ("--task", "shop", "--target", "day"): "holds dates",
-        ("--task", "shop", "--target", "kg"): "one value only, 7",
-        ("--task", "remark", "--target", "sales"): "has 200 different values, 1.0 rows each: too many to be tasks",
+        ("--task", "shop", "--target", "kg"): "only one value, 7",
+        (
+            "--task",
+            "remark",
+            "--target",
+            "sales",
+        ): "which is too many for tasks; choose another column, or pass --many-tasks",
         ("--task", "shop", "--target", "remark"): "too many for classes",
-        (*ok, "-o", str(model)): "is there already",
+        (*ok, "-o", str(model)): "already exists",
         (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
         (*ok, "-o", str(tmp_path)): "is a folder",
-        (*ok, "-o", str(csv), "--force"): "is the data itself",
+        (*ok, "-o", str(csv), "--force"): "is an input file",
         (*ok, "--resume", str(csv)): "there is no complete checkpoint at",
         (*ok, "--resume", str(tmp_path / "none")): "there is no complete checkpoint at",
         (*ok, "--number", "colour"): "which is not a number",
         (*ok, *(word for name in ("size", "price", "colour", "open", "day", "verdict") for word in ("--drop", name))): (
-            "no column is left to learn from"
+            "no column is left to use as a feature"
         ),
     }
     for words, sentence in cases.items():
@@ -240,6 +289,18 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         assert last.startswith("Error: "), result.stderr
         assert sentence in last
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_errors_name_options_in_the_shell_and_parameters_in_python(csv: Path) -> None:
+    with pytest.raises(InputError, match="the target column is not known; pass target with one of shop"):
+        prepare(FitRequest([csv], task="shop"))
+    with pytest.raises(InputError, match="or pass many_tasks=True to use it"):
+        prepare(FitRequest([csv], task="remark", target="sales"))
+    assert option(Setting("many_tasks", True)) == "--many-tasks"
+    assert option(Setting("missing", "not known")) == "--missing 'not known'"
+    with pytest.raises(NotAModelError, match="is not a dmtrl model") as error:
+        load(csv)
+    assert error.value.path == str(csv)
 
 
 def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
@@ -284,7 +345,7 @@ def test_rounds_without_a_barrier_can_be_asked_for(tmp_path: Path, csv: Path, mo
     assert asked == [0, 8, 3]
 
 
-def test_a_worker_that_stays_lost_is_told_in_a_sentence(
+def test_a_worker_that_stays_lost_ends_in_one_message(
     tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real workers, which are lost again and again; the command that is told then goes on."""
@@ -337,7 +398,7 @@ def test_a_million_tasks_are_refused_and_many_allowed(tmp_path: Path) -> None:
     big = pa.table({"t": np.arange(n), "x": np.arange(n) % 7, "y": np.arange(n) % 11})
     result = run("fit", write(big, tmp_path / "big.parquet"), "--task", "t", "--target", "y", "-o", tmp_path / "m")
     assert result.exit_code == 1
-    assert "1,000,000 different values, 1.0 rows each: too many to be tasks" in result.stderr
+    assert "1,000,000 different values with 1.0 rows each, which is too many for tasks" in result.stderr
     small = big.slice(0, 120).set_column(0, "t", pa.array(np.arange(120) // 2))
     words = ("--task", "t", "--target", "y", "--lambda", "1", "-q", "-o", tmp_path / "m")
     assert run("fit", write(small, tmp_path / "a.parquet"), *words).exit_code == 1

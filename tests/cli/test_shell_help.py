@@ -26,11 +26,9 @@ def test_help_fits_a_screen_and_shows_an_example(command: str | None) -> None:
 
 def test_where_a_fit_is_kept_and_whom_it_waits_for_are_offered() -> None:
     words = " ".join(run("fit", "--help", columns="80").output.split())
-    assert "--max-staleness N Do not wait for the slowest worker: others may run N answers ahead [0]." in words
-    assert (
-        "--checkpoint PATH|URL Where to keep how far the fit is, for all machines to see [beside the model]." in words
-    )
-    assert "--resume PATH|URL Go on from an interrupted fit's checkpoint." in words
+    assert "--max-staleness N Answers by which workers may be ahead of the slowest [0]." in words
+    assert "--checkpoint PATH|URL Checkpoint folder, visible to all machines [beside the model]." in words
+    assert "--resume PATH|URL Resume from the checkpoint of a fit." in words
 
 
 def test_exit_codes_are_told() -> None:

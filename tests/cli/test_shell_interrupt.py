@@ -19,18 +19,19 @@ import pytest
 import dmtrl
 from dmtrl import MTRLRegressor, storage
 from dmtrl.solver.checkpoint import newest
-from dmtrl.workflows.fit import FitRequest, Interrupted, Prepared, Silence, fit, prepare
+from dmtrl.workflows.fit import FitRequest, Interrupted, Prepared, fit, prepare
 from dmtrl.workflows.predict import PredictRequest, predict
+from dmtrl.workflows.progress import NoProgress
 from support.shell_data import run, shops, write
 
 
-class StopsAt(Silence):
+class StopsAt(NoProgress):
     """Somebody who presses Ctrl-C when a word has been shown so many times."""
 
     def __init__(self, word: str, times: int):
         self.word, self.times = word, times
 
-    def share(self, done: float, detail: str = "") -> None:
+    def update(self, done: float, detail: str = "") -> None:
         if self.word in detail:
             self.times -= 1
             if self.times == 0:
@@ -146,7 +147,7 @@ def test_a_place_that_is_taken_or_cannot_be(tmp_path: Path, request_: FitRequest
     before = storage.names(taken)
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1")
     words = (*words, "--no-page", "-o", tmp_path / "m")
-    go_on = f"{taken} holds what an interrupted fit found; go on from it with --resume {taken}, or say --force"
+    go_on = f"{taken} holds the checkpoint of an interrupted fit; pass --resume {taken} to continue it"
     with pytest.raises(Interrupted):
         fit(prepared, request_, StopsAt("fits", 2), tmp_path / "other")
     cases = {
@@ -156,7 +157,7 @@ def test_a_place_that_is_taken_or_cannot_be(tmp_path: Path, request_: FitRequest
         ("--resume", "nosuch://place/"): "cannot open nosuch://place",
         ("--resume", f"memory://{tmp_path}/nothing"): f"no complete checkpoint at memory://{tmp_path}/nothing",
         ("--checkpoint", ""): "the path of a checkpoint must be a folder or URL",
-        ("--checkpoint", tmp_path / "m"): "the model and its checkpoint cannot both be",
+        ("--checkpoint", tmp_path / "m"): "the model and its checkpoint must have different paths",
     }
     for more, sentence in cases.items():
         result = run(*words, *more)
@@ -175,7 +176,7 @@ def test_ctrl_c_at_once_leaves_what_was_there(tmp_path: Path, request_: FitReque
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     request = replace(request_, reg_lambda=0.1)
 
-    class AtOnce(Silence):
+    class AtOnce(NoProgress):
         def stage(self, text: str) -> None:
             if text == "fitting":
                 monkeypatch.setattr(MTRLRegressor, "fit", pressed)
@@ -214,7 +215,7 @@ def test_a_new_fit_does_not_write_over_an_interrupted_one(
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", out)
     result = run(*words, "--lambda", "0.1", "--no-page")
     assert result.exit_code == 1
-    assert "holds what an interrupted fit found; go on from it with --resume" in result.stderr
+    assert "holds the checkpoint of an interrupted fit; pass --resume" in result.stderr
     assert {path: path.read_bytes() for path in keep.rglob("*") if path.is_file()} == before
     assert run(*words, "--lambda", "0.1", "--no-page", "--force").exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
@@ -238,7 +239,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: Fi
     state.write_bytes(state.read_bytes()[:300])
     result = run(*words, "--no-common", "--resume", keep)
     assert result.exit_code == 1
-    assert "is not a file of a dmtrl checkpoint, or is damaged" in result.stderr
+    assert "is damaged or is not a dmtrl checkpoint file" in result.stderr
     result = run(*words, "--no-common", "--resume", tmp_path / "nothing")
     assert result.exit_code == 1
     assert "there is no complete checkpoint at" in result.stderr

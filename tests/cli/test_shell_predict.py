@@ -57,10 +57,10 @@ def test_predict_agrees_with_the_library(folder: Path, tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
-def test_pieces_make_no_difference(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_make_no_difference(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("predict", folder / "verdict.model", folder / "new.csv", "-q").stdout
     monkeypatch.setattr("dmtrl.tables.readers.BLOCK", 3000)
-    monkeypatch.setattr("dmtrl.workflows.predict.PIECE", 1)
+    monkeypatch.setattr("dmtrl.workflows.predict.CHUNK", 1)
     assert run("predict", folder / "verdict.model", folder / "new.csv", "-q").stdout == whole
     assert len(whole.splitlines()) == 201
 
@@ -82,7 +82,8 @@ def test_tasks_that_fit_never_saw(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     result = run("predict", folder / "sales.model", data, "-o", out)
     assert result.exit_code == 1
-    assert f"row {int(np.argmax(strange)) + 1} is of task '006', which was not there in fit" in result.stderr
+    assert f"row {int(np.argmax(strange)) + 1} has the unknown task '006'; pass --unknown skip to" in result.stderr
+    assert "or --unknown common to predict them" in result.stderr
     assert not out.exists()
     X, shop = model.preparation_.transform(new), np.array(new.column("shop").to_pylist())
     common = model.set_params(unknown_tasks="common").predict(X, tasks=shop)
@@ -104,7 +105,7 @@ def test_unknown_tasks_without_a_common_part(folder: Path, tmp_path: Path) -> No
     data = write(shops(m=6, seed=5), tmp_path / "new.csv")
     result = run("predict", out, data, "-q", "--unknown", "common")
     assert result.exit_code == 1
-    assert "task '006', which was not there in fit, and the model has no part that all tasks share" in result.stderr
+    assert "has the unknown task '006', and the model has no common component" in result.stderr
 
 
 def test_libsvm_files(tmp_path: Path) -> None:
@@ -130,16 +131,16 @@ def test_unknown_categories_missing_and_extra_columns(folder: Path, tmp_path: Pa
     holes = new.set_column(price, "price", pa.array([None, *new.column("price").to_pylist()[1:]]))
     result = run("predict", folder / "sales.model", write(holes, tmp_path / "a.csv"), "-o", tmp_path / "a.parquet")
     assert result.exit_code == 0
-    assert "not known to the model and not used: 'weather'" in result.stderr
-    assert "column 'price': 1 values missing" in result.stderr
+    assert "columns that the model does not use: 'weather'" in result.stderr
+    assert "column 'price': 1 missing, replaced by" in result.stderr
     renamed = new.rename_columns(["Price" if name == "price" else name for name in new.column_names])
     data = write(renamed, tmp_path / "b.csv")
     result = run("predict", folder / "sales.model", data, "-o", tmp_path / "b.parquet")
     assert result.exit_code == 1
-    assert "did you mean 'Price'?" in result.stderr
+    assert "did you mean 'Price'?; to treat it as missing, pass --fill" in result.stderr
     result = run("predict", folder / "sales.model", data, "-o", tmp_path / "b.parquet", "--fill")
     assert result.exit_code == 0
-    assert "column 'price' is not in the data and counts as missing" in result.stderr
+    assert "column 'price' is not in the data; its values are missing" in result.stderr
     model = dmtrl.load(folder / "sales.model")
     gone = new.set_column(price, "price", pa.nulls(200, pa.float64()))
     expected = model.predict(model.preparation_.transform(gone), tasks=new.column("shop").to_pylist())
@@ -186,16 +187,16 @@ def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     new = tmp_path / "out.csv"
     cases: list[tuple[tuple[object, ...], str]] = [
-        ((data, model, "-o", new), "is not a dmtrl model; predict takes the model first"),
+        ((data, model, "-o", new), "is not a dmtrl model; give the model file first"),
         ((model, model, "-o", new), "is a dmtrl model, not data"),
         ((tmp_path / "cut.model", data, "-o", new), "cut short or damaged"),
-        ((tmp_path / "python.model", data, "-o", new), "does not know how to prepare columns"),
+        ((tmp_path / "python.model", data, "-o", new), "cannot prepare the columns of data files"),
         ((tmp_path / "none.model", data, "-o", new), "there is no model file"),
         ((model, tmp_path / "none.csv", "-o", new), "there is no file"),
         ((model, tmp_path / "header.csv", "-o", new), "has columns but no rows"),
-        ((model, data, "-o", tmp_path / "there.csv"), "is there already"),
+        ((model, data, "-o", tmp_path / "there.csv"), "already exists"),
         ((model, data, "-o", tmp_path / "no" / "out.csv"), "there is no folder"),
-        ((model, data, "-o", tmp_path / "out.xlsx"), "has no ending that says how to write it"),
+        ((model, data, "-o", tmp_path / "out.xlsx"), "has an unsupported extension"),
         ((model, data, "-o", model.with_suffix(".csv"), "--keep", "remarks"), "did you mean 'remark'?"),
         ((model, text, "-o", new), "column 'price' holds 'cheap' (line 2), which is not a number"),
     ]

@@ -66,7 +66,7 @@ def test_rows_that_cannot_be_used_are_counted(folder: Path, tmp_path: Path) -> N
     write(table.set_column(i, "sales", pa.array(sales)), tmp_path / "more.csv")
     result = run("report", folder / "sales.dmtrl", tmp_path / "more.csv", "-o", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
-    assert "left out: 3 rows with no answer that the model knows" in result.stderr
+    assert "left out: 3 rows with no target value that the model knows" in result.stderr
     strangers = sum(
         shop == "005" and sale is not None for shop, sale in zip(table.column("shop").to_pylist(), sales, strict=True)
     )
@@ -79,11 +79,14 @@ def test_what_cannot_be_done_is_said_in_a_sentence(folder: Path, tmp_path: Path)
     write(shops(m=4).drop_columns(["price"]), tmp_path / "less.csv")
     write(shops(m=2), tmp_path / "few.csv")
     for words, sentence in (
-        ((tmp_path / "python.dmtrl", folder / "shops.csv"), "was fitted in Python"),
-        ((folder / "shops.csv",), "is not a dmtrl model; report takes the model first, then the data"),
+        ((tmp_path / "python.dmtrl", folder / "shops.csv"), "was fitted on arrays"),
+        ((folder / "shops.csv",), "is not a dmtrl model; give the model file first, then the data files"),
         ((tmp_path / "none.dmtrl",), "No such file"),
         ((folder / "sales.dmtrl", tmp_path / "less.csv"), "there is no column 'price'"),
-        ((folder / "sales.dmtrl", tmp_path / "few.csv"), "data of the model's 4 tasks"),
+        (
+            (folder / "sales.dmtrl", tmp_path / "few.csv"),
+            "the data has no row of task '003'; use data of all 4 tasks of the model",
+        ),
         ((folder / "sales.dmtrl", "-o", tmp_path / "no" / "page.html"), "there is no folder"),
     ):
         result = run("report", *words, *(() if "-o" in words else ("-o", tmp_path / "out.html")))

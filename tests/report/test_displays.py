@@ -54,7 +54,7 @@ def test_axes_of_ones_own_and_the_models_order(model: MTRLRegressor) -> None:
     assert display.order_.tolist() == list(range(12))
     with pytest.raises(ValueError, match="order must be"):
         display.plot(order="size")
-    with pytest.raises(ValueError, match="a row per name"):
+    with pytest.raises(ValueError, match="one row per name"):
         TaskCorrelationDisplay(np.eye(3), ["a", "b"]).plot()
 
 
@@ -112,7 +112,7 @@ def test_comparison_from_an_estimator_is_what_compare_says() -> None:
     again = model.compare(X, y > 0, tasks, cv=3)
     drawn = display.ax_.collections[1].get_offsets()[:, 0]
     assert np.asarray(drawn) == pytest.approx(again.together[display.order_])
-    assert display.ax_.get_xlabel() == "held-out share of wrong answers"
+    assert display.ax_.get_xlabel() == "held-out error rate"
 
 
 def test_an_unfitted_estimator_is_refused() -> None:

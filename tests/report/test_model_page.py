@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 from conftest import SharedData
 from dmtrl import RFF, Certificate, MTRLClassifier, MTRLRegressor, TaskCovariance
 from dmtrl.report import HeatMap, KeyFigures, Table, write_files
-from dmtrl.report.model_facts import ModelFacts, gather, percent
-from dmtrl.report.model_page import model_page, page_of, write_model_page
+from dmtrl.report.model_page import ModelFacts, model_facts, model_page, page_from_facts, write_model_page
+from dmtrl.report.model_page.facts import percent
+from dmtrl.report.model_page.relations import MAX_CELLS, relations
 from dmtrl.report.page import render_page
-from dmtrl.report.relation_section import MOST_CELLS, relations
 from support.browser import DRAWN, Browser, hover_cell
 from support.model_pages import families, fitted, items, made_up_comparison, table, words
 from support.report_pages import HOSTILE
@@ -28,7 +29,7 @@ class Made:
         self.model, self.comparison = model, comparison
         self.page = model_page(model, *data, comparison=comparison)
         self.path = write_model_page(model, folder / f"{name}.html", *data, comparison=comparison)
-        self.dense = model._fitted_covariance().correlation()
+        self.dense = model.covariance_.correlation()
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +123,14 @@ def test_zooming_in_names_every_row(browser: Browser, school: Made) -> None:
 
 def test_long_tables_are_searched_and_sorted(browser: Browser, thousands: Made) -> None:
     browser.open(thousands.path)
-    assert ["Each task and its nearest", 2000, True] in browser.run(TABLES)
-    names = "return [...document.querySelectorAll('#each-task-and-its-nearest tbody tr')].filter(r => !r.hidden)"
-    field = browser.find("#each-task-and-its-nearest .find input")
+    assert ["Closest tasks", 2000, True] in browser.run(TABLES)
+    names = "return [...document.querySelectorAll('#closest-tasks tbody tr')].filter(r => !r.hidden)"
+    field = browser.find("#closest-tasks .find input")
     field.send_keys("shop 0017")
     shown = browser.run(f"{names}.map(r => r.textContent)")
     assert 1 <= len(shown) < 2000
     assert all("shop 0017" in row for row in shown)
-    assert browser.find("#each-task-and-its-nearest .find output").text == f"{len(shown):,} of 2,000 rows"
+    assert browser.find("#closest-tasks .find output").text == f"{len(shown):,} of 2,000 rows"
     field.clear()
     field.send_keys(" ")
     assert len(browser.run(f"{names}.map(r => 1)")) == 2000
@@ -146,9 +147,11 @@ def test_numbers_on_the_page_are_the_models(browser: Browser, sixteen: Made) -> 
     browser.wait_for(DRAWN, "all plots")
     model, certificate = sixteen.model, sixteen.model.certificate_
     text = browser.find("main").text
-    said = re.search(r"objective below ([\d.]+)\. This one has ([\d.]+), so it is within ([\d.]+) % of the best", text)
+    said = re.search(
+        r"model is ([\d.]+), and the optimum is at least ([\d.]+), so the model is within ([\d.]+) %", text
+    )
     assert said is not None
-    assert [float(n) for n in said.groups()[:2]] == pytest.approx([certificate.dual, certificate.primal], rel=1e-5)
+    assert [float(n) for n in said.groups()[:2]] == pytest.approx([certificate.primal, certificate.dual], rel=1e-5)
     assert certificate.relative_gap <= float(said[3]) / 100 <= 1.1 * certificate.relative_gap + 1e-12
     assert "says nothing about the error on new rows" in text
     figures = dict(zip(*(_texts(browser, f".key-figures {tag}") for tag in ("dt", "dd")), strict=False))
@@ -172,9 +175,7 @@ def test_numbers_on_the_page_are_the_models(browser: Browser, sixteen: Made) -> 
         i = place[task]
         assert [together, alone, pooled] == pytest.approx([found.together[i], found.alone[i], found.pooled[i]])
         assert gain == pytest.approx(found.alone[i] - found.together[i])
-    drawn = browser.run(
-        "return [...document.querySelectorAll('#how-far-from-the-best .plot')].map(p => p.calcdata[0].at(-1).y)"
-    )
+    drawn = browser.run("return [...document.querySelectorAll('#convergence .plot')].map(p => p.calcdata[0].at(-1).y)")
     assert drawn == pytest.approx([model.history_[-1]["gap"]] * 3)
 
 
@@ -211,18 +212,18 @@ def test_related_tasks_stand_together_and_coefficients_are_the_models(sixteen: M
 def test_of_many_tasks_groups_are_shown_and_no_large_array_is_made(
     thousands: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "fall into 150 groups" in thousands.page.lead
+    assert "form 150 groups" in thousands.page.lead
     heat = items(thousands.page, HeatMap)[0]
-    assert np.shape(heat.panels[0][1]) == (MOST_CELLS, MOST_CELLS)
+    assert np.shape(heat.panels[0][1]) == (MAX_CELLS, MAX_CELLS)
     assert thousands.path.stat().st_size < 12e6
-    found = relations(gather(thousands.model))
+    found = relations(model_facts(thousands.model))
     for g in (0, 77, 149):
         own = thousands.dense[np.ix_(found.cells[g], found.cells[3])]
         assert heat.panels[0][1][g, 3] == pytest.approx(own.mean(), abs=1e-9)
     assert sorted(np.concatenate(found.cells)) == list(range(2000))
-    monkeypatch.setattr("dmtrl.relationship.covariance.DENSE_LIMIT", 1000)
+    monkeypatch.setattr(import_module("dmtrl.relationship.covariance"), "DENSE_LIMIT", 1000)
     with pytest.raises(ValueError, match="as an array"):
-        thousands.model._fitted_covariance().dense()
+        thousands.model.covariance_.dense()
     assert model_page(thousands.model).lead == model_page(thousands.model).lead
 
 
@@ -237,7 +238,7 @@ def test_without_data_the_page_says_what_to_do(sixteen: Made) -> None:
 
 
 def test_the_title_names_what_is_known(sixteen: Made) -> None:
-    assert sixteen.page.title == "What 16 tasks have in common"
+    assert sixteen.page.title == "Models of 16 related tasks"
     assert model_page(sixteen.model, title="Shops").title == "Shops"
 
 
@@ -256,7 +257,7 @@ def test_one_task() -> None:
     X, y, _, _ = families(1)
     model = MTRLRegressor().fit(X, y)
     page = model_page(model, X, y)
-    assert "one task" in words(page)
+    assert "only one task" in words(page)
     assert [item.title for item in items(page, HeatMap)] == ["Coefficients"]
 
 
@@ -272,7 +273,7 @@ def test_three_classes() -> None:
 def test_mapped_features_have_no_view() -> None:
     X, y, tasks, _ = families(3)
     page = model_page(MTRLRegressor(feature_map=RFF(20)).fit(X, y, tasks=tasks))
-    assert "there is no such view" in words(page)
+    assert "do not belong to features of the data" in words(page)
     assert [item.title for item in items(page, HeatMap)] == ["Correlation of tasks"]
 
 
@@ -286,7 +287,7 @@ def test_no_history_unrelated_tasks_and_a_fit_that_stopped_early() -> None:
     assert "given, not learned" in words(page)
     with pytest.warns(UserWarning, match="max_rounds"):
         short = MTRLRegressor(max_rounds=1).fit(X, y, tasks=tasks)
-    assert "stopped before it reached the 0.1 %" in words(model_page(short))
+    assert "stopped before it reached the requested 0.1 %" in words(model_page(short))
 
 
 @pytest.mark.parametrize(
@@ -302,7 +303,7 @@ def test_very_many_tasks_in_one_group(covariance: TaskCovariance, sentence: str)
     facts = ModelFacts(
         names, 200, covariance, True, Certificate(2.0, 1.999), 1e-3, "squared", 0.1, 0.0, 3, list("abc"), coef
     )
-    page = page_of(facts, "One group")
+    page = page_from_facts(facts, "One group")
     assert sentence in page.lead
     (coefficients,) = items(page, HeatMap)
     assert coefficients.panels[0][1][0] == pytest.approx(coef.mean(axis=0)[np.argsort(-np.abs(coef).mean(axis=0))])
@@ -349,7 +350,7 @@ def test_a_percentage_is_never_rounded_down(share: float) -> None:
 
 def test_dark_and_light_swap_every_colour_of_the_new_kinds(browser: Browser, school: Made) -> None:
     look: Callable[[], Any] = lambda: browser.run(  # noqa: E731
-        "const plot = document.querySelector('#the-tasks-that-gain-most-and-those-that-gain-least .plot');"
+        "const plot = document.querySelector('#tasks-with-the-largest-and-the-smallest-gain .plot');"
         "return plot.data.map(trace => (trace.marker || trace.line).color)"
     )
     browser.open(school.path, scheme="light")

@@ -1,4 +1,4 @@
-"""The report room without a browser: refusals, names, tables, pictures, colours."""
+"""Reports without a browser: errors, names, tables, images, colours."""
 
 import csv
 import io
@@ -29,11 +29,11 @@ from dmtrl.report import (
     Text,
     slug,
 )
-from dmtrl.report.files import csv_text, markdown_text, read_as_number, shown_columns, to_the_right
+from dmtrl.report.files import csv_text, formatted_columns, is_right_aligned, markdown_text, parse_number
 from dmtrl.report.interactive import panels
 from dmtrl.report.page import _paragraphs, render_page, write_files, write_page
-from dmtrl.report.static import _apart, render, save
-from dmtrl.report.theme import DARK, LIGHT, Theme, axis_words, exchange, literal, printable
+from dmtrl.report.static import _spread, render, save
+from dmtrl.report.theme import DARK, LIGHT, Theme, axis_labels, colour_map, literal, single_line
 from support.report_pages import HOSTILE, curves, full_page, hostile_page
 
 ONE = Series("one", [1, 2], [3, 4])
@@ -45,12 +45,12 @@ ONE = Series("one", [1, 2], [3, 4])
         (lambda: Series("a", [1, 2], [1]), "2 values of x but 1 of y"),
         (lambda: Series("a", [], []), "no points"),
         (lambda: Series(" ", [1], [1]), "no name"),
-        (lambda: Series("a", [1], ["x"]), "not numbers"),  # type: ignore[list-item]
-        (lambda: Series("a", [1], [1], style="wavy"), "'wavy': choose one of line, dashes, dots, points"),
-        (lambda: Series("a", [1], [1], low=[0]), "only one edge"),
+        (lambda: Series("a", [1], ["x"]), "must be numbers"),  # type: ignore[list-item]
+        (lambda: Series("a", [1], [1], style="wavy"), "'wavy'; style must be one of line, dashes, dots, points"),
+        (lambda: Series("a", [1], [1], low=[0]), "only one of low and high"),
         (lambda: Series("a", [1], [1], low=[0], high=[1, 2]), "1 values of x but 2 of high"),
         (lambda: LineChart("t", "x", "y", [], alt="a"), "'t' has no series"),
-        (lambda: LineChart("t", "x", "y", [ONE], alt=""), "no alternative text"),
+        (lambda: LineChart("t", "x", "y", [ONE], alt=""), "no alt text"),
         (lambda: LineChart("t", "x", "y", [ONE, ONE], alt="a"), "two series named 'one'"),
         (lambda: LineChart("t", "x", "y", [ONE], alt="a", log_y=True, references=[("r", 0.0)]), "logarithmic axis"),
         (lambda: ChartGrid("t", [], alt="a"), "no charts"),
@@ -63,8 +63,8 @@ ONE = Series("one", [1, 2], [3, 4])
         (lambda: DotPlot("t", [], [("a", [])], "x", alt="a"), "no dots"),
         (lambda: DotPlot("t", ["a"], [("b", [1, 2])], "x", alt="a"), "2 dots for 'b' but 1 rows"),
         (lambda: DotPlot("t", ["a"], [("b", [1]), ("b", [2])], "x", alt="a"), "two sets of dots named 'b'"),
-        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[0]), "without saying why"),
-        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[1], mark="m"), "a row that is not there"),
+        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[0]), "has marked rows but no mark"),
+        (lambda: DotPlot("t", ["a"], [("b", [1])], "x", alt="a", marked=[1], mark="m"), "marked row that does not"),
         (lambda: KeyFigures("t", []), "are empty"),
         (lambda: BarChart("t", ["a"], [("b", [1, 2])], "y", alt="a"), "2 heights for 'b' but 1 categories"),
         (lambda: BarChart("t", ["a"], [("b", [1])], "y", alt="a", errors={"c": [1]}), "errors for 'c'"),
@@ -116,7 +116,7 @@ def test_words_of_users_are_not_read_as_markup() -> None:
             assert not re.search(r"<(?!/?(p|strong)\b)", html), html
             assert html.count("<p") == 1
             text = unescape(re.sub(r"</?(p|strong)\b[^>]*>", "", html))
-            assert text == around.replace("**", "").replace("{}", printable(name)), html
+            assert text == around.replace("**", "").replace("{}", single_line(name)), html
 
 
 def test_points_and_dots_carry_their_names_and_marks() -> None:
@@ -176,7 +176,7 @@ def test_markdown_stays_one_row_a_row() -> None:
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=6))
 def test_a_number_is_never_shown_as_zero_or_far_from_itself(values: list[float]) -> None:
-    column = shown_columns(Table("t", ["a"], [[value] for value in values]))[0]
+    column = formatted_columns(Table("t", ["a"], [[value] for value in values]))[0]
     for value, shown in zip(values, column, strict=True):
         read = float(shown.replace("−", "-"))
         assert (read == 0) == (value == 0)
@@ -187,17 +187,17 @@ def test_a_number_is_never_shown_as_zero_or_far_from_itself(values: list[float])
 def test_words_on_an_axis_fit_and_differ_where_the_labels_do(labels: list[str], width: int) -> None:
     prefixed = ["School school" * 3 + label + " of the district" for label in labels]
     for given_labels in (labels, prefixed):
-        words = axis_words(given_labels, width)
+        words = axis_labels(given_labels, width)
         assert all(len(word) <= width for word in words)
-        assert len(set(words)) == len({printable(label) for label in given_labels})
+        assert len(set(words)) == len({single_line(label) for label in given_labels})
 
 
 def test_words_on_an_axis_lose_what_all_have_in_common_and_no_part_of_a_number() -> None:
     schools = [f"School school{i}" for i in (1, 10, 11, 139)]
-    assert axis_words(schools, 13) == ["…1", "…10", "…11", "…139"]
-    assert axis_words(schools, 20) == schools, "what fits stays whole"
-    assert axis_words(["district north, pupils", "district south, pupils"], 10) == ["…north…", "…south…"]
-    assert axis_words(["a rather long name", "another rather long name"], 10) == ["a rather…", "another r…"]
+    assert axis_labels(schools, 13) == ["…1", "…10", "…11", "…139"]
+    assert axis_labels(schools, 20) == schools, "what fits stays whole"
+    assert axis_labels(["district north, pupils", "district south, pupils"], 10) == ["…north…", "…south…"]
+    assert axis_labels(["a rather long name", "another rather long name"], 10) == ["a rather…", "another r…"]
     many = [f"School school{i}" for i in range(139)]
     heat = HeatMap("t", [("", np.eye(139))], many, alt="a")
     figure = panels(heat)[0].figure
@@ -205,16 +205,14 @@ def test_words_on_an_axis_lose_what_all_have_in_common_and_no_part_of_a_number()
     assert [name.strip("\u2068\u2069") for name in figure.data[0].y] == many, "hovering names them in full"
 
 
-def test_columns_that_read_as_numbers_stand_to_the_right() -> None:
+def test_columns_of_numbers_are_right_aligned() -> None:
     cells = ["> 12", "1.2e-03", "4.41 ± 0.11 %", "10.03 ± 0.12", "−3", "1,234.5", "≈ 0.5", 10, 2.5]
     values = [12, 1.2e-3, 4.41, 10.03, -3, 1234.5, 0.5, 10, 2.5]
-    assert [read_as_number(cell) for cell in cells] == values
-    assert [read_as_number(cell) for cell in ("", "-", "12 to 13", "1.2.3", "2020-01-01", "a1", True, None)] == [
-        None
-    ] * 8
+    assert [parse_number(cell) for cell in cells] == values
+    assert [parse_number(cell) for cell in ("", "-", "12 to 13", "1.2.3", "2020-01-01", "a1", True, None)] == [None] * 8
     rows = [["12", "> 12", "few", None], ["7", 10, "1", None], ["8", "not reached", "many", None]]
     table = Table("t", ["name", "rounds", "words", "nothing"], rows)
-    assert [to_the_right(table, j) for j in range(4)] == [False, True, False, False], "digits alone may be a name"
+    assert [is_right_aligned(table, j) for j in range(4)] == [False, True, False, False], "digits alone may be a name"
     page = render_page(Page("p", "", [Section("s", [table])]))
     assert '<td class="number" data-key="12.0">&gt; 12</td>' in page
     assert '<td class="number">not reached</td>' in page
@@ -301,7 +299,7 @@ def test_pictures_of_every_kind_are_well_formed_also_with_hostile_names(tmp_path
 def test_labels_at_the_ends_stand_apart_and_as_near_as_can_be(wanted: list[float]) -> None:
     from scipy.optimize import nnls
 
-    heights = _apart(np.array(wanted), 20.0, -1e6, 1e6)
+    heights = _spread(np.array(wanted), 20.0, -1e6, 1e6)
     order = np.argsort(wanted, kind="stable")
     assert np.all(np.diff(heights[order]) >= 20 - 1e-6)
     # oracle: the same least squares, with the lowest label free (two signs) and every further one a step >= 20 above it
@@ -366,7 +364,7 @@ def test_colours_can_be_told_apart_and_text_can_be_read(theme: Theme) -> None:
 def test_light_and_dark_are_exchanged_one_to_one() -> None:
     colours = [LIGHT.background, LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.missing, *LIGHT.series, *LIGHT.diverging]
     assert len(set(colours)) == len(colours)
-    pairs = exchange(LIGHT, DARK)
+    pairs = colour_map(LIGHT, DARK)
     assert set(colours) <= set(pairs)
     figure = panels(curves("c"), theme="dark")[0].figure
     assert figure.layout.paper_bgcolor == pairs[LIGHT.background]

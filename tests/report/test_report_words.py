@@ -7,9 +7,8 @@ import pytest
 
 from dmtrl import Certificate, MTRLClassifierCV, MTRLRegressorCV, TaskCovariance
 from dmtrl.report import KeyFigures, Page, Table
-from dmtrl.report.held_out import guess_of_amounts, guess_of_classes
-from dmtrl.report.model_facts import ModelFacts
-from dmtrl.report.model_page import model_page, page_of
+from dmtrl.report.model_page import ModelFacts, model_page, page_from_facts
+from dmtrl.report.model_page.held_out import ERROR_RATE, SQUARED_ERROR, baseline_error
 from support.model_pages import families, items, made_up_comparison, table, words
 
 
@@ -25,25 +24,41 @@ def test_how_well_it_predicts_is_what_cross_validation_found() -> None:
     figures = dict(items(alone, KeyFigures)[0].entries)
     assert float(figures["held-out squared error, mean over rows"]) == pytest.approx(error, rel=1e-3)
     assert "Held-out squared error" in alone.lead
-    assert "whom sharing helps](" not in words(alone), "no way to a section that cannot say it"
+    assert "where sharing helps](" not in words(alone), "no way to a section that cannot say it"
     given = model_page(model, X, y, tasks, comparison=False)
     figures = dict(items(given, KeyFigures)[0].entries)
-    assert float(figures["the same, predicting each task's mean"]) == pytest.approx(guess, rel=1e-3)
+    assert float(figures["baseline: each task's mean"]) == pytest.approx(guess, rel=1e-3)
     assert f"{1 - error / guess:.0%}".replace("%", " % lower") in words(given)
     classes = MTRLClassifierCV(lambdas=[0.1, 0.01], commons=[0.0], cv=4).fit(X, y > 0, tasks=tasks)
     figures = dict(items(model_page(classes, X, y > 0, tasks, comparison=False), KeyFigures)[0].entries)
     shares = [max(np.mean(y[tasks == task] > 0), np.mean(y[tasks == task] <= 0)) for task in np.unique(tasks)]
-    assert figures["the same, predicting each task's most frequent class"] == f"{1 - np.mean(shares):.2%}"[:-1] + " %"
-    assert "held-out share of wrong answers, mean over rows" in figures
+    assert figures["baseline: each task's most frequent class"] == f"{1 - np.mean(shares):.2%}"[:-1] + " %"
+    assert "held-out error rate, mean over rows" in figures
     noise = np.random.default_rng(1).normal(size=len(y))
     useless = MTRLRegressorCV(lambdas=[1e-6], commons=[0.0], cv=4).fit(X, noise, tasks=tasks)
-    assert "predicts no better than that" in words(model_page(useless, X, noise, tasks, comparison=False))
+    assert "no better than the baseline" in words(model_page(useless, X, noise, tasks, comparison=False))
 
 
-def test_guesses_of_a_task_with_one_row() -> None:
-    codes = np.array([0, 0, 1])
-    assert guess_of_amounts([1.0, 3.0, 5.0], codes).tolist() == [4.0, 4.0, 9.0]
-    assert guess_of_classes(["a", "b", "b", "c"], np.array([0, 0, 0, 1])).tolist() == [1, 0, 0, 0]
+def test_the_baseline_leaves_out_the_only_row_of_a_task() -> None:
+    tasks = np.array(["p", "p", "q", "r", "r", "r"])
+    y = [1.0, 3.0, 50.0, 1.0, 2.0, 6.0]
+    by_row = [4.0, 4.0, 9.0, 2.25, 20.25]  # against the mean of the other rows of the task
+    assert baseline_error(y, tasks, None, SQUARED_ERROR) == pytest.approx(np.mean(by_row))
+    by_task = [np.mean(by_row[:2]), np.mean(by_row[2:])]
+    assert baseline_error(y, tasks, None, SQUARED_ERROR, "tasks") == pytest.approx(np.mean(by_task))
+    assert baseline_error([1.0, 2.0], np.array([0, 1]), None, SQUARED_ERROR) is None
+    weight = np.array([1, 2, 1, 1, 3, 1])
+    expected = [(4.0, 1), (4.0, 2), ((1 - 12 / 4) ** 2, 1), ((2 - 7 / 2) ** 2, 3), ((6 - 7 / 4) ** 2, 1)]
+    assert baseline_error(y, tasks, weight, SQUARED_ERROR) == pytest.approx(
+        np.average([error for error, _ in expected], weights=[w for _, w in expected])
+    )
+
+
+def test_the_baseline_of_classes_is_the_most_frequent_class_of_the_task() -> None:
+    labels, tasks = ["a", "b", "b", "c"], np.array([0, 0, 0, 1])
+    assert baseline_error(labels, tasks, None, ERROR_RATE) == pytest.approx(1 / 4)
+    assert baseline_error(labels, tasks, None, ERROR_RATE, "tasks") == pytest.approx((1 / 3 + 0) / 2)
+    assert baseline_error(labels, tasks, np.array([3, 1, 1, 1]), ERROR_RATE) == pytest.approx(2 / 6)
 
 
 def made_of(correlation: np.ndarray, **more: Any) -> Page:
@@ -67,17 +82,17 @@ def made_of(correlation: np.ndarray, **more: Any) -> Page:
         np.ones((m, 1)),
         **more,
     )
-    return page_of(facts, "Made up")
+    return page_from_facts(facts, "Made up")
 
 
 def test_what_is_called_opposed_in_the_lead_is_opposed_in_the_table() -> None:
     weak = np.array([[1.0, 0.6, -0.05], [0.6, 1.0, -0.09], [-0.05, -0.09, 1.0]])
     page = made_of(weak)
-    assert "No two are opposed" in page.lead
+    assert "No two tasks are opposed" in page.lead
     assert not any(item.title == "Most opposed" for item in items(page, Table))
-    assert "No two have a correlation of −0.1 or less" in words(page)
+    assert "no two have a correlation of −0.1 or less" in words(page)
     assert len(table(page, "Most alike").rows) == 1
-    assert [row[2:] for row in table(page, "Each task and its nearest").rows][2] == [None] * 4
+    assert [row[2:] for row in table(page, "Closest tasks").rows][2] == [None] * 4
     strong = np.where(np.isclose(weak, -0.09), -0.11, weak)
     assert "Most opposed: task 1 and task 2 (−0.11)" in made_of(strong).lead
     assert [row[:2] for row in table(made_of(strong), "Most opposed").rows] == [["task 1", "task 2"]]
@@ -90,16 +105,14 @@ def test_groups_speak_only_of_groups_that_are_listed() -> None:
     assert [row[0] for row in groups.rows] == [1]
     assert groups.rows[0][4] == "task 2", "a task in no group is called by its name"
     assert "In no group: task 2" in groups.caption
-    assert [row[1] for row in table(page, "Each task and its nearest").rows] == [1, 1, None]
+    assert [row[1] for row in table(page, "Closest tasks").rows] == [1, 1, None]
 
 
 def test_marks_are_told_beside_what_chance_alone_would_mark() -> None:
     for m, chance in ((14, "fewer than one"), (300, "about 3")):
         comparison = made_up_comparison([f"task {i}" for i in range(m)])
         page = made_of(np.eye(m), comparison=comparison)
-        sentence = (
-            f"{comparison.hurts.sum()} of {m} are marked as hurt (of {m} tasks {chance} would be by chance alone)"
-        )
+        sentence = f"{comparison.hurts.sum()} of {m} are marked as hurt ({chance} expected by chance)"
         assert sentence in page.lead
         assert words(page).count(sentence) == 2, "in the lead and in the section"
         assert "sum over tasks of each task's mean loss" in words(page)

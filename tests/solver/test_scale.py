@@ -28,7 +28,7 @@ from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
 from dmtrl.relationship.penalties import Learned, nuclear_prox, shared
 from dmtrl.relationship.similarity import nearest_tasks, strongest_pairs, unit_vectors
 from dmtrl.relationship.spectrum import nuclear_norm
-from dmtrl.report.model_facts import gather
+from dmtrl.report.model_page import model_facts
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
@@ -147,7 +147,7 @@ PATHS: dict[str, Callable[[MTRLRegressor, Path], object]] = {
     "block": lambda model, _: model.task_covariance_.block(np.arange(100)),
     "spectral rho": lambda model, _: model.task_covariance_.spectral_rho(),
     "plus common": lambda model, _: model.task_covariance_.plus_common(1.0),
-    "report facts": lambda model, _: gather(model),
+    "report facts": lambda model, _: model_facts(model),
     "add a task": lambda model, _: copy.copy(model).add_task(*_rows()[:2], name=M),
 }
 

@@ -1,4 +1,4 @@
-"""Pages for the tests of the report room: one with every kind of content, one whose every word is hostile."""
+"""Pages for the tests of reports: one with every kind of content, one with hostile text."""
 
 import numpy as np
 

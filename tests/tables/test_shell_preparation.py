@@ -1,5 +1,6 @@
 """Columns to features: the same as scikit-learn's transformers make, and the same bits after saving and loading."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dmtrl
-from dmtrl.tables.preparation import Dropped, learn
+from dmtrl.exceptions import MixedColumnError, OutputExistsError
+from dmtrl.tables.learning import learn
+from dmtrl.tables.output import check_output
+from dmtrl.tables.preparation import Dropped
 from support.shell_data import shops
 
 
@@ -76,7 +80,7 @@ def test_what_becomes_of_columns() -> None:
     forced = learn(shops(), "shop", "sales", number=["row_id"], category=["kg", "open"])
     kinds = {name: (kind, done, count) for name, kind, done, count in forced.table()}
     assert kinds["row_id"][0] == "number"
-    assert kinds["open"] == ("category", "a column each; unknown ones: none of them", 2)
+    assert kinds["open"] == ("category", "one column each; unknown ones have none", 2)
 
 
 def test_rare_unknown_and_missing_categories() -> None:
@@ -133,3 +137,29 @@ def test_infinity_and_text_among_numbers_are_refused() -> None:
         preparation.transform({"x": pa.array(["1", "abc"])})
     with pytest.raises(ValueError, match="the model needs the column 'x'"):
         preparation.transform({"z": pa.array([1.0])})
+
+
+def test_a_column_of_mixed_cells_is_a_typed_error() -> None:
+    cells = [*map(str, range(59)), "n/k"]
+    table = pa.table({"t": ["x", "y"] * 30, "y": np.arange(60.0), "age": cells})
+    with pytest.raises(MixedColumnError, match="column 'age' holds numbers, except for 1 of 60 cells") as caught:
+        learn(table, "t", "y", untyped=["age"])
+    error = caught.value
+    assert (error.column, error.value, error.row, error.is_target) == ("age", "n/k", 59, False)
+    for way in ("missing=['n/k']", "drop=['age']", "category=['age']"):
+        assert way in str(error)
+    error.where = "line 61"
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.where) == (MixedColumnError, str(error), "line 61")
+
+
+def test_an_existing_output_is_a_typed_error(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    check_output(path, force=False)
+    path.touch()
+    with pytest.raises(OutputExistsError, match=r"out\.csv already exists; .* force=True") as caught:
+        check_output(path, force=False)
+    assert caught.value.path == path
+    check_output(path, force=True)
+    with pytest.raises(FileExistsError, match="is an input file"):
+        check_output(path, force=True, inputs=[path])

@@ -1,7 +1,4 @@
-"""dmtrl bench.
-
-Room: commands.
-"""
+"""The command `dmtrl bench`."""
 
 from pathlib import Path
 
@@ -12,27 +9,25 @@ CHOICES = ("all", "kernels", "solve", "rounds", "scale", "startup", "network", "
 
 @click.command(name="bench")
 @click.argument("which", type=click.Choice(CHOICES), default="all")
-@click.option("--quick", is_flag=True, help="Smaller problems: only to see that everything runs.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for records, page, plots and tables [benchmarks].")
-@click.option("--latency", type=click.FloatRange(min=0), help="network: milliseconds one way.")
-@click.option("--bandwidth", type=click.FloatRange(min=0, min_open=True), help="network: Mbit/s of the server's link.")
-@click.option("--per-message", type=click.FloatRange(min=0), help="network: milliseconds an engine needs for each.")
+@click.option("--quick", is_flag=True, help="Use smaller problems: a smoke test.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Output folder for records, page, plots and tables [benchmarks]."
+)
+@click.option("--latency", type=click.FloatRange(min=0), help="network: latency in milliseconds, one way.")
+@click.option(
+    "--bandwidth", type=click.FloatRange(min=0, min_open=True), help="network: bandwidth of the server in Mbit/s."
+)
+@click.option("--per-message", type=click.FloatRange(min=0), help="network: engine time per message in milliseconds.")
 def command(
-    which: str,
-    quick: bool,
-    out: Path | None,
-    latency: float | None,
-    bandwidth: float | None,
-    per_message: float | None,
+    which: str, quick: bool, out: Path | None, latency: float | None, bandwidth: float | None, per_message: float | None
 ) -> None:
-    """Measure time, rounds and bytes against others.
+    """Measure time, rounds and bytes, and compare with other solvers.
 
-    Contenders run in turn, compile time excluded. Close other programs first.
-    On one thread: kernels, one task; solve, the whole job; rounds, what
-    travels. On more: scale, how time and memory grow; startup, imports, first
-    fits, a second thread; stragglers, a slow worker; cluster, Ray against
-    threads. network: sizes and times over a network, computed from costs
-    that were measured.
+    The solvers run in turn, without compile time. Close other programs first.
+    One thread: kernels (one task), solve (the whole fit), rounds (messages).
+    Several threads: scale (time and memory), startup (imports and first fits),
+    stragglers (a slow worker), cluster (Ray compared with threads). network:
+    times over a network, computed from measured costs.
 
     \b
     Examples:
@@ -42,7 +37,7 @@ def command(
     """
     own_network = any(given is not None for given in (latency, bandwidth, per_message))
     if which != "network" and own_network:
-        raise click.UsageError("--latency, --bandwidth and --per-message belong to `dmtrl bench network`")
+        raise click.UsageError("--latency, --bandwidth and --per-message are options of `dmtrl bench network`")
 
     from dmtrl.cli.collection import run
     from dmtrl.lab.bench.suite import BENCHMARKS

@@ -1,7 +1,4 @@
-"""What `reproduce` and `bench` share: say how long it will take, run with a progress display, say where things lie.
-
-Room: commands.
-"""
+"""Run the experiments of `dmtrl reproduce` and `dmtrl bench` with a progress display."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import told_in_sentences
+from dmtrl.cli.errors import exit_on_error
 
 if TYPE_CHECKING:
     from dmtrl.lab.experiments.collection import Collection, Drawn
@@ -17,25 +14,27 @@ if TYPE_CHECKING:
 
 
 def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Drawn":
-    """What was drawn; raises SystemExit(1) where data was missing, after all else is done."""
-    with told_in_sentences():
+    """Run and return the results. Raises SystemExit(1) at the end if data was missing."""
+    with exit_on_error():
         plan = collection.work(which, quick, folder)
         if plan.todo:
             done = plan.runs - len(plan.todo)
-            what = f"{done} of {plan.runs} runs are there already; the rest" if done else f"{plan.runs} runs"
-            minutes = _duration(plan.seconds)
-            click.echo(f"{what} will take about {minutes} on 2 cores. Records: {folder}/records.jsonl", err=True)
+            what = f"{done} of {plan.runs} runs are stored; the rest" if done else f"{plan.runs} runs"
+            click.echo(
+                f"{what} will take about {_duration(plan.seconds)} on 2 cores. Records: {folder}/records.jsonl",
+                err=True,
+            )
         passed = 0.0
-        with display() as shown:
-            shown.stage(f"running {which}")
+        with display() as progress:
+            progress.stage(f"running {which}")
 
-            def tell(experiment: "Experiment", run: "Run") -> None:
+            def on_start(experiment: "Experiment", run: "Run") -> None:
                 nonlocal passed
                 words = ", ".join(str(value) for key, value in run.params.items() if key != "quick")
-                shown.share(min(passed / max(plan.seconds, 1e-9), 0.999), f"{experiment.name}: {words}")
+                progress.update(min(passed / max(plan.seconds, 1e-9), 0.999), f"{experiment.name}: {words}")
                 passed += run.seconds
 
-            result = collection.carry_out(which, quick, folder, tell)
+            result = collection.carry_out(which, quick, folder, on_start)
     for one in result.missing:
         click.echo(f"Left out: {one.experiment}. {one.reason}", err=True)
     if result.page is not None:

@@ -1,26 +1,25 @@
-"""dmtrl demo.
-
-Room: commands.
-"""
+"""The command `dmtrl demo`."""
 
 from pathlib import Path
 
 import click
 
-from dmtrl.cli.display import status
-from dmtrl.cli.errors import told_in_sentences
+from dmtrl.cli.display import display
+from dmtrl.cli.errors import exit_on_error
 
 
 @click.command(name="demo")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Which random tasks to draw.")
-@click.option("--quick", is_flag=True, help="A smaller problem: seconds instead of a quarter of a minute.")
-@click.option("--out", "-o", type=click.Path(), default="dmtrl-demo.html", show_default=True, help="The page's file.")
-@click.option("--no-page", is_flag=True, help="Print only, write nothing.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random tasks.")
+@click.option("--quick", is_flag=True, help="Use a smaller problem, which takes a few seconds.")
+@click.option(
+    "--out", "-o", type=click.Path(), default="dmtrl-demo.html", show_default=True, help="Output file of the page."
+)
+@click.option("--no-page", is_flag=True, help="Do not write a page.")
 def command(seed: int, quick: bool, out: str, no_page: bool) -> None:
-    """Learn 16 made-up tasks together and compare.
+    """Fit 16 synthetic tasks and compare the errors.
 
     The tasks are those of the paper's Synthetic 1, so the true relations are known. They are fitted together, each
-    alone, and as one; the summary says what each costs in test error, and how far the fit can be from the best.
+    alone, and pooled. The summary shows the test errors and how close the fit is to the optimum.
 
     \b
     Examples:
@@ -33,19 +32,19 @@ def command(seed: int, quick: bool, out: str, no_page: bool) -> None:
     from dmtrl.report.page import require_packages, write_page
     from dmtrl.tables.output import check_output
 
-    with told_in_sentences():
+    with exit_on_error():
         if not no_page:
             check_output(Path(out), force=True)
-        with status() as (tell, on_round):
-            result = run_demo(seed, quick, tell, [on_round])
+        with display() as progress:
+            result = run_demo(seed, quick, progress.stage)
     render(result, Console(highlight=False))
     if no_page:
         return
     try:
         require_packages()
-    except ImportError as missing:  # the demonstration has been given; the page is a bonus
-        click.echo(f"\n  No page: {missing}")
+    except ImportError as missing:  # the demo itself needs no page
+        click.echo(f"\n  no page was written: {missing}")
         return
-    with told_in_sentences():
+    with exit_on_error():
         written = write_page(demo_page(result), out)
-    click.echo(f"\n  The page about all this: {written}")
+    click.echo(f"\n  page: {written}")

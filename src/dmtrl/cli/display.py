@@ -1,24 +1,21 @@
-"""How far the work is: a live line on a terminal, now and then a plain line in a pipe, nothing when quiet.
+"""Progress displays: a live line on a terminal, plain lines in a pipe, nothing with --quiet.
 
-Room: commands. Progress goes to stderr, so that stdout holds results alone. The time left is what the rest takes at
-the rate measured so far.
+Progress goes to stderr, so that stdout has only results.
 """
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from dmtrl.progress import describe
-
 LINE_EVERY = 10.0  # seconds between plain lines
 
 
 class Display:
-    """Stages and shares of them, as `fitting.Watcher`; `_show` draws. This one is silent."""
+    """A `workflows.progress.Progress` that estimates the time left. This base class prints nothing."""
 
     def __init__(self) -> None:
         self._text, self._began, self._from, self._done = "", time.monotonic(), 0.0, 0.0
@@ -27,8 +24,8 @@ class Display:
         self._text, self._began, self._from, self._done = text, time.monotonic(), -1.0, 0.0
         self._show(0.0, "", None, True)
 
-    def share(self, done: float, detail: str = "") -> None:
-        if self._from < 0:  # what a resumed fit brought along was not done at this rate
+    def update(self, done: float, detail: str = "") -> None:
+        if self._from < 0:  # the work before a resume was not done at this rate
             self._from, self._began = done, time.monotonic()
         self._done = max(done, self._done)
         gained, spent = self._done - self._from, time.monotonic() - self._began
@@ -40,30 +37,30 @@ class Display:
 
 
 class Lines(Display):
-    """Plain lines: one when a stage begins, then one every few seconds."""
+    """A line when a stage begins, and one every few seconds."""
 
     _last = 0.0
 
     def _show(self, done: float, detail: str, left: float | None, fresh: bool) -> None:
         if fresh or time.monotonic() - self._last >= LINE_EVERY:
             self._last = time.monotonic()
-            more = ", ".join(part for part in (f"{done:.0%}" if done else "", detail, _in_words(left)) if part)
+            more = ", ".join(part for part in (f"{done:.0%}" if done else "", detail, _time_left(left)) if part)
             click.echo(f"{self._text}: {more}" if more else self._text, err=True)
 
 
 class Live(Display):
-    """One line with a bar, redrawn in place."""
+    """One line with a bar, updated in place."""
 
     def __init__(self, progress: Any):
         super().__init__()
         self._progress, self._row = progress, progress.add_task("starting", total=1.0, detail="")
 
     def _show(self, done: float, detail: str, left: float | None, fresh: bool) -> None:
-        more = ", ".join(part for part in (detail, _in_words(left)) if part)
+        more = ", ".join(part for part in (detail, _time_left(left)) if part)
         self._progress.update(self._row, description=self._text, completed=done, detail=more)
 
 
-def _in_words(left: float | None) -> str:
+def _time_left(left: float | None) -> str:
     if left is None:
         return ""
     if left < 90:
@@ -73,7 +70,7 @@ def _in_words(left: float | None) -> str:
 
 @contextmanager
 def display(quiet: bool = False) -> Iterator[Display]:
-    """The display that suits where stderr goes."""
+    """The display for the kind of stderr."""
     if quiet:
         yield Display()
     elif not sys.stderr.isatty():
@@ -90,23 +87,3 @@ def display(quiet: bool = False) -> Iterator[Display]:
         )
         with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
             yield Live(progress)
-
-
-@contextmanager
-def status() -> Iterator[tuple[Callable[[str], object], Callable[[Any], object]]]:
-    """What to call at each stage and each round: one live line on a terminal, a plain line a stage elsewhere."""
-    from rich.console import Console
-
-    from dmtrl.solver.settings import Settings
-
-    if not sys.stderr.isatty():
-        yield (lambda text: click.echo(text, err=True)), (lambda record: None)
-        return
-    tol, stage = Settings().tol, ["starting"]
-    with Console(stderr=True, highlight=False).status(stage[0]) as line:
-
-        def tell(text: str) -> None:
-            stage[0] = text
-            line.update(text)
-
-        yield tell, (lambda record: line.update(f"{stage[0]}; {describe(record, tol)}"))

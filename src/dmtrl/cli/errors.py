@@ -1,7 +1,4 @@
-"""How a command ends when its work cannot be done.
-
-Room: commands. Errors that are the data's or the user's become one sentence and exit code 1; a bug keeps its traceback.
-"""
+"""Errors of a command: one message and exit code 1 for bad input, a traceback for a bug."""
 
 import shlex
 import unicodedata
@@ -10,37 +7,75 @@ from contextlib import contextmanager
 
 import click
 
-from dmtrl.exceptions import WorkerLostError
+from dmtrl.exceptions import (
+    CheckpointExistsError,
+    InputError,
+    MixedColumnError,
+    NotAModelError,
+    OutputExistsError,
+    Setting,
+    WorkerLostError,
+)
 
 INTERRUPTED = 130
 _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: str, allowed: str = "") -> str:
-    """Text of somebody's data for a terminal: what would move the cursor, set colours or turn the writing direction
-    becomes a question mark in a box."""
-    return "".join("\ufffd" if _commands_a_terminal(sign) and sign not in allowed else sign for sign in text)
+    """Text that is safe to print: characters that control a terminal become U+FFFD."""
+    return "".join("\ufffd" if _controls_terminal(char) and char not in allowed else char for char in text)
 
 
-def _commands_a_terminal(sign: str) -> bool:
-    return unicodedata.category(sign) in ("Cc", "Cs", "Zl", "Zp") or sign in _DIRECTIONS
+def _controls_terminal(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") or char in _DIRECTIONS
 
 
 @contextmanager
-def told_in_sentences() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
+    """Turn an error that the user can fix into one message and exit code 1."""
     try:
         yield
-    except BrokenPipeError:  # somebody reads only the head of the output; click ends quietly
+    except BrokenPipeError:  # the reader of the output has stopped; click exits quietly
         raise
-    except OSError as error:
-        told = error.strerror and error.filename
-        raise click.ClickException(
-            printable(f"{error.filename}: {error.strerror}" if told else str(error), "\n")
-        ) from error
-    except (ValueError, ArithmeticError, ImportError) as error:
-        raise click.ClickException(printable(str(error), "\n")) from error
-    except WorkerLostError as error:
-        resume = f"; resume with --resume {shlex.quote(error.checkpoint)}" if error.checkpoint else ""
-        raise click.ClickException(printable(f"{error.args[0]}{resume}", "\n")) from error
-    except MemoryError as error:
-        raise click.ClickException("there is not enough memory for this; use fewer rows or columns") from error
+    except (OSError, ValueError, ArithmeticError, ImportError, WorkerLostError, MemoryError) as error:
+        raise click.ClickException(printable(_message(error), "\n")) from error
+
+
+def _message(error: Exception) -> str:
+    """The message of an error, with advice in terms of command-line options."""
+    if isinstance(error, InputError):
+        return error.message(option)
+    if isinstance(error, NotAModelError):
+        return f"{error.path} is not a dmtrl model; give the model file first, then the data files"
+    if isinstance(error, MixedColumnError):
+        return _mixed_column(error)
+    if isinstance(error, OutputExistsError):
+        return f"{error.path} already exists; choose another name, or pass --force to replace it"
+    if isinstance(error, CheckpointExistsError):
+        resume = option(Setting("resume", error.path))
+        problem = f"{error.path} holds the checkpoint of an interrupted fit"
+        return f"{problem}; pass {resume} to continue it, or --force to discard it"
+    if isinstance(error, WorkerLostError):
+        resume = f"; resume with {option(Setting('resume', error.checkpoint))}" if error.checkpoint else ""
+        return f"{error.args[0]}{resume}"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory; use fewer rows or columns"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _mixed_column(error: MixedColumnError) -> str:
+    missing = f"{option(Setting('missing', error.value))} if it means missing"
+    if error.is_target:
+        otherwise = "or --kind classification if its values are classes"
+    else:
+        drop, category = (option(Setting(name, error.column)) for name in ("drop", "category"))
+        otherwise = f"{drop} to leave the column out, or {category} if its values are names"
+    return f"{error.description}; correct it, or pass {missing}, {otherwise}"
+
+
+def option(setting: Setting) -> str:
+    """A setting as a command-line option."""
+    name = f"--{setting.name.replace('_', '-')}"
+    return name if setting.value in (None, True) else f"{name} {shlex.quote(str(setting.value))}"

@@ -1,7 +1,4 @@
-"""What dmtrl fit prints: the columns and what became of them, then the outcome on one screen.
-
-Room: commands. Draws the plain values of findings.document and computes nothing.
-"""
+"""Print what `dmtrl fit` did with the columns, and the summary of the fit."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,10 +12,10 @@ from rich.text import Text
 
 from dmtrl.cli.errors import printable
 
-MOST_LINES = 20  # of the table of columns
-LONGEST = 40  # characters of a task's name
-_MEASURES = {"squared_error": "mean squared error", "wrong": "share of wrong answers", "loss": "mean loss"}
-_GUESSES = {"squared_error": "predicting each task's mean", "wrong": "each task's most frequent class"}
+MAX_LINES = 20  # of the table of columns
+MAX_NAME = 40  # characters of a task name
+_MEASURES = {"squared_error": "mean squared error", "wrong": "error rate", "loss": "mean loss"}
+_BASELINES = {"squared_error": "each task's mean", "wrong": "each task's most frequent class"}
 
 
 def print_columns(lines: Sequence[tuple[str, str, str, int]], notes: Sequence[str]) -> None:
@@ -26,13 +23,13 @@ def print_columns(lines: Sequence[tuple[str, str, str, int]], notes: Sequence[st
     for heading in ("column", "kind", "what was done"):
         table.add_column(heading, overflow="fold")
     table.add_column("features", justify="right")
-    alike: dict[tuple[str, str], list[tuple[str, int]]] = {}  # columns of one treatment share a line
+    alike: dict[tuple[str, str], list[tuple[str, int]]] = {}  # columns that were treated alike share a line
     for name, kind, done, count in lines:
         alike.setdefault((kind, done), []).append((name, count))
-    for (kind, done), columns in list(alike.items())[:MOST_LINES]:
+    for (kind, done), columns in list(alike.items())[:MAX_LINES]:
         style = "dim" if kind == "left out" else ""
         table.add_row(_text(_few(columns)), kind, _text(done), str(sum(count for _, count in columns)), style=style)
-    rest = [column for columns in list(alike.values())[MOST_LINES:] for column in columns]
+    rest = [column for columns in list(alike.values())[MAX_LINES:] for column in columns]
     if rest:
         features = str(sum(count for _, count in rest))
         table.add_row(f"and {len(rest)} more", "", "see --json for all", features, style="dim")
@@ -44,45 +41,47 @@ def _few(columns: list[tuple[str, int]]) -> str:
     return ", ".join(names) if len(names) <= 3 else f"{names[0]}, {names[1]} and {len(names) - 2} more"
 
 
-def print_summary(found: dict[str, Any]) -> None:
+def print_summary(summary: dict[str, Any]) -> None:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column(overflow="fold")
     facts.add_row(
         "rows",
-        _text(f"{found['rows']:,} of {found['tasks']:,} tasks ({found['task']}), {found['features']:,} features"),
+        _text(
+            f"{summary['rows']:,} in {summary['tasks']:,} tasks ({summary['task']}), {summary['features']:,} features"
+        ),
     )
-    facts.add_row("target", _text(f"{found['target']}: {found['kind']}, {found['loss']} loss"))
-    facts.add_row("lambda", _strengths(found))
-    if found["held_out"] is not None:
-        facts.add_row("held out", _held_out(found))
-    certificate = found["certificate"]
-    proven = f"proven within {max(certificate['relative_gap'], 0):.2%} of the best possible"
-    short = "" if certificate["converged"] else f", which is not the {certificate['tol']:.2%} asked for"
-    facts.add_row("certificate", f"{proven} ({found['rounds']} rounds){short}")
-    facts.add_row("time", _time(found["seconds"]))
+    facts.add_row("target", _text(f"{summary['target']}: {summary['kind']}, {summary['loss']} loss"))
+    facts.add_row("lambda", _strengths(summary))
+    if summary["held_out"] is not None:
+        facts.add_row("held out", _held_out(summary))
+    certificate = summary["certificate"]
+    proven = f"proven within {max(certificate['relative_gap'], 0):.2%} of the optimum"
+    short = "" if certificate["converged"] else f"; the requested {certificate['tol']:.2%} was not reached"
+    facts.add_row("certificate", f"{proven} ({summary['rounds']} rounds){short}")
+    facts.add_row("time", _time(summary["seconds"]))
     for word in ("alike", "opposed"):
-        if found["relations"][word]:
-            facts.add_row(word, _text(_pairs(found["relations"][word])))
-    if found["compared"]:
-        facts.add_row("compared", _text(found["compared"]))
-    facts.add_row("model", _text(found["model"]))
-    if found["report"]:
-        facts.add_row("page", _text(found["report"]))
-    _print(*_as_lines(found["notes"][found["notes_before_fit"] :]))
+        if summary["relations"][word]:
+            facts.add_row(word, _text(_pairs(summary["relations"][word])))
+    if summary["compared"]:
+        facts.add_row("compared", _text(summary["compared"]))
+    facts.add_row("model", _text(summary["model"]))
+    if summary["report"]:
+        facts.add_row("page", _text(summary["report"]))
+    _print(*_as_lines(summary["notes"][summary["notes_before_fit"] :]))
     click.echo()
     _print(facts)
-    click.echo(printable(f"\n  next: dmtrl predict {shlex.quote(found['model'])} NEW.csv -o predictions.csv", "\n"))
+    click.echo(printable(f"\n  next: dmtrl predict {shlex.quote(summary['model'])} NEW.csv -o predictions.csv", "\n"))
 
 
-def _held_out(found: dict[str, Any]) -> str:
-    by, guessing = found["chosen"]["by"], found["guessing"]
+def _held_out(summary: dict[str, Any]) -> str:
+    by, baseline = summary["chosen"]["by"], summary["baseline"]
 
-    def written(value: float) -> str:
+    def format_error(value: float) -> str:
         return f"{value:.2%}" if by == "wrong" else f"{value:.4g}"
 
-    beside = "" if guessing is None else f" ({_GUESSES[by]}: {written(guessing)})"
-    return f"{_MEASURES[by]} {written(found['held_out'][by])} over all rows{beside}"
+    compared = "" if baseline is None else f" (baseline, {_BASELINES[by]}: {format_error(baseline)})"
+    return f"{_MEASURES[by]} {format_error(summary['held_out'][by])} over all rows{compared}"
 
 
 def _time(seconds: dict[str, float]) -> str:
@@ -91,30 +90,30 @@ def _time(seconds: dict[str, float]) -> str:
 
 
 def _pairs(pairs: Sequence[tuple[Any, Any, float]]) -> str:
-    """In quotes where a name would otherwise not be told from what stands around it."""
+    """Pairs of tasks, with quotes if a name could be confused with the text around it."""
     names = [str(name) for first, second, _ in pairs for name in (first, second)]
     quoted = any(name != name.strip() or not name or "," in name or " and " in name or "'" in name for name in names)
 
-    def written(name: Any) -> str:
+    def quote(name: Any) -> str:
         short = _shortened(str(name))
         return repr(short) if quoted else short
 
-    return ", ".join(f"{written(a)} and {written(b)} ({value:+.2f})" for a, b, value in pairs)
+    return ", ".join(f"{quote(a)} and {quote(b)} ({value:+.2f})" for a, b, value in pairs)
 
 
 def _shortened(name: str) -> str:
-    """Without its middle: names that are long often differ at their ends."""
-    if len(name) <= LONGEST:
+    """A long name without its middle: long names often differ at their ends."""
+    if len(name) <= MAX_NAME:
         return name
-    half = (LONGEST - 3) // 2
+    half = (MAX_NAME - 3) // 2
     return f"{name[:half]}...{name[-half:]}"
 
 
-def _strengths(found: dict[str, Any]) -> str:
-    common = f", common part {found['common']:g}" if found["common"] else ", no common part"
-    chosen = found["chosen"]
-    how = f"; best of {chosen['fits'] // chosen['folds']} on {chosen['folds']} folds" if chosen else "; as given"
-    return f"{found['lambda']:.3g}{common}{how}"
+def _strengths(summary: dict[str, Any]) -> str:
+    common = f", common component {summary['common']:g}" if summary["common"] else ", no common component"
+    chosen = summary["chosen"]
+    how = f"; best of {chosen['fits'] // chosen['folds']} in {chosen['folds']} folds" if chosen else "; as given"
+    return f"{summary['lambda']:.3g}{common}{how}"
 
 
 def _as_lines(notes: Sequence[str]) -> list[Text]:
@@ -126,7 +125,7 @@ def _text(words: str) -> Text:
 
 
 def _print(*things: RenderableType) -> None:
-    """Two columns from the left, and without the blanks that would fill every line up to the right."""
+    """Print with an indent of two and without trailing blanks."""
     console = Console(highlight=False, markup=False, emoji=False)
     with console.capture() as capture:
         for thing in things:

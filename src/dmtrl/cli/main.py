@@ -1,7 +1,6 @@
-"""The shell: where commands are registered. Each is one file in `commands`, loaded when it is needed.
+"""The `dmtrl` command. Each subcommand is one module of this folder, imported when it is used.
 
-Room: the top. A command asks functions of the library and prints what came back. Exit codes: 0 done, 1 the work could
-not be done (one sentence on stderr says why), 2 the command was misspelt, 130 interrupted with Ctrl-C.
+Exit codes: 0 success, 1 failure (a message on stderr gives the reason), 2 usage error, 130 interrupted with Ctrl-C.
 """
 
 import importlib
@@ -11,14 +10,16 @@ import click
 
 import dmtrl
 
-COMMANDS = ("demo", "fit", "predict", "report", "reproduce", "bench")  # commands/NAME.py holds each as `command`
+COMMANDS = ("demo", "fit", "predict", "report", "reproduce", "bench")  # cli/NAME.py defines each as `command`
 
 
 class Shell(click.Group):
+    """Imports subcommands lazily and keeps the arguments as typed in `context.obj`."""
+
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
-        words = list(args)  # as typed: an interrupted command says how to go on
+        typed = list(args)  # for the command that resumes an interrupted fit
         context = super().make_context(info_name, args, parent, **extra)
-        context.obj = words
+        context.obj = typed
         return context
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -34,13 +35,13 @@ class Shell(click.Group):
 @click.group(name="dmtrl", cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(dmtrl.__version__, prog_name="dmtrl")
 def main() -> None:
-    """One linear model per task, the relations between tasks, and a certificate.
+    """Fit one linear model per task and learn how the tasks are related.
 
     \b
     Start with:
       dmtrl demo
       dmtrl fit marks.csv --task school --target score
-    Exit codes: 0 done, 1 not possible (a sentence says why), 2 misspelt,
+    Exit codes: 0 success, 1 failure (with a message), 2 usage error,
     130 interrupted. Completion: eval "$(_DMTRL_COMPLETE=bash_source dmtrl)"
     """
 

@@ -1,7 +1,4 @@
-"""dmtrl reproduce.
-
-Room: commands.
-"""
+"""The command `dmtrl reproduce`."""
 
 from pathlib import Path
 
@@ -12,14 +9,16 @@ CHOICES = ("all", "synthetic", "convergence", "school", "mnist", "mds")
 
 @click.command(name="reproduce")
 @click.argument("which", type=click.Choice(CHOICES), default="all")
-@click.option("--quick", is_flag=True, help="Less data, a minute or two: only to see that everything runs.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for records, page, plots and tables [reproduced].")
+@click.option("--quick", is_flag=True, help="Use less data: a smoke test of one or two minutes.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), help="Output folder for records, page, plots and tables [reproduced]."
+)
 def command(which: str, quick: bool, out: Path | None) -> None:
     """Run the paper's experiments and draw its tables and figures.
 
-    Each result is stored when it is there, so an interrupted run goes on where
-    it stopped: give the same command again. Data sets are found in the folder
-    named by DMTRL_DATA, else in the cache, else downloaded.
+    Each result is stored as soon as it is computed; to continue an interrupted
+    run, run the same command again. Data sets come from the folder DMTRL_DATA,
+    else from the cache, else they are downloaded.
 
     \b
     Examples:

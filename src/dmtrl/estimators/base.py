@@ -23,7 +23,7 @@ from dmtrl.estimators.model_file import Savable
 from dmtrl.estimators.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
 from dmtrl.losses.builtin import BUILTIN, REGRESSION, AnyLoss, get_loss
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship.penalties import Learned, is_learned
 from dmtrl.solver.api import ProblemSpec, solve_problem
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.checkpoint.options import PathLike
@@ -163,7 +163,7 @@ class MTRLBase(Insight, Savable, ABC):
             return lam, 0.0
         if not isinstance(self.common, str):
             return lam, float(self.common)
-        learned = _is_learned(relationship) and len(problem.units.names) == len(self.tasks_)
+        learned = is_learned(relationship) and len(problem.units.names) == len(self.tasks_)
         return lam, float(getattr(relationship, "tau", learned))
 
     def _solve(self, problem: Problem, lam: float, tau: float, session: CheckpointSession) -> Outcome:
@@ -182,7 +182,7 @@ class MTRLBase(Insight, Savable, ABC):
     def _spec(self, problem: Problem, settings: Settings) -> ProblemSpec:
         """The problem as the solver takes it."""
         relationship = restrict(self.relationship, problem.units)
-        if _is_learned(relationship):  # for one unit the same as independent, which is faster
+        if is_learned(relationship):  # for one unit the same as independent, which is faster
             relationship = "learned" if problem.data.m > 1 else "independent"
         ridge = self._intercept_ridge(problem.coordinates)
         return ProblemSpec(problem.data, get_loss(self.loss), relationship, settings, intercept_ridge=ridge)
@@ -234,7 +234,7 @@ class MTRLBase(Insight, Savable, ABC):
 
     def _keep_common(self, outcome: Outcome, tau: float, coordinates: Coordinates) -> None:
         common, d = outcome.common, len(coordinates.x_centre)
-        if tau > 0 and not _is_learned(self.relationship):
+        if tau > 0 and not is_learned(self.relationship):
             common = common_part(outcome.covariance, tau, outcome.W)
         if self.fit_intercept is True:  # outside the relationship: a task never seen is given the mean one
             common = np.append(common[:d], outcome.W[:, d].mean())
@@ -244,7 +244,7 @@ class MTRLBase(Insight, Savable, ABC):
     def _relations(self, outcome: Outcome, tau: float) -> TaskCovariance:
         """Sigma as people read it. Beside a common component the solver's own is of what is left without it, in which
         tasks that are all alike would look unrelated: here it is of the whole weights (12)."""
-        if tau == 0 or not _is_learned(self.relationship):
+        if tau == 0 or not is_learned(self.relationship):
             return outcome.covariance
         return Learned().update(outcome.W[:, :-1] if self.fit_intercept is True else outcome.W)
 
@@ -258,6 +258,15 @@ class MTRLBase(Insight, Savable, ABC):
     def task_correlation_(self) -> Any:
         """The correlation of every two units, as a labelled frame where pandas is installed."""
         return self._labelled(self._fitted_covariance().correlation(), self.unit_names_)
+
+    @property
+    def covariance_(self) -> TaskCovariance:
+        """Sigma with trace one, a row per unit, as an operator."""
+        return self._fitted_covariance()
+
+    def read_rows(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> intake.Table:
+        """Rows and labels, checked against the rows of the fit, as a table."""
+        return self._read(X, y, tasks, sample_weight, reset=False)
 
     def _labelled(self, values: np.ndarray, names: np.ndarray) -> Any:
         try:
@@ -346,10 +355,6 @@ class MTRLBase(Insight, Savable, ABC):
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
-
-
-def _is_learned(relationship: Any) -> bool:
-    return isinstance(relationship, Learned) or (isinstance(relationship, str) and relationship == "learned")
 
 
 def choose(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

@@ -23,7 +23,7 @@ from dmtrl.losses.builtin import CLASSIFICATION, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.progress import bar
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship, independent
+from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship, independent, is_learned
 from dmtrl.solver.api import ProblemSpec, on_engine, solve_problem, thread_count
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession
@@ -217,7 +217,7 @@ class Insight:
         check_is_fitted(self)
         if self._kind == CLASSIFICATION and len(self.classes_) > 2:
             raise ValueError("add_task works for regression and for two classes; with more, fit everything anew")
-        if not (isinstance(self.relationship, Learned) or str(self.relationship) == "learned"):
+        if not is_learned(self.relationship):
             raise ValueError(
                 "add_task needs relationship='learned'; with a given one, fit everything anew with a larger one"
             )
@@ -293,8 +293,8 @@ def default_measure(loss: Any) -> str:
 def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:
     """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN where it had no row."""
     lam, tau = path.best(measure, "tasks")
-    i, j = np.flatnonzero(path.commons == tau)[0], np.flatnonzero(path.lambdas == lam)[0]
-    total, weight = getattr(path, measure)[i, j], path.weight[i, j]
+    cell = path.cell(lam, tau)
+    total, weight = getattr(path, measure)[cell], path.weight[cell]
     if axis is not None:
         total, weight = total.sum(axis=axis), weight.sum(axis=axis)
     return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)

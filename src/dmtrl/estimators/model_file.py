@@ -29,6 +29,7 @@ from dmtrl.data.blocks import as_rows
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.inputs import lookup
 from dmtrl.estimators.problem import Coordinates, Problem
+from dmtrl.exceptions import NotAModelError
 from dmtrl.losses.builtin import BUILTIN, CustomLoss, Loss
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.penalties import Fixed, Learned
@@ -127,7 +128,7 @@ def _check_whole(data: bytes, path: _Path) -> None:
         raise ValueError(f"{path} is empty; {_AGAIN}")
     first = data[30 : 30 + len(_HEADER)]  # the name of a zip's first entry
     if not (b"PK\x03\x04".startswith(data[:4]) and _HEADER.encode().startswith(first)):
-        raise ValueError(f"{path} is not a dmtrl model; load reads what model.save wrote")
+        raise NotAModelError(path)
     if data[-_DIGEST - 22 : -_DIGEST - 18] != b"PK\x05\x06":
         raise ValueError(f"{path} is cut short or damaged: it does not end as a model does; {_AGAIN}")
     if hashlib.sha256(data[:-_DIGEST]).hexdigest().encode() != data[-_DIGEST:]:

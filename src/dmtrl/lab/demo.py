@@ -20,9 +20,8 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.report.content import Page
-from dmtrl.report.held_out import SHARE, in_measure
-from dmtrl.report.model_facts import ModelFacts
-from dmtrl.report.model_page import page_of
+from dmtrl.report.model_page import ModelFacts, page_from_facts
+from dmtrl.report.model_page.held_out import ERROR_RATE, format_error
 from dmtrl.solver.api import solve
 from dmtrl.solver.outcome import Callback, Outcome
 from dmtrl.solver.settings import Settings
@@ -174,7 +173,7 @@ def demo_page(result: DemoResult) -> Page:
     fit, problem = result.learned, result.problem
     m, d = problem.W.shape
     errors = [
-        (f"test error, {words} (mean over rows)", in_measure(result.fits[name].error, SHARE))
+        (f"test error, {words} (mean over rows)", format_error(result.fits[name].error, ERROR_RATE))
         for name, words in _SHORT.items()
     ]
     facts = ModelFacts(
@@ -201,11 +200,11 @@ def demo_page(result: DemoResult) -> Page:
         f"errors are on {len(problem.test.y):,} test rows.",
         more=[
             *errors,
-            ("test error, true weights (mean over rows)", in_measure(result.floor, SHARE)),
+            ("test error, true weights (mean over rows)", format_error(result.floor, ERROR_RATE)),
             ("agreement with the truth", f"{result.recovery:.3f}"),
         ],
     )
-    return page_of(facts, f"dmtrl demo: {m} made-up tasks")
+    return page_from_facts(facts, f"dmtrl demo: {m} made-up tasks")
 
 
 _SHORT = {TOGETHER: "together", ALONE: "alone", POOLED: "pooled"}
@@ -218,7 +217,7 @@ def _comparison(result: DemoResult) -> Comparison:
     change = [(result.learned.wrong[r].astype(float) - result.fits[ALONE].wrong[r]) for r in rows]
     harmed = [bool(c.mean() > 2.326 * c.std(ddof=1) / np.sqrt(len(c)) and c.mean() > 0) for c in change]
     names = np.array([f"task {i + 1}" for i in range(len(rows))])
-    return Comparison(names, together, alone, pooled, np.array(harmed), SHARE)
+    return Comparison(names, together, alone, pooled, np.array(harmed), ERROR_RATE)
 
 
 def render(result: DemoResult, console: Console) -> None:

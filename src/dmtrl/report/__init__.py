@@ -1,4 +1,4 @@
-"""Report room: result records become tables, plots as files, and one offline HTML page."""
+"""Reports: tables, plots as files, and offline HTML pages."""
 
 from dmtrl.report.content import (
     BarChart,

@@ -1,9 +1,7 @@
-"""Report room, bottom floor: what a report says, as plain data. No plotting library is imported here.
+"""The content of a report as plain data: a `Page` has sections with tables, charts and text.
 
-A report is a :class:`Page` of :class:`Section` s, and a section holds tables, charts and text. The renderers next door
-(`interactive`, `static`, `page`) only read these records, so a table or figure is computed once and drawn in any form.
-Every record checks itself when it is made: a chart that cannot be drawn is refused where it was written, not where it
-is drawn. A new kind of content is added here, to `Item`, and to each renderer's table of drawing functions.
+The renderers (`interactive`, `static`, `page`) only read these classes, which validate their arguments. To add a kind
+of content, add it to `Item` and to the `_RENDERERS` of each renderer.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ STYLES = ("line", "dashes", "dots", "points")
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. `low` and `high` draw a band around it; series with the same `group` share a colour. `names`: what
-    each point is called when it is hovered over."""
+    """One curve. `low` and `high` draw a band around it. Series with the same `group` share a colour. `names` label the
+    points on hover."""
 
     name: str
     x: Sequence[float]
@@ -34,20 +32,22 @@ class Series:
     names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        where = f"The series {_shown(self.name)}"
-        _check_words(self.name, "A series has no name: name what its points are.")
+        where = f"The series {_quoted(self.name)}"
+        _check_not_empty(self.name, "A series has no name.")
         if self.style not in STYLES:
-            raise ValueError(f"{where} has the style {self.style!r}: choose one of {', '.join(STYLES)}.")
+            raise ValueError(f"{where} has the style {self.style!r}; style must be one of {', '.join(STYLES)}")
         if (self.low is None) != (self.high is None):
-            raise ValueError(f"{where} has only one edge of a band: give both low and high, or neither.")
+            raise ValueError(f"{where} has only one of low and high; pass both or neither")
         count = _numbers(self.x, f"{where}, x").size
         for label, values in (("y", self.y), ("low", self.low), ("high", self.high)):
             if values is not None and (size := _numbers(values, f"{where}, {label}").size) != count:
-                raise ValueError(f"{where} has {count} values of x but {size} of {label}: give one for each x.")
+                raise ValueError(
+                    f"{where} has {count} values of x but {size} of {label}; they must have the same length"
+                )
         if self.names is not None and len(self.names) != count:
-            raise ValueError(f"{where} has {count} points but {len(self.names)} names: give one for each point.")
+            raise ValueError(f"{where} has {count} points but {len(self.names)} names; they must have the same length")
         if count == 0:
-            raise ValueError(f"{where} has no points: leave it out.")
+            raise ValueError(f"{where} has no points")
 
 
 @dataclass(frozen=True)
@@ -63,26 +63,26 @@ class LineChart:
     log_y: bool = False
     caption: str = ""
     references: Sequence[tuple[str, float]] = ()
-    from_zero: bool = False  # whether the x axis begins at zero
+    from_zero: bool = False  # whether the x axis starts at zero
 
     def __post_init__(self) -> None:
         where = _check_figure(self.title, self.alt, "line chart")
         if not self.series:
-            raise ValueError(f"{where} has no series: give at least one.")
+            raise ValueError(f"{where} has no series")
         _check_unique([series.name for series in self.series], f"{where} has two series named")
         for name, height in self.references:
             if not np.isfinite(height):
-                raise ValueError(f"{where} has a reference line {_shown(name)} at {height}: give a finite height.")
+                raise ValueError(f"{where} has a reference line {_quoted(name)} at {height}, which is not finite")
             if self.log_y and height <= 0:
                 raise ValueError(
-                    f"{where} has a reference line {_shown(name)} at {height:g}, which a logarithmic axis cannot show: "
-                    "leave it out or set log_y=False."
+                    f"{where} has a reference line {_quoted(name)} at {height:g}, which a logarithmic axis "
+                    "cannot show; remove it or set log_y=False"
                 )
 
 
 @dataclass(frozen=True)
 class ChartGrid:
-    """Small multiples with one legend: a series has the same colour wherever its name appears."""
+    """Small charts with one legend. A series has the same colour in all charts."""
 
     title: str
     charts: Sequence[LineChart]
@@ -93,17 +93,17 @@ class ChartGrid:
     def __post_init__(self) -> None:
         where = _check_figure(self.title, self.alt, "chart grid")
         if not self.charts:
-            raise ValueError(f"{where} has no charts: give at least one.")
+            raise ValueError(f"{where} has no charts")
         if self.columns < 1:
-            raise ValueError(f"{where} has {self.columns} columns: give at least one.")
+            raise ValueError(f"{where} has {self.columns} columns; columns must be positive")
 
 
 @dataclass(frozen=True)
 class HeatMap:
     """Matrices side by side, all with the same row `labels`, coloured from -limit to limit.
 
-    They are square with the same labels on both sides, unless the columns have labels of their own in `columns`.
-    `short` are words for the rows that fit on an axis, where the labels are long.
+    They are square with the same labels on both axes, unless `columns` has the labels of the columns. `short` has
+    shorter row labels for the axis.
     """
 
     title: str
@@ -118,32 +118,32 @@ class HeatMap:
     def __post_init__(self) -> None:
         where = _check_figure(self.title, self.alt, "heat map")
         if not self.panels:
-            raise ValueError(f"{where} has no panels: give at least one matrix.")
+            raise ValueError(f"{where} has no panels")
         if not self.labels:
-            raise ValueError(f"{where} has no labels: give one for each row.")
+            raise ValueError(f"{where} has no labels")
         if not (np.isfinite(self.limit) and self.limit > 0):
-            raise ValueError(f"{where} has the colour limit {self.limit}: give a positive number.")
+            raise ValueError(f"{where} has the limit {self.limit}; limit must be positive")
         if self.short is not None and len(self.short) != len(self.labels):
             raise ValueError(
-                f"{where} has {len(self.short)} short labels for {len(self.labels)} rows: give one for each."
+                f"{where} has {len(self.short)} short labels for {len(self.labels)} rows; the numbers must be equal"
             )
         if self.columns is not None and not self.columns:
-            raise ValueError(f"{where} has no columns: give at least one, or None for those of the rows.")
+            raise ValueError(f"{where} has no columns; pass None for a square matrix")
         expected = (len(self.labels), len(self.labels if self.columns is None else self.columns))
         for name, matrix in self.panels:
             if np.shape(matrix) != expected:
                 raise ValueError(
-                    f"{where}, panel {_shown(name)}, has a matrix of shape {np.shape(matrix)} for {expected[0]} "
-                    f"labels{'' if self.columns is None else f' and {expected[1]} columns'}: give a matrix of shape "
-                    f"{expected}."
+                    f"{where}, panel {_quoted(name)}, has a matrix of shape {np.shape(matrix)} for {expected[0]} "
+                    f"labels{'' if self.columns is None else f' and {expected[1]} columns'}; its shape must be "
+                    f"{expected}"
                 )
 
 
 @dataclass(frozen=True)
 class BarChart:
-    """Groups of bars: one group for each category, one bar in it for each entry of `bars`.
+    """Groups of bars: one group for each category, with one bar for each entry of `bars`.
 
-    `errors` gives, under a bar's name, the half length of the whisker on each category.
+    `errors` maps the name of a bar to half the length of its error bars, one for each category.
     """
 
     title: str
@@ -157,32 +157,32 @@ class BarChart:
     def __post_init__(self) -> None:
         where = _check_figure(self.title, self.alt, "bar chart")
         if not self.categories or not self.bars:
-            raise ValueError(f"{where} has no bars: give at least one category and one set of bars.")
+            raise ValueError(f"{where} has no bars; pass at least one category and one set of bars")
         names = [name for name, _ in self.bars]
         _check_unique(names, f"{where} has two sets of bars named")
         if unknown := sorted(set(self.errors) - set(names)):
-            raise ValueError(f"{where} has errors for {_shown(unknown[0])}, which is not among its bars.")
+            raise ValueError(f"{where} has errors for {_quoted(unknown[0])}, which is not one of its bars")
         lengths = [(name, values, "heights") for name, values in self.bars]
         lengths += [(name, values, "errors") for name, values in self.errors.items()]
         for name, values, what in lengths:
-            size = _numbers(values, f"{where}, {_shown(name)}").size
+            size = _numbers(values, f"{where}, {_quoted(name)}").size
             if size != len(self.categories):
                 raise ValueError(
-                    f"{where} has {size} {what} for {_shown(name)} but {len(self.categories)} categories: "
-                    "give one for each category."
+                    f"{where} has {size} {what} for {_quoted(name)} but {len(self.categories)} categories; "
+                    "they must have the same length"
                 )
 
     @property
-    def has_whiskers(self) -> bool:
-        """Whether any error is more than nothing: whiskers of no length on every bar would only look like a claim."""
+    def has_error_bars(self) -> bool:
+        """Whether any error is positive; error bars of length zero would be misleading."""
         return any((np.asarray(values, dtype=float) > 0).any() for values in self.errors.values())
 
 
 @dataclass(frozen=True)
 class DotPlot:
-    """One line for each name in `rows`, and on it one dot for each entry of `dots`; the first two are joined.
+    """One line for each name in `rows`, with one dot for each entry of `dots`. A bar connects the first two.
 
-    `marked` are the places of rows that get a ring around their first dot; `mark` says what the ring means.
+    `marked` are the indices of rows with a ring around their first dot; `mark` is the meaning of the ring.
     """
 
     title: str
@@ -197,40 +197,41 @@ class DotPlot:
     def __post_init__(self) -> None:
         where = _check_figure(self.title, self.alt, "dot plot")
         if not self.rows or not self.dots:
-            raise ValueError(f"{where} has no dots: give at least one row and one set of dots.")
+            raise ValueError(f"{where} has no dots; pass at least one row and one set of dots")
         _check_unique([name for name, _ in self.dots], f"{where} has two sets of dots named")
         for name, values in self.dots:
-            if (size := _numbers(values, f"{where}, {_shown(name)}").size) != len(self.rows):
+            if (size := _numbers(values, f"{where}, {_quoted(name)}").size) != len(self.rows):
                 raise ValueError(
-                    f"{where} has {size} dots for {_shown(name)} but {len(self.rows)} rows: give one for each row."
+                    f"{where} has {size} dots for {_quoted(name)} but {len(self.rows)} rows; the numbers must be equal"
                 )
         if self.marked and not self.mark.strip():
-            raise ValueError(f"{where} marks rows without saying why: give the meaning in mark.")
-        if any(not 0 <= place < len(self.rows) for place in self.marked):
-            raise ValueError(f"{where} marks a row that is not there: they go from 0 to {len(self.rows) - 1}.")
+            raise ValueError(f"{where} has marked rows but no mark; pass the meaning of the ring as mark")
+        if any(not 0 <= row < len(self.rows) for row in self.marked):
+            raise ValueError(
+                f"{where} has a marked row that does not exist; rows are numbered from 0 to {len(self.rows) - 1}"
+            )
 
 
 @dataclass(frozen=True)
 class KeyFigures:
-    """A few facts to be seen at a glance: pairs of what it is and how much, both as text."""
+    """A few important facts: pairs of a name and a value, both as text."""
 
     title: str
     entries: Sequence[tuple[str, str]]
     caption: str = ""
 
     def __post_init__(self) -> None:
-        _check_words(self.title, "A set of key figures has no title: say what they are about.")
+        _check_not_empty(self.title, "A set of key figures has no title.")
         if not self.entries:
-            raise ValueError(f"The key figures {_shown(self.title)} are empty: give at least one pair.")
+            raise ValueError(f"The key figures {_quoted(self.title)} are empty")
 
     def table(self) -> Table:
-        return Table(self.title, ["what", "value"], list(self.entries), self.caption)
+        return Table(self.title, ["name", "value"], list(self.entries), self.caption)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under named columns. Numbers are right-aligned; strings are shown as they are. A `half` table leaves the
-    other half of a wide page to the next one."""
+    """Rows with named columns. Numbers are right-aligned. On a wide page, two `half` tables are side by side."""
 
     title: str
     columns: Sequence[str]
@@ -239,20 +240,20 @@ class Table:
     half: bool = False
 
     def __post_init__(self) -> None:
-        _check_words(self.title, "A table has no title: say what it shows.")
+        _check_not_empty(self.title, "A table has no title: say what it shows.")
         if not self.columns:
-            raise ValueError(f"The table {_shown(self.title)} has no columns: give at least one.")
+            raise ValueError(f"The table {_quoted(self.title)} has no columns")
         for number, row in enumerate(self.rows, start=1):
             if len(row) != len(self.columns):
                 raise ValueError(
-                    f"The table {_shown(self.title)} has {len(self.columns)} columns but {len(row)} cells in row "
-                    f"{number}: give one cell for each column."
+                    f"The table {_quoted(self.title)} has {len(self.columns)} columns but {len(row)} cells in row "
+                    f"{number}; each row must have one cell per column"
                 )
 
 
 @dataclass(frozen=True)
 class Text:
-    """Paragraphs separated by blank lines; plain, with **bold**, `code` and [label](address) only."""
+    """Paragraphs separated by blank lines. The only markup is **bold**, `code` and [label](address)."""
 
     text: str
 
@@ -267,12 +268,12 @@ class Section:
     items: Sequence[Item]
 
     def __post_init__(self) -> None:
-        _check_words(self.title, "A section has no title: say what it is about.")
+        _check_not_empty(self.title, "A section has no title.")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report: `lead` says in a few sentences what was found; `footer` how it was made."""
+    """A report. `lead` summarises the results in a few sentences; `footer` describes how it was made."""
 
     title: str
     lead: str
@@ -280,16 +281,16 @@ class Page:
     footer: str = ""
 
     def __post_init__(self) -> None:
-        _check_words(self.title, "A page has no title: say what it is about.")
+        _check_not_empty(self.title, "A page has no title.")
         if not self.sections:
-            raise ValueError(f"The page {_shown(self.title)} has no sections: give at least one.")
+            raise ValueError(f"The page {_quoted(self.title)} has no sections")
 
 
 def slug(title: str) -> str:
-    """A short name made of a-z, 0-9 and hyphens, fit for a file or an anchor.
+    """A short name of a-z, 0-9 and hyphens for a file or an anchor.
 
-    A title that loses letters on the way (Greek, Arabic, 200 characters ...) gets a tail that depends on the whole
-    title, so that different titles keep different names.
+    If letters are lost (other scripts, long titles), a hash of the title is added, so that different titles have
+    different names.
     """
     plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
     words = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
@@ -300,7 +301,7 @@ def slug(title: str) -> str:
 
 
 def finite_points(series: Series, log_x: bool, log_y: bool) -> np.ndarray:
-    """Which points of a series can be drawn: finite, and positive where the axis is logarithmic."""
+    """Which points of a series can be drawn: finite, and positive on a logarithmic axis."""
     x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
     keep = np.isfinite(x) & np.isfinite(y)
     if log_x:
@@ -311,22 +312,22 @@ def finite_points(series: Series, log_x: bool, log_y: bool) -> np.ndarray:
 
 
 def _check_figure(title: str, alt: str, kind: str) -> str:
-    _check_words(title, f"A {kind} has no title: say what is seen.")
-    where = f"The {kind} {_shown(title)}"
-    _check_words(alt, f"{where} has no alternative text: describe in alt what it shows, for readers who cannot see it.")
+    _check_not_empty(title, f"A {kind} has no title.")
+    where = f"The {kind} {_quoted(title)}"
+    _check_not_empty(alt, f"{where} has no alt text; pass a description for readers who cannot see it as alt")
     return where
 
 
-def _check_words(words: str, complaint: str) -> None:
-    if not words.strip():
-        raise ValueError(complaint)
+def _check_not_empty(text: str, message: str) -> None:
+    if not text.strip():
+        raise ValueError(message)
 
 
-def _check_unique(names: Sequence[str], complaint: str) -> None:
+def _check_unique(names: Sequence[str], message: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{complaint} {_shown(name)}: give each its own name.")
+            raise ValueError(f"{message} {_quoted(name)}; names must be unique")
         seen.add(name)
 
 
@@ -334,12 +335,12 @@ def _numbers(values: Sequence[float], where: str) -> np.ndarray:
     try:
         numbers = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
-        raise ValueError(f"{where}: these are not numbers.") from None
+        raise ValueError(f"{where}: the values must be numbers") from None
     if numbers.ndim != 1:
-        raise ValueError(f"{where}: expected a list of numbers, got an array of shape {numbers.shape}.")
+        raise ValueError(f"{where}: expected a list of numbers, got an array of shape {numbers.shape}")
     return numbers
 
 
-def _shown(name: str) -> str:
-    """A name in quotes, cut to a length that leaves the sentence readable."""
+def _quoted(name: str) -> str:
+    """A name in quotes, cut to 60 characters."""
     return repr(name if len(name) <= 60 else name[:57] + "...")

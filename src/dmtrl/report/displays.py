@@ -1,7 +1,6 @@
-"""Displays for notebooks in scikit-learn's style: made by `from_estimator`, drawn by `plot` on given axes or new ones.
+"""Plots for notebooks in the style of scikit-learn's displays.
 
-Room: beside the estimators. What is drawn is kept in the attributes `ax_` and `figure_`. Matplotlib is imported when
-something is drawn (`pip install "dmtrl[plot]"`). The offline page of a model is in dmtrl.report.model_page.
+Create them with `from_estimator`; `plot` draws on given or new axes. Drawing needs matplotlib (`dmtrl[plot]`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +11,14 @@ from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.relationship.similarity import similarity_order
+from dmtrl.report.theme import shortened
 
-MEASURES = {"wrong": "share of wrong answers"}  # a comparison's measure in words, where they differ
 _AXES = {"rounds": "rounds", "seconds": "seconds", "bytes": "bytes sent and received"}
+
+
+def measure_name(measure: str) -> str:
+    """A measure of cross-validation, as text shows it."""
+    return "error rate" if measure == "wrong" else measure.replace("_", " ")
 
 
 class _Display:
@@ -33,18 +37,18 @@ class _Display:
 
 
 class TaskCorrelationDisplay(_Display):
-    """Heat map of the task correlations, ordered so that related tasks stand side by side.
+    """Heat map of the task correlations, ordered so that related tasks are adjacent.
 
     Parameters
     ----------
     correlation : array of shape (m, m)
     names : sequence of length m, optional
-        What the tasks are called; without, their numbers.
+        The task names. By default, the task numbers.
 
     Attributes
     ----------
     order_ : ndarray of shape (m,)
-        The number of the task in each row that was drawn.
+        The number of the task in each row of the plot.
     im_ : matplotlib AxesImage
     colorbar_ : matplotlib Colorbar or None
     ax_, figure_ : matplotlib Axes and Figure
@@ -65,10 +69,10 @@ class TaskCorrelationDisplay(_Display):
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
-        """The correlations of a fitted estimator; `options` are those of `plot`."""
+        """Plot the correlations of a fitted estimator; `options` are passed to `plot`."""
         check_is_fitted(estimator)
         names = estimator.unit_names_.tolist()
-        return cls(estimator._fitted_covariance().correlation(), names).plot(ax, **options)
+        return cls(estimator.covariance_.correlation(), names).plot(ax, **options)
 
     def plot(
         self,
@@ -79,10 +83,9 @@ class TaskCorrelationDisplay(_Display):
         colorbar: bool = True,
         max_labels: int = 40,
     ) -> Self:
-        """Draw; blue is alike, red is opposed.
+        """Draw the heat map. Blue means alike, red means opposed.
 
-        order: "similarity", or None for the order of the model. max_labels: of more tasks only every second, third and
-        so on is named.
+        order: "similarity", or None for the order of the model. max_labels: the largest number of tasks to label.
         """
         if order not in ("similarity", None):
             raise ValueError(f"order must be 'similarity' or None, got {order!r}")
@@ -90,7 +93,7 @@ class TaskCorrelationDisplay(_Display):
         names = [str(name) for name in (range(len(values)) if self.names is None else self.names)]
         if values.ndim != 2 or values.shape != (len(names), len(names)):
             raise ValueError(
-                f"the correlations must be square with a row per name, got {values.shape}, {len(names)} names"
+                f"correlation must be square with one row per name, got shape {values.shape} and {len(names)} names"
             )
         self.order_ = np.arange(len(values)) if order is None else similarity_order(values)
         side = float(np.clip(0.3 * len(values), 4.0, 9.0))
@@ -98,7 +101,7 @@ class TaskCorrelationDisplay(_Display):
         shown = values[np.ix_(self.order_, self.order_)]
         self.im_ = ax.imshow(shown, vmin=-1, vmax=1, cmap=cmap, interpolation="nearest")
         step = -(-len(values) // max_labels)
-        ticks, words = np.arange(0, len(values), step), [_short(names[i]) for i in self.order_[::step]]
+        ticks, words = np.arange(0, len(values), step), [shortened(names[i], 24) for i in self.order_[::step]]
         ax.set_xticks(ticks, words, rotation="vertical", fontsize=8, parse_math=False)
         ax.set_yticks(ticks, words, fontsize=8, parse_math=False)
         ax.set_title("Task correlation")
@@ -114,7 +117,7 @@ class ConvergenceDisplay(_Display):
     history : sequence of dict
         A fitted estimator's `history_`.
     tol : float, optional
-        The gap that was asked for; drawn as a line.
+        The requested gap, drawn as a line.
 
     Attributes
     ----------
@@ -128,17 +131,19 @@ class ConvergenceDisplay(_Display):
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
-        """The rounds of a fitted estimator; `options` are those of `plot`."""
+        """Plot the rounds of a fitted estimator; `options` are passed to `plot`."""
         check_is_fitted(estimator)
         return cls(estimator.history_, estimator.tol).plot(ax, **options)
 
     def plot(self, ax: Any = None, *, x: str = "rounds", name: str | None = None, **line: Any) -> Self:
-        """Draw. x: "rounds", "seconds" or "bytes". name: for the legend, where several are drawn on one `ax`. Further
-        options go to matplotlib's `plot`."""
+        """Draw the gap over x: "rounds", "seconds" or "bytes".
+
+        name: the label in the legend. line: further arguments for matplotlib's `plot`.
+        """
         if x not in _AXES:
             raise ValueError(f"x must be one of {', '.join(_AXES)}, got {x!r}")
         if not self.history:
-            raise ValueError("there is no round to draw: the history is empty")
+            raise ValueError("the history is empty; there are no rounds to plot")
         along = {
             "rounds": np.arange(1, len(self.history) + 1),
             "seconds": np.cumsum([record["seconds"] for record in self.history]),
@@ -149,24 +154,26 @@ class ConvergenceDisplay(_Display):
         (self.line_,) = ax.plot(along, np.where(gap > 0, gap, np.nan), label=name, **line)
         if self.tol:
             ax.axhline(self.tol, color="0.5", linestyle="--", linewidth=1)
-        ax.set(yscale="log", xlabel=_AXES[x], ylabel="proven relative gap", title="Distance from the best possible")
+        ax.set(yscale="log", xlabel=_AXES[x], ylabel="proven relative gap", title="Convergence")
         if name is not None:
             ax.legend()
         return self
 
 
 class TaskComparisonDisplay(_Display):
-    """Held-out error of every task learned together, alone and pooled, sorted by gain; harmed tasks have a ring.
+    """Held-out error of every task learned together, alone and pooled, sorted by gain.
+
+    A ring marks tasks that sharing hurts.
 
     Parameters
     ----------
     comparison : Comparison
-        What `model.compare(X, y, tasks)` returns.
+        The result of `model.compare(X, y, tasks)`.
 
     Attributes
     ----------
     order_ : ndarray
-        The number of the task on each line that was drawn, from the top.
+        The number of the task on each line, from the top.
     ax_, figure_ : matplotlib Axes and Figure
     """
 
@@ -186,38 +193,35 @@ class TaskComparisonDisplay(_Display):
         ax: Any = None,
         **options: Any,
     ) -> Self:
-        """Compare with a fitted estimator's settings, which takes several fits; `options` are those of `plot`."""
+        """Compare with the settings of a fitted estimator, which takes several fits; `options` are passed to `plot`."""
         return cls(estimator.compare(X, y, tasks, sample_weight, cv)).plot(ax, **options)
 
     def plot(self, ax: Any = None, *, max_tasks: int = 60, pooled: bool = True) -> Self:
-        """Draw. max_tasks: of more tasks, those at the two ends are shown. pooled: False leaves that way out."""
+        """Draw the errors of the tasks with the largest and the smallest gain, at most `max_tasks`.
+
+        pooled: whether to draw the errors of the pooled model.
+        """
         found = self.comparison
         gain = found.alone - found.together
         order = np.argsort(-np.where(np.isnan(gain), -np.inf, gain), kind="stable")
         if len(order) > max_tasks:
             order = np.concatenate([order[: max_tasks - max_tasks // 2], order[len(order) - max_tasks // 2 :]])
         self.order_ = order
-        places = np.arange(len(order))
+        heights = np.arange(len(order))
         ax = self._axes(ax, (7.0, 1.2 + 0.22 * len(order)))
-        ax.hlines(places, found.together[order], found.alone[order], color="0.8", linewidth=2.5, zorder=1)
-        looks = {"together": ("o", "C0"), "alone": ("D", "C1"), "pooled": ("s", "C2")}
-        for rank, (way, (marker, colour)) in enumerate(list(looks.items())[: 3 if pooled else 2]):
+        ax.hlines(heights, found.together[order], found.alone[order], color="0.8", linewidth=2.5, zorder=1)
+        styles = {"together": ("o", "C0"), "alone": ("D", "C1"), "pooled": ("s", "C2")}
+        for rank, (name, (marker, colour)) in enumerate(list(styles.items())[: 3 if pooled else 2]):
             ax.scatter(
-                getattr(found, way)[order], places, s=32, marker=marker, color=colour, label=way, zorder=5 - rank
+                getattr(found, name)[order], heights, s=32, marker=marker, color=colour, label=name, zorder=5 - rank
             )
-        harmed = np.flatnonzero(found.hurts[order])
-        if harmed.size:
-            ring = {"facecolors": "none", "edgecolors": "black", "label": "marked as worse together"}
-            ax.scatter(found.together[order][harmed], harmed, s=110, zorder=6, **ring)
-        ax.set_yticks(places, [_short(str(found.tasks[i])) for i in order], fontsize=8, parse_math=False)
+        hurt = np.flatnonzero(found.hurts[order])
+        if hurt.size:
+            ring = {"facecolors": "none", "edgecolors": "black", "label": "hurt by sharing"}
+            ax.scatter(found.together[order][hurt], hurt, s=110, zorder=6, **ring)
+        ax.set_yticks(heights, [shortened(str(found.tasks[i]), 24) for i in order], fontsize=8, parse_math=False)
         ax.set_ylim(len(order) - 0.5, -0.5)
         some = "" if len(order) == len(gain) else f" ({len(order)} of {len(gain)})"
-        ax.set(
-            xlabel=f"held-out {MEASURES.get(found.measure, found.measure)}", title=f"Tasks by gain from sharing{some}"
-        )
+        ax.set(xlabel=f"held-out {measure_name(found.measure)}", title=f"Tasks by gain from sharing{some}")
         ax.legend()
         return self
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 24 else name[:23] + "…"

@@ -1,6 +1,6 @@
-"""Report room: content becomes files beside the page: each figure as SVG, each table as .csv and .md.
+"""Write the content of a page as files: each figure as SVG, each table as CSV and Markdown.
 
-Every file is written whole or not at all.
+Files are written atomically.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from dmtrl.report.content import Item, KeyFigures, Page, Table, Text, slug
-from dmtrl.report.theme import printable
+from dmtrl.report.theme import single_line
 from dmtrl.storage import whole_file
 
-NOTHING = "–"  # a cell without a value: None or NaN
+EMPTY = "–"  # a cell with None or NaN
 
 
 def write_files(page: Page, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write every figure as SVG and every table as .csv and .md into the folder; the paths, in page order."""
+    """Write each figure as SVG and each table as .csv and .md to the folder. Returns the paths in page order."""
     from dmtrl.report import static
 
     folder = Path(folder)
@@ -40,7 +40,7 @@ def write_files(page: Page, folder: str | os.PathLike[str]) -> list[Path]:
 
 
 def named_items(page: Page) -> Iterator[tuple[str, Item]]:
-    """Every item of the page with a name of its own: the slug of its title, numbered where titles repeat."""
+    """Each item of the page with a unique name: the slug of its title, numbered if titles repeat."""
     taken: set[str] = set()
     for section in page.sections:
         for item in section.items:
@@ -53,12 +53,12 @@ def named_items(page: Page) -> Iterator[tuple[str, Item]]:
 
 
 def write_atomic(path: str | os.PathLike[str], content: bytes) -> Path:
-    """Write the file; in the end all of it is there, or what was there before."""
+    """Write a file. If that fails, an existing file is unchanged."""
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: give the name of a file.")
+        raise IsADirectoryError(f"{path} is a folder; pass the name of a file")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"Cannot write {path}: there is no folder {target.parent}; make it first.")
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {target.parent}; create it first")
     with whole_file(target) as file:
         file.write(content)
     return Path(path)
@@ -68,25 +68,25 @@ def is_number(cell: object) -> bool:
     return isinstance(cell, numbers.Real) and not isinstance(cell, (bool, np.bool_))
 
 
-def shown_columns(table: Table) -> list[list[str]]:
-    """The cells as they are read, column by column: the floats of a column get the same number of decimals."""
-    return [_shown_column([row[j] for row in table.rows]) for j in range(len(table.columns))]
+def formatted_columns(table: Table) -> list[list[str]]:
+    """The cells as text, column by column. The floats of a column have the same number of decimals."""
+    return [_formatted_column([row[j] for row in table.rows]) for j in range(len(table.columns))]
 
 
 def csv_text(table: Table) -> str:
-    """The table with every digit its numbers have."""
+    """The table as CSV, with all digits of its numbers."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(table.columns)
-    writer.writerows([["" if _is_nothing(cell) else _exact(cell) for cell in row] for row in table.rows])
+    writer.writerows([["" if _is_empty(cell) else _exact(cell) for cell in row] for row in table.rows])
     return out.getvalue()
 
 
 def markdown_text(table: Table) -> str:
-    """The table as GitHub's Markdown shows it, numbers to the right."""
-    columns = [[_markdown_cell(cell) for cell in column] for column in shown_columns(table)]
+    """The table as Markdown, with numbers right-aligned."""
+    columns = [[_markdown_cell(cell) for cell in column] for column in formatted_columns(table)]
     heads = [_markdown_cell(str(name)) for name in table.columns]
-    rules = ["---:" if to_the_right(table, j) else "---" for j in range(len(heads))]
+    rules = ["---:" if is_right_aligned(table, j) else "---" for j in range(len(heads))]
     rows = zip(*columns, strict=True) if table.rows else ()
     lines = ["| " + " | ".join(cells) + " |" for cells in (heads, rules, *rows)]
     return (
@@ -97,34 +97,34 @@ def markdown_text(table: Table) -> str:
     )
 
 
-def to_the_right(table: Table, column: int) -> bool:
-    """Whether most cells of a column that hold anything are read as numbers. Bare digits in a string may be a name, so
-    a column of these alone is none of numbers."""
+def is_right_aligned(table: Table, column: int) -> bool:
+    """Whether most non-empty cells of a column are numbers. Strings of digits may be names, so a column that has only
+    these is left-aligned."""
     cells = [row[column] for row in table.rows if row[column] is not None]
-    alike = [cell for cell in cells if read_as_number(cell) is not None]
-    return 2 * len(alike) > len(cells) and not all(isinstance(cell, str) and cell.isdigit() for cell in alike)
+    numeric = [cell for cell in cells if parse_number(cell) is not None]
+    return 2 * len(numeric) > len(cells) and not all(isinstance(cell, str) and cell.isdigit() for cell in numeric)
 
 
 _AMOUNT = r"[+−-]?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][+−-]?\d+)?"
-_LIKE_A_NUMBER = re.compile(rf"[<>≤≥≈~]?\s*(?P<amount>{_AMOUNT})\s*%?(?:\s*±\s*{_AMOUNT}\s*%?)?")
+_NUMBER = re.compile(rf"[<>≤≥≈~]?\s*(?P<amount>{_AMOUNT})\s*%?(?:\s*±\s*{_AMOUNT}\s*%?)?")
 
 
-def read_as_number(cell: object) -> float | None:
-    """The value of a number, also of one in words such as "> 12", "1.2e-03" or "4.41 ± 0.11 %"; else None."""
+def parse_number(cell: object) -> float | None:
+    """The value of a number or of text such as "> 12", "1.2e-03" or "4.41 ± 0.11 %", else None."""
     if is_number(cell):
         return float(cell)  # type: ignore[arg-type]
-    match = _LIKE_A_NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
+    match = _NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
     return None if match is None else float(match["amount"].replace(",", "").replace("−", "-"))
 
 
-def _shown_column(cells: Sequence[object]) -> list[str]:
+def _formatted_column(cells: Sequence[object]) -> list[str]:
     floats = [float(cell) for cell in cells if is_number(cell) and not isinstance(cell, numbers.Integral)]  # type: ignore[arg-type]
     decimals = _decimals([value for value in floats if np.isfinite(value)])
-    return [_shown(cell, decimals) for cell in cells]
+    return [_formatted(cell, decimals) for cell in cells]
 
 
 def _decimals(values: Sequence[float]) -> int | None:
-    """Decimals that show the largest value of a column to four digits; None if the smallest would be shown as zero."""
+    """Decimals that show the largest value with four digits; None if the smallest would be shown as zero."""
     sizes = [abs(value) for value in values if value != 0]
     if not sizes:
         return 0
@@ -134,9 +134,9 @@ def _decimals(values: Sequence[float]) -> int | None:
     return next((k for k in range(most) if all(round(value, k) == value for value in values)), most)
 
 
-def _shown(cell: object, decimals: int | None) -> str:
-    if _is_nothing(cell):
-        return NOTHING
+def _formatted(cell: object, decimals: int | None) -> str:
+    if _is_empty(cell):
+        return EMPTY
     if isinstance(cell, (bool, np.bool_)):
         return "yes" if cell else "no"
     if not is_number(cell):
@@ -156,11 +156,11 @@ def _exact(cell: object) -> str:
     return str(cell)
 
 
-def _is_nothing(cell: object) -> bool:
+def _is_empty(cell: object) -> bool:
     return cell is None or (is_number(cell) and bool(np.isnan(float(cell))))  # type: ignore[arg-type]
 
 
 def _markdown_cell(text: str) -> str:
-    for sign in "\\|*_`[]":
-        text = text.replace(sign, "\\" + sign)
-    return printable(text).replace("&", "&amp;").replace("<", "&lt;")
+    for char in "\\|*_`[]":
+        text = text.replace(char, "\\" + char)
+    return single_line(text).replace("&", "&amp;").replace("<", "&lt;")

@@ -1,8 +1,8 @@
-"""Report room: content becomes plotly figures, for the page and for notebooks.
+"""Render content as plotly figures, for the page and for notebooks.
 
-A figure carries no title: the page sets it in HTML, where it wraps, is found by search and by a screen reader. Panels
-of a grid or a heat map are figures of their own, so that a narrow page can stack them. Plotly reads a small HTML in
-every label and `%{...}` in every hover template: names given by users pass through `_safe` and never enter a template.
+Figures have no title, because the page shows it as HTML. Each panel of a grid or a heat map is a figure, so that a
+narrow page can stack them. Plotly interprets HTML in labels and `%{...}` in hover templates, so names from users are
+escaped by `_safe` and never used in a template.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ import numpy as np
 from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
 from dmtrl.report.theme import (
     FEW_POINTS,
+    LABELLED_CELLS,
     NARROW_COLUMNS,
     THEMES,
     Theme,
-    axis_words,
+    axis_labels,
     colour_indices,
-    lies_down,
-    plain_powers,
-    room_at_the_right,
+    decimal_ticks,
+    label_at_right,
+    needs_horizontal_bars,
     shortened,
     wrapped,
 )
 
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif'
 DASHES = {"line": "solid", "dashes": "dash", "dots": "dot", "points": "solid"}
-LABELLED_CELLS = 40  # of more rows than this only every second, third ... is named on the axis; hovering names all
-# letters beyond these are cut from a name on an axis; hovering still shows them
-AXIS_LETTERS, WIDE_LETTERS = 14, 22
+AXIS_LETTERS, WIDE_LETTERS = 14, 22  # characters of a label on an axis; the full name is shown on hover
 SYMBOLS = ("circle", "diamond", "square", "triangle-up")
 
 
@@ -41,19 +40,19 @@ NAMED_POINT = POINT.replace("%{meta}", "%{customdata}")
 
 
 class Panel(NamedTuple):
-    """One plot: its own small title (empty if it is the whole item), and the plotly figure."""
+    """One plot: its title, empty if it is the only panel, and the plotly figure."""
 
     title: str
     figure: Any
 
 
 def panels(item: Figure, theme: str = "light") -> list[Panel]:
-    """The plots of one item, each a `plotly.graph_objects.Figure`."""
+    """The panels of an item, each with a `plotly.graph_objects.Figure`."""
     try:
         import plotly.graph_objects as go
     except ImportError as error:
         raise ImportError('Interactive plots need plotly: pip install "dmtrl[report]".') from error
-    draw = _DRAWN_BY[type(item)]
+    draw = _RENDERERS[type(item)]
     return [Panel(title, go.Figure(traces, layout)) for title, traces, layout in draw(item, THEMES[theme])]
 
 
@@ -86,7 +85,7 @@ def _curves(
     ]
     layout["annotations"] = [
         {"text": _safe(shortened(name, 40)), "xref": "paper", "yanchor": "bottom"}
-        | ({"x": 1, "xanchor": "right"} if room_at_the_right(chart, height) else {"x": 0, "xanchor": "left"})
+        | ({"x": 1, "xanchor": "right"} if label_at_right(chart, height) else {"x": 0, "xanchor": "left"})
         | {"y": np.log10(height) if chart.log_y else height, "showarrow": False}
         | {"font": {"color": theme.muted, "size": 12}}
         for name, height in chart.references
@@ -99,14 +98,14 @@ def _traces(chart: LineChart, series: Series, index: int, theme: Theme) -> list[
     x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
     colour = theme.series[index % len(theme.series)]
     shared = {"type": "scatter", "name": _safe(series.name), "legendgroup": _safe(series.name)}
-    # colours come round after seven series: a second round is told apart by its dashes
+    # colours repeat after seven series: later series are dashed
     dash = DASHES[series.style] if series.style != "line" or index < len(theme.series) else "dashdot"
     mode = "markers" if series.style == "points" else "lines+markers" if x.size <= FEW_POINTS else "lines"
     traces = []
     if series.low is not None and series.high is not None:
         low, high = np.asarray(series.low, dtype=float)[keep], np.asarray(series.high, dtype=float)[keep]
         low, high = np.where(np.isfinite(low), low, y), np.where(np.isfinite(high), high, y)
-        if chart.log_y:  # a band that reaches down to zero ends at the smallest height shown, not nowhere
+        if chart.log_y:  # a logarithmic axis has no zero: the band ends at the smallest value
             low = np.where(low > 0, low, y.min() if y.size else 1.0)
         traces.append(
             shared
@@ -139,14 +138,12 @@ def _scale(chart: LineChart, axis: str, theme: Theme, narrow: bool = False) -> d
     if not drawn.size:
         return scale
     decades = np.log10(drawn.max()) - np.log10(drawn.min())
-    # ticks at powers of ten, at most about seven of them; at 1, 2, 5 where there are not three powers to show, or in
-    # a narrow panel, where more would run into each other, hardly one
+    # ticks at powers of ten, about seven at most, or at 1, 2, 5 if the axis spans less than about two powers (in a
+    # narrow panel, less than one)
     scale["dtick"] = "D2" if decades < (1.0 if narrow else 2.3) else max(1, int(np.ceil(decades / 7)))
-    if decades < 2.3 or plain_powers(drawn.min(), drawn.max()):
+    if decades < 2.3 or decimal_ticks(drawn.min(), drawn.max()):
         return scale | {"tickformat": "~g"}
-    return scale | {
-        "tickfont": {"size": 10, "color": theme.muted}
-    }  # plotly draws powers a quarter larger than other ticks
+    return scale | {"tickfont": {"size": 10, "color": theme.muted}}  # plotly draws powers larger than other ticks
 
 
 def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
@@ -155,7 +152,7 @@ def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
     sides = [heat.labels if heat.columns is None else heat.columns, heat.labels]  # x, y
     names = [_distinct([_full(label) for label in labels]) for labels in sides]
     rows = heat.short or heat.labels
-    ticks = [[_safe(word) for word in axis_words(side, letters)] for side in (heat.columns or rows, rows)]
+    ticks = [[_safe(word) for word in axis_labels(side, letters)] for side in (heat.columns or rows, rows)]
     steps = len(theme.diverging) - 1
     gap = 1 if max(map(len, names)) <= LABELLED_CELLS else 0
     drawn: _Drawn = []
@@ -190,7 +187,7 @@ def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
             }
         layout["xaxis"]["tickangle"] = -90 if max(map(len, ticks[0])) > 2 else 0
         layout["yaxis"] |= {"autorange": "reversed"} | ({"scaleanchor": "x"} if square else {})
-        # the page names as many rows as there is room for, and more of them when the reader zooms in
+        # page.js uses these to label as many rows as fit, and more after zooming in
         layout["meta"] = {"xaxis": ticks[0], "yaxis": ticks[1]}
         layout["plot_bgcolor"] = theme.background if np.isfinite(trace["z"]).all() else theme.missing
         layout["margin"] = {"l": 4, "r": 4, "t": 4, "b": 4}
@@ -209,9 +206,9 @@ def _dot_plot(chart: DotPlot, theme: Theme) -> _Drawn:
             | {"line": {"color": theme.missing, "width": 3}, "hoverinfo": "skip", "zorder": 0}
         )
     for index, (name, _) in enumerate(chart.dots):
-        look = {"color": theme.series[index % len(theme.series)], "size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)]}
+        marker = {"color": theme.series[index % len(theme.series)], "size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)]}
         traces.append(
-            {"type": "scatter", "mode": "markers", "name": _safe(name), "legendgroup": _safe(name), "marker": look}
+            {"type": "scatter", "mode": "markers", "name": _safe(name), "legendgroup": _safe(name), "marker": marker}
             | {"x": values[index], "y": names, "zorder": len(values) - index, "meta": _full(name)}
             | {"hovertemplate": "%{y}<br>%{meta}: <b>%{x:.6~g}</b><extra></extra>"}
         )
@@ -226,34 +223,36 @@ def _dot_plot(chart: DotPlot, theme: Theme) -> _Drawn:
     layout["xaxis"] |= _titled(chart.x_label, theme) | {"showgrid": True}
     layout["yaxis"] |= {"type": "category", "categoryarray": names, "range": [len(names) - 0.5, -0.5]}
     layout["yaxis"] |= {"tickmode": "array"}
-    layout["yaxis"] |= {"tickvals": names, "ticktext": [_safe(word) for word in axis_words(chart.rows, 24)]}
+    layout["yaxis"] |= {"tickvals": names, "ticktext": [_safe(word) for word in axis_labels(chart.rows, 24)]}
     return [("", traces, layout)]
 
 
 def _bar_chart(chart: BarChart, theme: Theme) -> _Drawn:
-    lying = lies_down(chart.categories)
+    horizontal = needs_horizontal_bars(chart.categories)
     names = _distinct([_full(name) for name in chart.categories])
-    words = axis_words(chart.categories, 46) if lying else chart.categories
-    ticks = ["<br>".join(map(_safe, wrapped(word, 24 if lying else 10, lines=2))) for word in words]
+    words = axis_labels(chart.categories, 46) if horizontal else chart.categories
+    ticks = ["<br>".join(map(_safe, wrapped(word, 24 if horizontal else 10, lines=2))) for word in words]
     traces = []
     for index, (name, heights) in enumerate(chart.bars):
         values = np.asarray(heights, dtype=float)
         values = np.where(np.isfinite(values), values, np.nan)
-        where = {"x": values, "y": names, "orientation": "h"} if lying else {"x": names, "y": values}
-        template = "%{y}<br>" if lying else "%{x}<br>"
+        where = {"x": values, "y": names, "orientation": "h"} if horizontal else {"x": names, "y": values}
+        template = "%{y}<br>" if horizontal else "%{x}<br>"
         if len(chart.bars) > 1:
             template += "%{fullData.name}: "
         trace: dict[str, Any] = {"type": "bar", "name": _safe(name), "legendgroup": _safe(name), **where}
         trace |= {"marker": {"color": theme.series[index % len(theme.series)], "line": {"width": 0}}}
-        if name in chart.errors and chart.has_whiskers:
-            whisker = {"type": "data", "array": np.asarray(chart.errors[name], dtype=float), "color": theme.ink}
-            trace["error_x" if lying else "error_y"] = whisker | {"thickness": 1.2, "width": 4}
-        trace["hovertemplate"] = template + f"<b>%{{{'x' if lying else 'y'}:.6~g}}</b><extra></extra>"
+        if name in chart.errors and chart.has_error_bars:
+            error_bar = {"type": "data", "array": np.asarray(chart.errors[name], dtype=float), "color": theme.ink}
+            trace["error_x" if horizontal else "error_y"] = error_bar | {"thickness": 1.2, "width": 4}
+        trace["hovertemplate"] = template + f"<b>%{{{'x' if horizontal else 'y'}:.6~g}}</b><extra></extra>"
         traces.append(trace)
     layout = _layout(theme) | {"bargap": 0.3, "bargroupgap": 0.06, "showlegend": len(chart.bars) > 1}
-    along, across = ("yaxis", "xaxis") if lying else ("xaxis", "yaxis")
+    along, across = ("yaxis", "xaxis") if horizontal else ("xaxis", "yaxis")
     layout[along] |= {"type": "category", "tickmode": "array", "tickvals": names, "ticktext": ticks}
-    layout[along] |= {"showgrid": False, "tickcolor": theme.background} | ({"autorange": "reversed"} if lying else {})
+    layout[along] |= {"showgrid": False, "tickcolor": theme.background} | (
+        {"autorange": "reversed"} if horizontal else {}
+    )
     layout[across] |= _titled(chart.y_label, theme) | {"rangemode": "tozero", "zerolinecolor": theme.muted}
     return [("", traces, layout)]
 
@@ -286,7 +285,7 @@ def _layout(theme: Theme) -> dict[str, Any]:
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "hovermode": "closest",
         "xaxis": dict(axis, showgrid=False),
-        # ticks that are not seen keep the labels off the plot
+        # invisible ticks keep the labels away from the plot
         "yaxis": dict(axis, showline=False, tickcolor=theme.background),
     }
 
@@ -296,22 +295,17 @@ def _titled(label: str, theme: Theme) -> dict[str, Any]:
 
 
 def _safe(text: str) -> str:
-    """Text that plotly shows letter by letter: its little HTML sees entities, and `shortened` took the rest."""
+    """Text escaped for the HTML of plotly labels."""
     return escape(shortened(text, 400), quote=False)
 
 
 def _full(name: str) -> str:
-    """A whole name as hovering shows it, in lines."""
-    return "<br>".join(map(_safe, wrapped(_isolated(name), 44)))
-
-
-def _isolated(name: str) -> str:
-    """A name between marks that keep its writing direction from turning what stands beside it."""
-    return f"\u2068{name}\u2069"
+    """A full name, wrapped, for hover labels, between marks that isolate its writing direction."""
+    return "<br>".join(map(_safe, wrapped(f"\u2068{name}\u2069", 44)))
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Equal names made different: on a category axis they would fall on one place."""
+    """Unique names: equal names would share a position on a category axis."""
     counts: dict[str, int] = {}
     distinct = []
     for name in names:
@@ -320,7 +314,7 @@ def _distinct(names: list[str]) -> list[str]:
     return distinct
 
 
-_DRAWN_BY: dict[type, Callable[[Any, Theme], _Drawn]] = {
+_RENDERERS: dict[type, Callable[[Any, Theme], _Drawn]] = {
     LineChart: _line_chart,
     ChartGrid: _chart_grid,
     HeatMap: _heat_map,

@@ -1,6 +1,5 @@
-// What moves on a report page: plots are drawn and re-coloured, legends hide series, headings sort tables, long
-// tables are searched.
-// Names given by users reach the page as text only (textContent), never as HTML.
+// The behaviour of a report page: draw plots in light or dark colours, hide series by the legend, sort and search tables.
+// Names from users are set as text (textContent), never as HTML.
 "use strict";
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
@@ -8,18 +7,18 @@
   const wantsDark = window.matchMedia("(prefers-color-scheme: dark)");
   const config = { displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset", scrollZoom: false };
   const hidden = new Map(); // item name -> names of the series that are switched off
-  let chosen = null; // "light" or "dark" once the reader has pressed the button
+  let chosen = null; // "light" or "dark" after the button was pressed
   try {
     chosen = window.localStorage.getItem("dmtrl-theme");
   } catch {
-    // a browser may forbid storage to files: the choice then lasts as long as the page
+    // a browser may forbid storage for local files; the choice then lasts until the page is closed
   }
 
   function theme() {
     return chosen === "light" || chosen === "dark" ? chosen : wantsDark.matches ? "dark" : "light";
   }
 
-  // The same figure in the dark colours. Only values under a key that speaks of colour are exchanged, never labels.
+  // The same figure in dark colours. Only values under a key with "color" are replaced, never labels.
   function recoloured(value, inColour) {
     if (typeof value === "string") return inColour && value in data.dark ? data.dark[value] : value;
     if (Array.isArray(value)) return value.map((part) => recoloured(part, inColour));
@@ -38,11 +37,11 @@
       if (off && off.has(trace.legendgroup)) trace.visible = false;
     }
     figure.layout.autosize = true;
-    figure.layout.dragmode = window.matchMedia("(pointer: coarse)").matches ? false : "zoom"; // a finger scrolls the page
+    figure.layout.dragmode = window.matchMedia("(pointer: coarse)").matches ? false : "zoom"; // touch scrolls the page
     return figure;
   }
 
-  // Of many rows and columns of a heat map as many are named as there is room for: more of them after zooming in.
+  // Label as many rows and columns of a heat map as fit: more of them after zooming in.
   function ticks(plot) {
     const change = {};
     const figure = data.plots[plot.dataset.plot][Number(plot.dataset.panel)];
@@ -52,8 +51,8 @@
       const range = (plot.layout && plot.layout[side].range) || [-0.5, names.length - 0.5];
       const low = Math.max(0, Math.ceil(Math.min(...range)));
       const high = Math.min(names.length - 1, Math.floor(Math.max(...range)));
-      const room = 0.8 * (side === "xaxis" ? plot.clientWidth : plot.clientHeight);
-      const step = Math.max(1, Math.ceil(((high - low + 1) * 13) / room));
+      const space = 0.8 * (side === "xaxis" ? plot.clientWidth : plot.clientHeight);
+      const step = Math.max(1, Math.ceil(((high - low + 1) * 13) / space));
       const chosen = names.map((_, place) => place).filter((place) => place >= low && place <= high && place % step === 0);
       change[side + ".tickvals"] = chosen.map((place) => names[place]);
       change[side + ".ticktext"] = chosen.map((place) => texts[place]);
@@ -61,7 +60,7 @@
     return change;
   }
 
-  function nameCells(plot) {
+  function labelCells(plot) {
     const change = ticks(plot);
     const same = (side) => change[side + ".tickvals"].join() === (plot.layout[side].tickvals || []).join();
     if (!Object.keys(change).every((key) => same(key.split(".")[0]))) Plotly.relayout(plot, change);
@@ -75,13 +74,13 @@
       if (alt) alt.remove();
       Plotly.react(plot, figure.data, figure.layout, config);
       if (figure.layout.meta) {
-        nameCells(plot);
-        plot.removeAllListeners("plotly_relayout"); // after every zoom, and after every change of the window's width
-        plot.on("plotly_relayout", () => nameCells(plot));
+        labelCells(plot);
+        plot.removeAllListeners("plotly_relayout"); // after each zoom, and when the window changes its width
+        plot.on("plotly_relayout", () => labelCells(plot));
       }
-      plot.firstElementChild.setAttribute("aria-hidden", "true"); // the plot's label speaks for all inside
+      plot.firstElementChild.setAttribute("aria-hidden", "true"); // the label of the plot describes its content
     }
-    const ruler = document.getElementById("js-plotly-tester"); // plotly measures letters in it, out of sight
+    const ruler = document.getElementById("js-plotly-tester"); // plotly uses this hidden element to measure text
     if (ruler) ruler.setAttribute("aria-hidden", "true");
     for (const legend of document.querySelectorAll(".legend")) fillLegend(legend, mode);
     const button = document.getElementById("theme");
@@ -91,8 +90,8 @@
     button.setAttribute("aria-label", mode === "dark" ? "Use light colours" : "Use dark colours");
   }
 
-  // Plotly's labels are a small HTML; a legend button wants the letters themselves.
-  function letters(label) {
+  // Plotly labels are HTML; a legend button needs plain text.
+  function plainText(label) {
     return label.replaceAll("&lt;", "<").replaceAll("&gt;", ">").replaceAll("&amp;", "&");
   }
 
@@ -135,7 +134,7 @@
       const words = document.createElement("span");
       button.type = "button";
       button.setAttribute("aria-pressed", String(!off));
-      words.textContent = letters(name);
+      words.textContent = plainText(name);
       words.dir = "auto";
       button.append(swatch(trace), words);
       button.addEventListener("click", () => toggleSeries(legend, item, name));
@@ -167,7 +166,7 @@
     for (const other of heading.parentNode.children) other.removeAttribute("aria-sort");
     heading.setAttribute("aria-sort", up ? "ascending" : "descending");
     const rows = [...table.tBodies[0].rows];
-    const empty = (row) => row.cells[column].textContent === "–"; // a cell without a value stays last, either way
+    const empty = (row) => row.cells[column].textContent === "–"; // empty cells stay last in both directions
     rows.sort((a, b) => empty(a) - empty(b) || (up ? 1 : -1) * compare(a.cells[column], b.cells[column]));
     table.tBodies[0].append(...rows);
   }
@@ -184,7 +183,7 @@
     field.closest(".find").querySelector("output").textContent = `${words}${rows.length.toLocaleString("en")} rows`;
   }
 
-  // On which sides a table's box holds more than it shows.
+  // Mark the sides on which a table can be scrolled.
   function markEdges(box) {
     const beyond = box.scrollWidth - box.clientWidth;
     const more = [box.scrollLeft > 1 ? "left" : "", box.scrollLeft < beyond - 1 ? "right" : ""];
@@ -194,7 +193,7 @@
   const resized = new ResizeObserver((boxes) => boxes.forEach((box) => markEdges(box.target)));
   for (const box of document.querySelectorAll(".scroll")) {
     resized.observe(box);
-    box.addEventListener("contentvisibilityautostatechange", () => markEdges(box)); // a long table is laid out late
+    box.addEventListener("contentvisibilityautostatechange", () => markEdges(box)); // long tables are laid out late
     box.addEventListener("scroll", () => markEdges(box), { passive: true });
   }
   for (const field of document.querySelectorAll(".find input")) {
@@ -209,7 +208,7 @@
     try {
       window.localStorage.setItem("dmtrl-theme", chosen);
     } catch {
-      // as above
+      // see above
     }
     draw(chosen);
   });

@@ -1,8 +1,7 @@
-"""Report room: a page of content becomes one HTML file that opens from disk without a network.
+"""Render a page as one offline HTML file with plotly.js, style, script and data.
 
-Everything is inside the file: plotly.js, style, script and data. A content security policy lets only these very
-scripts run (by their SHA-256) and forbids every request, so neither a task's name nor a mistake here can do more.
-The look is `page.html.jinja` and `page.css`, what moves is `page.js`; this file only gathers and escapes.
+A content security policy allows only these scripts (by their SHA-256) and no requests, so that names in the data
+cannot run code.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ import numpy as np
 
 from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, LineChart, Page, Table, Text, slug
 from dmtrl.report.files import (
+    formatted_columns,
     is_number,
+    is_right_aligned,
     named_items,
-    read_as_number,
-    shown_columns,
-    to_the_right,
+    parse_number,
     write_atomic,
     write_files,
 )
 from dmtrl.report.interactive import Panel, panels
-from dmtrl.report.theme import DARK, LIGHT, exchange, lies_down
+from dmtrl.report.theme import DARK, LIGHT, colour_map, needs_horizontal_bars
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -38,23 +37,23 @@ if TYPE_CHECKING:
 __all__ = ["render_page", "write_files", "write_page"]
 
 _NEEDS = 'A report page needs jinja2 and plotly: pip install "dmtrl[report]".'
-SHORT, SHORT_NUMBER = 16, 24  # letters of a cell, or of one among numbers, that is not broken into lines
-LONG_TABLE = 20  # rows; a longer table scrolls in a box of its own and can be searched
-# what may stand in text: a sign after a backslash is itself; then `code`, for nothing inside it is read further
+SHORT, SHORT_NUMBER = 16, 24  # a cell with fewer characters is not wrapped, in a text or a number column
+LONG_TABLE = 20  # rows; a longer table has its own scroll bar and a search field
+# Markup in text. A backslash escapes a character. `code` comes before the rest because it has no markup inside.
 _MARKUP = re.compile(
-    r"\\(?P<sign>[\\`*\[])|`(?P<code>[^`\n]+)`|\*\*(?P<bold>(?:\\.|[^\\])+?)\*\*"
+    r"\\(?P<escaped>[\\`*\[])|`(?P<code>[^`\n]+)`|\*\*(?P<bold>(?:\\.|[^\\])+?)\*\*"
     r"|\[(?P<label>[^\]\n]+)\]\((?P<address>[^()\s]+)\)"
 )
 _ADDRESS = re.compile(r"(https?://|mailto:|#)[^\s]*|(?!//)[\w.][\w./-]*(#[\w-]*)?", re.IGNORECASE)
 
 
 def write_page(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Write the page as one HTML file; the path. In the end the whole file is there, or what was there before."""
+    """Write the page as one HTML file and return its path. If that fails, an existing file is unchanged."""
     return write_atomic(path, render_page(page).encode("utf-8", "replace"))
 
 
 def require_packages() -> None:
-    """Refuse early, before long work whose outcome a page is to show, if the page could not be written."""
+    """Raise ImportError if the packages that a page needs are not installed."""
     try:
         import jinja2  # noqa: F401
         import plotly.offline  # noqa: F401
@@ -69,14 +68,14 @@ def render_page(page: Page) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    room = files("dmtrl.report")
-    scripts = [_lines(get_plotlyjs()), _lines(room.joinpath("page.js").read_text(encoding="utf-8"))]
+    folder = files("dmtrl.report")
+    scripts = [_lines(get_plotlyjs()), _lines(folder.joinpath("page.js").read_text(encoding="utf-8"))]
     for script in scripts:
         if re.search(r"</script|<!--", script, re.IGNORECASE):
-            raise ValueError("This version of plotly.js cannot stand inside an HTML file: install another plotly.")
+            raise ValueError("this version of plotly.js cannot be embedded in HTML; install another version of plotly")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["paragraphs"] = _paragraphs
-    template = environment.from_string(room.joinpath("page.html.jinja").read_text(encoding="utf-8"))
+    template = environment.from_string(folder.joinpath("page.html.jinja").read_text(encoding="utf-8"))
     plots = {name: panels(item) for name, item in named_items(page) if not isinstance(item, (KeyFigures, Table, Text))}
     figures = {name: [panel.figure.to_plotly_json() for panel in shown] for name, shown in plots.items()}
     return template.render(
@@ -85,10 +84,10 @@ def render_page(page: Page) -> str:
         light=LIGHT,
         dark=DARK,
         sections=_sections(page, plots),
-        css=Markup(room.joinpath("page.css").read_text(encoding="utf-8")),
+        css=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
         policy=" ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts),
-        data=Markup(_json({"plots": figures, "dark": exchange(LIGHT, DARK)})),
+        data=Markup(_json({"plots": figures, "dark": colour_map(LIGHT, DARK)})),
     )
 
 
@@ -133,25 +132,25 @@ def _item(name: str, item: Any, plots: Mapping[str, list[Panel]]) -> dict[str, A
 
 
 def _height(item: Figure) -> int:
-    """How many pixels high a plot is; squares follow their width."""
+    """The height of a plot in pixels; square plots follow their width."""
     if isinstance(item, ChartGrid):
         return 280
     if isinstance(item, HeatMap) and item.columns is not None:
         return min(180 + 20 * len(item.labels), 760)
     if isinstance(item, DotPlot):
         return 80 + 22 * len(item.rows)
-    if isinstance(item, (LineChart, HeatMap)) or not lies_down(item.categories):
+    if isinstance(item, (LineChart, HeatMap)) or not needs_horizontal_bars(item.categories):
         return 400
     two_lines = max(map(len, item.categories)) > 24
     return 90 + len(item.categories) * max(38 if two_lines else 26, 16 * len(item.bars) + 8)
 
 
 def _table(table: Table) -> dict[str, Any]:
-    columns = shown_columns(table)
-    right = [to_the_right(table, j) for j in range(len(table.columns))]
+    columns = formatted_columns(table)
+    right = [is_right_aligned(table, j) for j in range(len(table.columns))]
 
     def shown_cell(i: int, j: int, cell: object) -> tuple[str, str, bool]:
-        """What is read, what it is sorted by, and whether it stands to the right."""
+        """The text of a cell, its sort key, and whether it is right-aligned."""
         text = columns[j][i]
         return text, _sort_key(cell, right[j]), is_number(cell) or (right[j] and len(text) <= SHORT_NUMBER)
 
@@ -160,13 +159,13 @@ def _table(table: Table) -> dict[str, Any]:
 
 
 def _sort_key(cell: object, among_numbers: bool) -> str:
-    """What the page sorts a number by, with all its digits; other cells are sorted by what is read in them."""
-    value = read_as_number(cell) if among_numbers or is_number(cell) else None
+    """The sort key of a number, with all digits; other cells are sorted by their text."""
+    value = parse_number(cell) if among_numbers or is_number(cell) else None
     return repr(value) if value is not None and np.isfinite(value) else ""
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON that no HTML parser can mistake for the end of its script element."""
+    """JSON that cannot end its script element."""
     from plotly.utils import PlotlyJSONEncoder
 
     text = json.dumps(data, cls=PlotlyJSONEncoder, separators=(",", ":"))
@@ -174,7 +173,7 @@ def _json(data: dict[str, Any]) -> str:
 
 
 def _lines(script: str) -> str:
-    # the browser hashes a script after turning every line end into \n
+    # browsers convert line ends to \n before they hash a script
     return "\n" + script.replace("\r\n", "\n").replace("\r", "\n").strip("\n") + "\n"
 
 
@@ -186,7 +185,7 @@ def _paragraphs(text: str) -> Markup:
 
 
 def _inline(text: str) -> Markup:
-    """Bold, code and links of one paragraph; everything else is escaped."""
+    """One paragraph with bold, code and links; everything else is escaped."""
     from markupsafe import Markup, escape
 
     def pieces() -> Iterable[Markup]:
@@ -194,15 +193,15 @@ def _inline(text: str) -> Markup:
         for match in _MARKUP.finditer(text):
             yield escape(text[end : match.start()])
             end = match.end()
-            if match["sign"]:
-                yield escape(match["sign"])
+            if match["escaped"]:
+                yield escape(match["escaped"])
             elif match["code"]:
                 yield Markup("<code>{}</code>").format(match["code"])
             elif match["bold"]:
                 yield Markup("<strong>{}</strong>").format(_inline(match["bold"]))
             elif _ADDRESS.fullmatch(match["address"]):
                 yield Markup('<a href="{}" rel="noreferrer">{}</a>').format(match["address"], match["label"])
-            else:  # an address of another kind, such as javascript:, stays text
+            else:  # other addresses, such as javascript:, stay text
                 yield escape(match[0])
         yield escape(text[end:])
 

@@ -1,8 +1,7 @@
-"""Report room: content becomes pictures as files (SVG, or PNG by suffix), for a README or a paper.
+"""Render content as SVG or PNG images with matplotlib.
 
-The pictures are 800 pixels wide on white. The same content gives the same bytes: letters are drawn as outlines of a
-font that matplotlib brings along, and no date is written. Only objects of matplotlib are used, never pyplot, so that
-a caller's own figures and settings stay as they are.
+The same content gives the same bytes: text is drawn as outlines of a font that matplotlib includes, and no date is
+written. pyplot is not used, so that figures and settings of the caller do not change.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, 
 from dmtrl.report.files import write_atomic
 from dmtrl.report.theme import (
     FEW_POINTS,
+    LABELLED_CELLS,
     LIGHT,
     NARROW_COLUMNS,
-    axis_words,
+    axis_labels,
     colour_indices,
-    lies_down,
-    plain_powers,
-    printable,
-    room_at_the_right,
+    decimal_ticks,
+    label_at_right,
+    needs_horizontal_bars,
     shortened,
+    single_line,
     wrapped,
 )
 
 WIDTH = 8.0  # inches, at 100 dots an inch
 DASHES: Mapping[str, Any] = {"line": "-", "dashes": (0, (5, 2)), "dots": (0, (1, 1.6)), "points": ""}
-LABELLED_CELLS = 40
 MARKERS = ("o", "D", "s", "^")
-DIRECT_SERIES, DIRECT_LETTERS = 8, 26  # up to so many curves are named at their right ends
-STYLE: Any = {  # matplotlib knows its settings by name, mypy need not
+DIRECT_SERIES, DIRECT_LETTERS = 8, 26  # at most this many curves, with names this long, are labelled at their ends
+STYLE: Any = {  # Any: mypy would require literal names of settings
     "font.family": ["DejaVu Sans"],
     "font.size": 10.5,
-    "text.parse_math": False,  # a dollar sign in a task's name is a dollar sign
+    "text.parse_math": False,  # a task name may contain a dollar sign
     "text.color": LIGHT.ink,
     "axes.edgecolor": LIGHT.muted,
     "axes.labelcolor": LIGHT.ink,
@@ -78,33 +77,35 @@ STYLE: Any = {  # matplotlib knows its settings by name, mypy need not
 
 
 def save(item: Figure, path: str | os.PathLike[str]) -> Path:
-    """Draw the item into a .svg or .png file; the path."""
+    """Draw the item to a .svg or .png file and return its path."""
     path = Path(path)
     if path.suffix not in (".svg", ".png"):
-        raise ValueError(f"Cannot draw {path.name}: the name must end in .svg or .png.")
+        raise ValueError(f"cannot save {path.name}: the name must end in .svg or .png")
     return write_atomic(path, render(item, path.suffix[1:]))
 
 
 def render(item: Figure, form: str = "svg") -> bytes:
-    """The picture's bytes, as "svg" or "png"."""
+    """The bytes of the image, as "svg" or "png"."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
-        raise ImportError('Pictures need matplotlib: pip install "dmtrl[report]".') from error
+        raise ImportError('images need matplotlib: pip install "dmtrl[report]".') from error
     out = io.BytesIO()
     with ExitStack() as stack:
         stack.enter_context(matplotlib.rc_context())
         stack.enter_context(warnings.catch_warnings())
-        matplotlib.rcdefaults()  # a caller's own style must not change the picture
+        matplotlib.rcdefaults()  # the style of the caller must not change the image
         matplotlib.rcParams.update(STYLE)
-        # a letter that the font lacks is left to the viewer's own fonts, below
+        # characters that the font lacks are drawn with the fonts of the viewer, see below
         warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
         canvas = Canvas(figsize=(WIDTH, 4.2), dpi=100, layout="constrained")
-        _DRAWN_BY[type(item)](item, canvas)
-        if not _all_letters_known(canvas):
+        _RENDERERS[type(item)](item, canvas)
+        if not _font_has_all_glyphs(canvas):
             matplotlib.rcParams["svg.fonttype"] = "none"
-        metadata = {"Date": None, "Title": printable(item.title)} if form == "svg" else {"Title": printable(item.title)}
+        metadata = (
+            {"Date": None, "Title": single_line(item.title)} if form == "svg" else {"Title": single_line(item.title)}
+        )
         canvas.savefig(out, format=form, dpi=100 if form == "svg" else 200, metadata=metadata)
     return out.getvalue()
 
@@ -114,7 +115,7 @@ def _line_chart(chart: LineChart, canvas: Any) -> None:
     _set_title(canvas, chart.title)
     handles = _curves(axes, chart, colour_indices(chart.series))
     if len(handles) == 1:
-        return  # the title and the axes say it all
+        return  # one curve needs no legend
     if not _label_ends(canvas, axes, chart, handles):
         _legend(canvas, handles)
 
@@ -144,7 +145,7 @@ def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int], narrow: boo
     handles = {series.name: _curve(axes, chart, series, indices[series.name]) for series in chart.series}
     for axis, logarithmic in ((axes.xaxis, chart.log_x), (axes.yaxis, chart.log_y)):
         if logarithmic:
-            _mark_powers(axis, narrow and axis is axes.xaxis)
+            _set_log_ticks(axis, narrow and axis is axes.xaxis)
     axes.set_xlabel("\n".join(wrapped(chart.x_label, 60)))
     axes.set_ylabel("\n".join(wrapped(chart.y_label, 40)))
     axes.margins(x=0.02)
@@ -152,7 +153,7 @@ def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int], narrow: boo
         axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     for name, height in chart.references:
         axes.axhline(height, color=LIGHT.muted, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-        right = room_at_the_right(chart, height)
+        right = label_at_right(chart, height)
         axes.annotate(
             shortened(name, 40),
             (int(right), height),
@@ -166,22 +167,22 @@ def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int], narrow: boo
     return handles
 
 
-def _mark_powers(axis: Any, narrow: bool) -> None:
-    """Ticks of a logarithmic axis: powers of ten, or 1, 2, 5 where there are not three powers (narrow: not one)."""
+def _set_log_ticks(axis: Any, narrow: bool) -> None:
+    """Ticks of a logarithmic axis: powers of ten, or 1, 2, 5 if it spans few powers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     low, high = axis.get_view_interval()
     short = high / low < (10 if narrow else 200)
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,), numticks=12 if short else 8))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value, plain=plain_powers(low, high))))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _power(value, plain=decimal_ticks(low, high))))
 
 
 def _power(value: float, plain: bool) -> str:
     exponent = int(np.floor(np.log10(value) + 1e-9))
     if plain or exponent in (0, 1):
         return f"{value:.6g}"
-    # not by mathtext, which is off: a dollar sign in a name is a dollar sign
+    # mathtext is off, so that names may contain a dollar sign
     digits = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     lead = round(value / 10.0**exponent)
     return f"10{digits}" if lead == 1 else f"{lead}·10{digits}"
@@ -205,8 +206,8 @@ def _curve(axes: Any, chart: LineChart, series: Series, index: int) -> Any:
 
 
 def _label_ends(canvas: Any, axes: Any, chart: LineChart, handles: Mapping[str, Any]) -> bool:
-    """Write each curve's name at its right end; False where names would be too many, too long or far from the ends."""
-    names = [printable(name) for name in handles]
+    """Label each curve at its right end. False if there are too many names, or long ones, or curves that end early."""
+    names = [single_line(name) for name in handles]
     ends: list[Any] = [line.get_xydata()[-1] if len(line.get_xydata()) else None for line in handles.values()]
     if len(names) > DIRECT_SERIES or max(map(len, names)) > DIRECT_LETTERS or any(end is None for end in ends):
         return False
@@ -216,7 +217,7 @@ def _label_ends(canvas: Any, axes: Any, chart: LineChart, handles: Mapping[str, 
     if (points[:, 0] < box.x0 + 0.9 * box.width).any():
         return False
     size = 9.5
-    heights = _apart(points[:, 1], 1.45 * size * canvas.dpi / 72, box.y0, box.y1)
+    heights = _spread(points[:, 1], 1.45 * size * canvas.dpi / 72, box.y0, box.y1)
     per_point = canvas.dpi / 72
     for name, line, end, point, height in zip(names, handles.values(), ends, points, heights, strict=True):
         axes.annotate(
@@ -233,10 +234,10 @@ def _label_ends(canvas: Any, axes: Any, chart: LineChart, handles: Mapping[str, 
     return True
 
 
-def _apart(wanted: np.ndarray, distance: float, bottom: float, top: float) -> np.ndarray:
-    """Heights in the order of the wanted ones, `distance` apart, and near them in the sense of least squares.
+def _spread(wanted: np.ndarray, distance: float, bottom: float, top: float) -> np.ndarray:
+    """Heights in the order of `wanted`, at least `distance` apart, and closest to `wanted` by least squares.
 
-    Subtracting `distance` times the rank turns "apart" into "not falling": pooling neighbours solves that exactly.
+    After subtracting `distance` times the rank, this is isotonic regression, solved by pooling adjacent violators.
     """
     order = np.argsort(wanted, kind="stable")
     blocks: list[tuple[float, int]] = []
@@ -260,7 +261,7 @@ def _heat_map(heat: HeatMap, canvas: Any) -> None:
     rows = -(-len(heat.panels) // columns)
     words_of_rows = heat.short or heat.labels
     side = (WIDTH - 1.2) / columns if columns > 1 else 5.0
-    if heat.columns is not None:  # the rows set the height
+    if heat.columns is not None:  # the number of rows sets the height
         side = min(max(0.22 * len(heat.labels), 1.5) + 1.2, 9.0)
     canvas.set_size_inches(WIDTH, 0.8 + (side + 0.3) * rows)
     _set_title(canvas, heat.title)
@@ -277,7 +278,7 @@ def _heat_map(heat: HeatMap, canvas: Any) -> None:
             (axes.yaxis, words_of_rows, place % columns == 0),
         ):
             step = -(-len(labels) // (LABELLED_CELLS // columns))
-            words = axis_words(labels, 12 if heat.columns is None else 22)[::step]
+            words = axis_labels(labels, 12 if heat.columns is None else 22)[::step]
             turned = 90 if axis is axes.xaxis and max(map(len, words)) > 2 else 0
             shown = words if seen else [""] * len(words)
             axis.set_ticks(range(0, len(labels), step), shown, rotation=turned, fontsize=8)
@@ -290,9 +291,9 @@ def _heat_map(heat: HeatMap, canvas: Any) -> None:
 
 
 def _bar_chart(chart: BarChart, canvas: Any) -> None:
-    lying = lies_down(chart.categories)
+    horizontal = needs_horizontal_bars(chart.categories)
     places, width = np.arange(len(chart.categories)), 0.76 / len(chart.bars)
-    if lying:
+    if horizontal:
         canvas.set_size_inches(WIDTH, 1.4 + len(places) * max(0.32, 0.2 * len(chart.bars)))
     axes = canvas.subplots()
     _set_title(canvas, chart.title)
@@ -302,26 +303,26 @@ def _bar_chart(chart: BarChart, canvas: Any) -> None:
         values = np.where(np.isfinite(values), values, np.nan)
         middle = places + (index - (len(chart.bars) - 1) / 2) * width
         colour = LIGHT.series[index % len(LIGHT.series)]
-        draw = axes.barh if lying else axes.bar
+        draw = axes.barh if horizontal else axes.bar
         bars = draw(middle, values, width * 0.92, color=colour)
-        errors = np.asarray(chart.errors[name], dtype=float) if name in chart.errors and chart.has_whiskers else None
+        errors = np.asarray(chart.errors[name], dtype=float) if name in chart.errors and chart.has_error_bars else None
         if errors is not None:
-            whisker = {"xerr": errors} if lying else {"yerr": errors}
-            ends = (values, middle) if lying else (middle, values)
-            axes.errorbar(*ends, **whisker, fmt="none", ecolor=LIGHT.ink, elinewidth=1, capsize=2.5)
+            error_bar = {"xerr": errors} if horizontal else {"yerr": errors}
+            ends = (values, middle) if horizontal else (middle, values)
+            axes.errorbar(*ends, **error_bar, fmt="none", ecolor=LIGHT.ink, elinewidth=1, capsize=2.5)
         elif len(chart.categories) * len(chart.bars) <= 16:
             axes.bar_label(
                 bars, fmt=lambda value: f"{value:.3g}".replace("-", "−"), padding=2, fontsize=8.5, color=LIGHT.muted
             )
         handles[name] = bars
-    names = axis_words(chart.categories, 66) if lying else chart.categories
-    words = ["\n".join(wrapped(name, 34 if lying else max(8, 76 // len(places)), lines=2)) for name in names]
-    set_ticks, set_label = (axes.set_yticks, axes.set_xlabel) if lying else (axes.set_xticks, axes.set_ylabel)
+    names = axis_labels(chart.categories, 66) if horizontal else chart.categories
+    words = ["\n".join(wrapped(name, 34 if horizontal else max(8, 76 // len(places)), lines=2)) for name in names]
+    set_ticks, set_label = (axes.set_yticks, axes.set_xlabel) if horizontal else (axes.set_xticks, axes.set_ylabel)
     set_ticks(places, words, color=LIGHT.ink)
     set_label("\n".join(wrapped(chart.y_label, 50)))
-    axes.tick_params(axis="y" if lying else "x", length=0)
-    if lying:
-        axes.margins(x=0.1)  # room for the numbers at the ends of the bars
+    axes.tick_params(axis="y" if horizontal else "x", length=0)
+    if horizontal:
+        axes.margins(x=0.1)  # space for the numbers at the ends of the bars
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")
@@ -339,13 +340,13 @@ def _dot_plot(chart: DotPlot, canvas: Any) -> None:
         axes.hlines(places, values[0], values[1], color=LIGHT.missing, linewidth=2.5, zorder=1)
     handles: dict[str, Any] = {}
     for index, (name, _) in enumerate(chart.dots):
-        look = {"color": LIGHT.series[index % len(LIGHT.series)], "marker": MARKERS[index % len(MARKERS)]}
-        handles[name] = axes.scatter(values[index], places, s=36, zorder=2 + len(values) - index, **look)
+        style = {"color": LIGHT.series[index % len(LIGHT.series)], "marker": MARKERS[index % len(MARKERS)]}
+        handles[name] = axes.scatter(values[index], places, s=36, zorder=2 + len(values) - index, **style)
     if chart.marked:
         ringed = list(chart.marked)
         ring = {"facecolors": "none", "edgecolors": LIGHT.ink, "linewidths": 1.4}
         handles[chart.mark] = axes.scatter(values[0][ringed], places[ringed], s=120, zorder=9, **ring)
-    axes.set_yticks(places, axis_words(chart.rows, 28), color=LIGHT.ink, fontsize=9)
+    axes.set_yticks(places, axis_labels(chart.rows, 28), color=LIGHT.ink, fontsize=9)
     axes.set_xlabel("\n".join(wrapped(chart.x_label, 60)))
     axes.set_ylim(len(places) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -355,36 +356,36 @@ def _dot_plot(chart: DotPlot, canvas: Any) -> None:
 
 
 def _set_title(canvas: Any, title: str) -> None:
-    # at the left edge of the picture, not of the axes: titles of pictures below each other stand in one line
+    # at the left edge of the image, so that the titles of several images are aligned
     canvas.suptitle("\n".join(wrapped(title, 68)), x=0.01, ha="left")
 
 
 def _legend(canvas: Any, handles: Mapping[str, Any]) -> None:
     names = [shortened(name, 60) for name in handles]
     columns = max(1, min(len(names), int(92 / (max(map(len, names)) + 7))))
-    # a long legend makes the picture higher, not the plot lower
+    # a long legend increases the height of the image, not of the plot
     canvas.set_size_inches(canvas.get_figwidth(), canvas.get_figheight() + 0.24 * (-(-len(names) // columns) - 1))
     canvas.legend(
         list(handles.values()), names, loc="outside lower left", ncols=columns, handlelength=2.4, fontsize=9.5
     )
 
 
-def _all_letters_known(canvas: Any) -> bool:
+def _font_has_all_glyphs(canvas: Any) -> bool:
     from matplotlib.text import Text
 
     letters = {letter for text in canvas.findobj(Text) for letter in text.get_text()}
-    return letters <= _letters_of_font() | {"\n"}
+    return letters <= _font_characters() | {"\n"}
 
 
 @cache
-def _letters_of_font() -> frozenset[str]:
+def _font_characters() -> frozenset[str]:
     from matplotlib.font_manager import findfont
     from matplotlib.ft2font import FT2Font
 
     return frozenset(map(chr, FT2Font(findfont("DejaVu Sans")).get_charmap()))
 
 
-_DRAWN_BY: dict[type, Callable[[Any, Any], None]] = {
+_RENDERERS: dict[type, Callable[[Any, Any], None]] = {
     LineChart: _line_chart,
     ChartGrid: _chart_grid,
     HeatMap: _heat_map,

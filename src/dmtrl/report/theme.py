@@ -1,8 +1,7 @@
-"""Report room: the colours, light and dark, and the words of a figure that both plotting libraries share.
+"""Colours and labels that both plotting libraries share.
 
-All colours of `LIGHT` differ, for the page turns light figures into dark ones by exchanging each for its partner in
-`DARK`. The series colours stand apart for readers with any of the three colour blindnesses and have a contrast of at
-least 3:1 to their background. The tests measure all this. Change a colour here and nowhere else.
+All colours of `LIGHT` differ, because the page replaces each with its counterpart in `DARK`. Series colours are
+distinguishable with every kind of colour blindness and have a contrast of at least 3:1. Tests check this.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ class Theme:
     muted: str
     grid: str
     series: tuple[str, ...]
-    diverging: tuple[str, ...]  # from most negative over none to most positive
+    diverging: tuple[str, ...]  # from the most negative to the most positive value
     missing: str
-    faint: str  # a background that stands off a little: table heads, code
+    faint: str  # a slightly different background: table headings, code
     link: str
 
     def bands(self) -> tuple[str, ...]:
-        """The series colours, nearly transparent."""
+        """The series colours with low opacity."""
         return tuple(f"rgba({', '.join(str(int(c[i : i + 2], 16)) for i in (1, 3, 5))}, 0.16)" for c in self.series)
 
 
@@ -57,13 +56,14 @@ DARK = Theme(
     faint="#1b212a",
     link="#7db8f0",
 )
-FEW_POINTS = 3  # up to so many points of a curve are marked: a line alone would not say where they are
-NARROW_COLUMNS = 3  # panels side by side from which each has little room for ticks
+FEW_POINTS = 3  # a curve with at most this many points gets markers
+NARROW_COLUMNS = 3  # with this many panels side by side, each has little space for ticks
+LABELLED_CELLS = 40  # labels on an axis of a heat map; on the page, hovering shows the others
 THEMES = {"light": LIGHT, "dark": DARK}
 
 
-def exchange(start: Theme, end: Theme) -> dict[str, str]:
-    """Which colour of one theme becomes which of the other."""
+def colour_map(start: Theme, end: Theme) -> dict[str, str]:
+    """The counterpart in `end` of each colour of `start`."""
     pairs = {start.background: end.background, start.ink: end.ink, start.muted: end.muted, start.grid: end.grid}
     pairs[start.missing] = end.missing
     for old, new in ((start.series, end.series), (start.bands(), end.bands()), (start.diverging, end.diverging)):
@@ -72,42 +72,42 @@ def exchange(start: Theme, end: Theme) -> dict[str, str]:
 
 
 def colour_indices(series: Iterable[Series]) -> dict[str, int]:
-    """A number for each series name, counted from 0 in order of appearance; a shared group is a shared number."""
+    """A number for each series name, from 0 in order of appearance. Series of one group share a number."""
     seen: dict[object, int] = {}
     indices: dict[str, int] = {}
     for one in series:
         key: object = one.name if one.group is None else one.group
-        # a name that comes back in another panel of a grid keeps the colour it had
+        # a series has the same colour in all panels of a grid
         indices.setdefault(one.name, seen.setdefault(key, len(seen)))
     return indices
 
 
-def printable(text: str) -> str:
-    """The text on one line, without the control characters that neither XML nor a font can show."""
-    kept = "".join(
+def single_line(text: str) -> str:
+    """The text on one line, without control characters."""
+    visible = "".join(
         " " if c in "\t\r\n" else c for c in str(text) if c in "\t\r\n" or unicodedata.category(c) not in ("Cc", "Cs")
     )
-    return re.sub(r" {2,}", " ", kept).strip()
+    return re.sub(r" {2,}", " ", visible).strip()
 
 
 def literal(text: str) -> str:
-    """Words given by a user, for use inside a Text, caption or lead: none of their signs is read as markup there."""
-    return re.sub(r"([\\`*\[])", r"\\\1", printable(text))
+    """A user's text with its markup characters escaped, for use in a Text, caption or lead."""
+    return re.sub(r"([\\`*\[])", r"\\\1", single_line(text))
 
 
 def shortened(text: str, width: int) -> str:
-    text = printable(text)
+    text = single_line(text)
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def axis_words(labels: Sequence[str], width: int) -> list[str]:
-    """Labels of at most `width` letters for an axis, different wherever the labels are.
+def axis_labels(labels: Sequence[str], width: int) -> list[str]:
+    """Axis labels of at most `width` characters; different labels stay different.
 
-    Cut at the end where that keeps them apart. Else the words that all have in common give way to an ellipsis, the
-    middle of what is still too long to another, and a number is the last resort.
+    Labels are cut at the end if that keeps them different. Otherwise an ellipsis replaces the words that all labels
+    share, then the middle of long labels. As a last resort, labels are numbered.
     """
-    texts = [printable(label) for label in labels]
-    apart = len(set(texts))
+    texts = [single_line(label) for label in labels]
+    count = len(set(texts))
     rest = _without_common(texts)
     for cut in (
         [shortened(text, width) for text in texts],
@@ -115,14 +115,14 @@ def axis_words(labels: Sequence[str], width: int) -> list[str]:
         [_middle_cut(core, width) for core in rest],
         [_middle_cut(text, width) for text in texts],
     ):
-        if len(set(cut)) == apart:
+        if len(set(cut)) == count:
             return cut
     place = {text: str(i) for i, text in enumerate(dict.fromkeys(texts), start=1)}
     return [f"{shortened(text, max(width - len(place[text]) - 1, 1))} {place[text]}" for text in texts]
 
 
 def _without_common(texts: Sequence[str]) -> list[str]:
-    """The texts without the whole words that all begin and all end with; an ellipsis stands for them."""
+    """The texts with an ellipsis instead of the words that all of them begin or end with."""
     distinct = list(dict.fromkeys(texts))
     if len(distinct) < 2:
         return list(texts)
@@ -132,8 +132,8 @@ def _without_common(texts: Sequence[str]) -> list[str]:
 
 
 def _whole_words(texts: Sequence[str]) -> int:
-    """How many of the letters that all begin with can go without tearing a word or a number apart."""
-    first, last = min(texts), max(texts)  # what these two share, all share
+    """The length of the common prefix that ends at a word or number boundary."""
+    first, last = min(texts), max(texts)  # their common prefix is that of all texts
     pairs = enumerate(zip(first, last, strict=False))
     common = first[: next((place for place, (one, other) in pairs if one != other), min(len(first), len(last)))]
     for end in range(len(common), 0, -1):
@@ -151,17 +151,17 @@ def _middle_cut(text: str, width: int) -> str:
 
 
 def wrapped(text: str, width: int, lines: int = 3) -> list[str]:
-    """The text broken into at most `lines` lines; what is left over is cut with an ellipsis."""
-    return textwrap.wrap(printable(text), width, max_lines=lines, placeholder=" …") or [""]
+    """The text wrapped to at most `lines` lines; an ellipsis replaces the rest."""
+    return textwrap.wrap(single_line(text), width, max_lines=lines, placeholder=" …") or [""]
 
 
-def lies_down(categories: Sequence[str]) -> bool:
-    """Whether bars should lie: names of many or long categories are readable only beside the bars."""
+def needs_horizontal_bars(categories: Sequence[str]) -> bool:
+    """Whether bars should be horizontal: many or long names are only readable beside the bars."""
     return len(categories) > 10 or max(map(len, categories)) > 16
 
 
-def room_at_the_right(chart: LineChart, height: float) -> bool:
-    """Whether the curves keep farther from a reference line in the last third of the chart than in the first."""
+def label_at_right(chart: LineChart, height: float) -> bool:
+    """Whether the label of a reference line belongs at the right: the end with more distance from the curves."""
     places, distances = [], []
     for series in chart.series:
         keep = finite_points(series, chart.log_x, chart.log_y)
@@ -176,6 +176,6 @@ def room_at_the_right(chart: LineChart, height: float) -> bool:
     return bool(right.min() >= left.min())
 
 
-def plain_powers(low: float, high: float) -> bool:
-    """Whether a logarithmic axis reads best in plain numbers (0.01, 100) rather than in powers of ten."""
+def decimal_ticks(low: float, high: float) -> bool:
+    """Whether a logarithmic axis shows decimal numbers (0.01, 100) instead of powers of ten."""
     return low > 5e-4 and high < 2e5

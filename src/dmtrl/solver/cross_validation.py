@@ -47,6 +47,13 @@ class Path:
         tau, lam = np.unravel_index(order[0], first.shape)
         return float(self.lambdas[lam]), float(self.commons[tau])
 
+    def cell(self, reg_lambda: float, common: float) -> tuple[int, int]:
+        """The index of a lambda and a tau of the grid, for the first two axes of the arrays."""
+        found = np.argwhere((self.commons[:, None] == common) & (self.lambdas == reg_lambda))
+        if not len(found):
+            raise ValueError(f"lambda {reg_lambda:g} with tau {common:g} is not on the grid of the cross-validation")
+        return int(found[0, 0]), int(found[0, 1])
+
 
 def cross_validate(
     engine: Engine,

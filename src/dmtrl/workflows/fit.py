@@ -1,8 +1,7 @@
-"""`dmtrl fit` as a library function: data files in, a fitted model that knows its columns out.
+"""`dmtrl fit` as library functions.
 
-Room: above the estimators, below the shell. `prepare` reads and decides (which rows, which features, which kind of
-target) and says so in `notes`; `fit` chooses lambda, solves and certifies, and keeps a checkpoint when it is
-interrupted. What came out, as plain values, is `findings.document`.
+`prepare` reads data files, chooses rows, features and the kind of target, and records its choices in `notes`. `fit`
+returns a fitted model that knows its columns, and keeps a checkpoint if it is interrupted.
 """
 
 import os
@@ -14,57 +13,49 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from dmtrl.engines import RayOptions
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.exceptions import NotConvergedWarning
+from dmtrl.exceptions import CheckpointExistsError, InputError, NotConvergedWarning, Setting
 from dmtrl.losses.builtin import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.outcome import RoundRecord
-from dmtrl.tables import Source, nearest, open_source
+from dmtrl.tables import TableFiles, open_files, require_column
 from dmtrl.tables import columns as read
-from dmtrl.tables.preparation import Block, Dropped, Preparation, learn, without_missing
-from dmtrl.workflows.targets import check_target, read_target
+from dmtrl.tables.learning import learn
+from dmtrl.tables.names import listed
+from dmtrl.tables.preparation import Block, Dropped, Preparation, without_missing
+from dmtrl.workflows.data_files import open_with_tasks
+from dmtrl.workflows.progress import NoProgress, Progress
+from dmtrl.workflows.target_column import check_target, read_target
 
-MOST_TASKS = 10_000  # above, the task column is rather a mistake; --many-tasks says it is not
+MAX_TASKS = 10_000  # more values than this are probably not tasks; FitRequest.many_tasks allows them
 FOLDS = 5
-SMALL = 1_000_000  # with fewer numbers in X a second thread costs more than it brings
+SMALL = 1_000_000  # below this many numbers in X a second thread does not pay
 
 
 class Interrupted(KeyboardInterrupt):
-    """A fit was stopped; `checkpoint` is where it goes on from, None if it had not got anywhere."""
+    """A fit was interrupted; `checkpoint` is where to resume it, or None if no checkpoint was written."""
 
     def __init__(self, checkpoint: PathLike | None):
         super().__init__("interrupted")
         self.checkpoint = checkpoint
 
 
-class Watcher(Protocol):
-    """Hears how far the work is: when something new begins, and which share of it is done."""
-
-    def stage(self, text: str) -> None: ...
-
-    def share(self, done: float, detail: str = "") -> None: ...
-
-
-class Silence:
-    """A watcher that says nothing."""
-
-    def stage(self, text: str) -> None:
-        pass
-
-    def share(self, done: float, detail: str = "") -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class FitRequest:
-    """What people ask for. None: to be found out, or the default."""
+    """The options of `dmtrl fit`. None means: chosen from the data, or the default.
+
+    task, target, weights: columns. kind: "regression" or "classification". loss: a name, with its parameter as in
+    "huber=2". reg_lambda: None chooses it by cross-validation. common: True requires a component that all tasks share,
+    False excludes it. drop, category, number: columns to leave out, or whose kind is given. missing: texts that mean
+    a missing value. many_tasks: accept a task column with very many values. jobs: threads. address, workers: of Ray.
+    """
 
     data: Sequence[str | Path]
     task: str | None = None
@@ -90,7 +81,7 @@ class FitRequest:
 
 @dataclass
 class Prepared:
-    """Rows ready for an estimator, and what was decided on the way."""
+    """Rows ready for an estimator, and how they were prepared."""
 
     X: Any
     y: np.ndarray
@@ -100,39 +91,42 @@ class Prepared:
     loss: Loss
     rows_read: int
     notes: list[str] = field(default_factory=list)
-    said: int = 0  # how many of the notes were there before the fit
-    seconds: dict[str, float] = field(default_factory=dict)  # spent choosing lambda and fitting; fit fills it in
+    notes_before_fit: int = 0  # how many of the notes `prepare` wrote
+    seconds: dict[str, float] = field(default_factory=dict)  # `fit` adds the time for choosing lambda and for fitting
 
 
-def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
-    """Read the files and decide what becomes of every column and row."""
-    watcher = watcher or Silence()
-    watcher.stage("reading")
-    source = open_source(request.data)
-    notes = [f"column {n!r} is not in {file}: missing there" for n, file in list(source.partly_missing().items())[:3]]
-    source, task, by_file = task_of(source, request.task, notes)
-    target = _target_of(source, request.target)
+def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
+    """Read the files and choose which rows and columns to use, and how."""
+    progress = progress or NoProgress()
+    progress.stage("reading")
+    source = open_files(request.data)
+    notes = [
+        f"column {n!r} is not in {file}; its values are missing there"
+        for n, file in list(source.partly_missing().items())[:3]
+    ]
+    source, task, by_file = open_with_tasks(source, request.task, notes)
+    target = _target_column(source, request.target)
     named = [request.weights] if request.weights else []
     for name in (*request.drop, *request.category, *request.number, *named):
-        require(name, source.names)
+        require_column(name, source.names)
     if task == target:
-        raise ValueError(f"the column {task!r} is given as task and as target; they must be two")
-    batch = source.read(watcher.share)
+        raise ValueError(f"column {task!r} is both the task and the target; choose two different columns")
+    batch = source.read(progress.update)
     frame, total = batch.columns, batch.columns.num_rows
     if total == 0:
-        raise ValueError(f"{source.parts[0].path} has columns but no rows")
+        raise ValueError(f"{source.files[0].path} has columns but no rows")
     frame = without_missing(frame, request.missing)
     tasks, no_task = read.labels(frame.column(task), source.is_untyped(task))
     commas = source.has_semicolons
     with source.located():
-        y, no_target, loss, look = read_target(
+        y, no_target, loss, summary = read_target(
             frame.column(target), target, source.is_untyped(target), request.kind, request.loss, commas, notes
         )
         weight = None if request.weights is None else read.numbers(frame.column(request.weights), request.weights)
     keep = ~(no_task | no_target) if weight is None else ~(no_task | no_target | np.isnan(weight))
     for what, missing in (("task", no_task), ("target", no_target), ("weight", ~keep & ~no_task & ~no_target)):
         if missing.any():
-            notes.append(f"left out: {int(missing.sum()):,} of {total:,} rows, which have no {what}")
+            notes.append(f"left out: {int(missing.sum()):,} of {total:,} rows without a {what}")
     if not keep.any():
         raise ValueError(f"no row has both a task ({task!r}) and a target ({target!r})")
     if not keep.all():
@@ -142,8 +136,8 @@ def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
         block = batch.block
     _check_tasks(tasks, task, request.many_tasks, notes)
     with source.located():
-        check_target(y, target, loss, look)
-    watcher.stage("preparing the columns")
+        check_target(y, target, loss, summary)
+    progress.stage("preparing the columns")
     rows = np.flatnonzero(keep)
     with source.located(lambda row: int(rows[row])):
         preparation = learn(
@@ -159,74 +153,37 @@ def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
             (Block("features", block.shape[1]), *rest), task, target, by_file, tuple(request.missing)
         )
     if not preparation.feature_names:
-        why = "; ".join(f"{column.name}: {column.words[1]}" for column in preparation.columns[:3])
-        raise ValueError(f"no column is left to learn from beside task and target{f' ({why})' if why else ''}")
+        why = "; ".join(f"{column.name}: {column.summary[1]}" for column in preparation.columns[:3])
+        raise ValueError(f"no column is left to use as a feature{f' ({why})' if why else ''}")
     X = preparation.transform(frame, block)
     return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes))
 
 
-def require(name: str, names: Sequence[str]) -> None:
-    """Refuse a column that is not there, and say which was probably meant."""
-    if name not in names:
-        close = nearest(name, names)
-        few = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        raise ValueError(
-            f"there is no column {name!r}" + (f"; did you mean {close!r}?" if close else f"; there are {few}")
-        )
-
-
-def task_of(source: Source, asked: str | None, notes: list[str]) -> tuple[Source, str, bool]:
-    """The task column. Where several files have none by that name, each file is a task of its own."""
-    names = source.names
-    if asked is None:
-        keys = sorted({key for part in source.parts for key in part.constants})
-        guess = {"npz": "task", "libsvm": "qid"}.get(source.format)
-        asked = keys[0] if len(keys) == 1 else guess if guess in names else None
-        if asked is None:
-            raise ValueError(
-                "say with --task which column names the task of each row; there are " + ", ".join(names[:8])
-            )
-    if asked in names:
-        return source, asked, False
-    if len(source.parts) < 2 or nearest(asked, names):
-        require(asked, names)
-    notes.append(f"no file has a column {asked!r}: the file names are the tasks, as {source.parts[0].stem!r}")
-    return source.with_file_names(asked), asked, True
-
-
-def open_as_fitted(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
-    """New data of the kind that a model was fitted on, with a task column."""
-    source = open_source(data)
-    if (source.format == "libsvm") != (preparation.width is not None):
-        fitted = "a libsvm file" if preparation.width is not None else "named columns"
-        raise ValueError(f"the model was fitted on {fitted}, and {source.parts[0].path} is {source.format}")
-    if preparation.task not in source.names and preparation.task_is_file_name:
-        return source.with_file_names(preparation.task)
-    return task_of(source, preparation.task, notes)[0]
-
-
-def _target_of(source: Source, asked: str | None) -> str:
-    if asked is None:
-        asked = {"npz": "y", "libsvm": "label"}.get(source.format)
-    if asked is None:
-        raise ValueError("say with --target which column to predict; there are " + ", ".join(source.names[:8]))
-    require(asked, source.names)
-    return asked
+def _target_column(source: TableFiles, target: str | None) -> str:
+    if target is None:
+        target = {"npz": "y", "libsvm": "label"}.get(source.format)
+    if target is None:
+        columns = listed(source.names)
+        raise InputError("the target column is not known; pass ", Setting("target"), f" with one of {columns}")
+    require_column(target, source.names)
+    return target
 
 
 def _check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> None:
     m = len(np.unique(tasks))
     per_task = len(tasks) / m
-    if not many and (m > MOST_TASKS or (m > 50 and per_task < 3)):
-        raise ValueError(
-            f"the task column {name!r} has {m:,} different values, {per_task:.1f} rows each: too many to be tasks; "
-            "choose another column, or say --many-tasks if they are"
-        )
+    if not many and (m > MAX_TASKS or (m > 50 and per_task < 3)):
+        raise InputError(
+            f"the task column {name!r} has {m:,} different values with {per_task:.1f} rows each, which is too many for "
+            "tasks; choose another column, or pass ", Setting("many_tasks", True), " to use it",
+        )  # fmt: skip
     if m == 1:
-        notes.append(f"the task column {name!r} has one value only: there is nobody to share with")
+        notes.append(f"the task column {name!r} has only one value: there is no other task to share with")
 
 
 def _threads(prepared: Prepared, request: FitRequest) -> int:
+    if request.jobs == 0:
+        raise InputError(Setting("jobs"), " must not be 0; pass ", Setting("jobs", -1), " for all cores")
     if request.jobs is not None:
         return request.jobs
     return 1 if prepared.X.shape[0] * prepared.X.shape[1] < SMALL else -1
@@ -237,12 +194,12 @@ def _engine(request: FitRequest) -> str | RayOptions:
         return RayOptions(request.address, request.workers)
     for name in ("address", "workers"):
         if getattr(request, name) is not None:
-            raise ValueError(f"--{name} is for --engine ray; leave it out, or add --engine ray")
+            raise InputError(Setting(name), " requires ", Setting("engine", "ray"))
     return request.engine
 
 
 def estimator(prepared: Prepared, request: FitRequest) -> Any:
-    """The unfitted model: with a lambda that was given, or one that chooses by cross-validation."""
+    """The unfitted model, with the given lambda or with cross-validation."""
     shared: dict[str, Any] = {
         "loss": prepared.loss,
         "tol": request.tol,
@@ -254,7 +211,7 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     classes = prepared.loss.kind == CLASSIFICATION
     if classes:
         shared["on_single_class"] = "constant"
-    if prepared.loss == get_loss(prepared.loss.name):  # a plain name is easier to read in the saved model
+    if prepared.loss == get_loss(prepared.loss.name):  # a name is easier to read in the saved model
         shared["loss"] = prepared.loss.name
     if request.reg_lambda is not None:
         common: Any = {None: "auto", True: 1.0, False: 0.0}[request.common]
@@ -266,33 +223,36 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
 def fit(
     prepared: Prepared,
     request: FitRequest,
-    watcher: Watcher | None = None,
+    progress: Progress | None = None,
     out: Path | None = None,
     resume: PathLike | None = None,
     checkpoint: PathLike | None = None,
 ) -> Any:
-    """The fitted model, with `preparation_`. With `out` it is saved there. What was found when a fit is interrupted is
-    kept where `place_of` says, and `resume` goes on from such a folder or URL."""
-    watcher, model = watcher or Silence(), estimator(prepared, request)
+    """Fit a model that has `preparation_`, and save it to `out` if that is given.
+
+    An interrupted fit leaves a checkpoint in `checkpoint_location(out, resume, checkpoint)`. `resume` continues from
+    such a folder or URL.
+    """
+    progress, model = progress or NoProgress(), estimator(prepared, request)
     if prepared.loss.kind == CLASSIFICATION:
         _note_single_classes(prepared)
-    place = place_of(out, resume, checkpoint)
+    place = checkpoint_location(out, resume, checkpoint)
     session = open_session(place, resume, replace_others=True)
     began = time.perf_counter()
-    progress = FitProgress(watcher, request.tol, lambda: prepared.seconds.update(choosing=time.perf_counter() - began))
-    model.set_params(callbacks=[progress])
-    watcher.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
+    callback = FitCallback(progress, request.tol, lambda: prepared.seconds.update(choosing=time.perf_counter() - began))
+    model.set_params(callbacks=[callback])
+    progress.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
     try:
-        with warnings.catch_warnings(record=True) as said, _delayed_interrupt(progress, session):
+        with warnings.catch_warnings(record=True) as caught, _finish_round_on_interrupt(callback, session):
             warnings.simplefilter("always", NotConvergedWarning)
             model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=session)
     except KeyboardInterrupt:
         if session.writer is not None and session.writer.written:
             raise Interrupted(place) from None
-        _clean_up(session, out, prepared.notes, replaced=False)  # nothing was reached
+        _clean_up(session, out, prepared.notes, replaced=False)  # nothing to resume from
         raise Interrupted(resume) from None
     prepared.seconds["fitting"] = time.perf_counter() - began - prepared.seconds.get("choosing", 0.0)
-    prepared.notes += [str(warning.message) for warning in said]
+    prepared.notes += [_warning_note(warning.message, model) for warning in caught]
     model.set_params(callbacks=None)
     model.preparation_ = prepared.preparation
     if out is not None:
@@ -301,10 +261,10 @@ def fit(
     return model
 
 
-def place_of(out: Path | None, resume: PathLike | None, checkpoint: PathLike | None) -> PathLike | None:
-    """Where checkpoints of a fit are kept: where that is said, or where it goes on from, or beside the model."""
+def checkpoint_location(out: Path | None, resume: PathLike | None, checkpoint: PathLike | None) -> PathLike | None:
+    """Where a fit writes checkpoints: `checkpoint`, else where it resumes from, else beside the model."""
     if checkpoint is not None and out is not None and Checkpoint(checkpoint).folder == os.path.abspath(out):
-        raise ValueError(f"the model and its checkpoint cannot both be {out}; give one of them another name")
+        raise ValueError(f"the model and its checkpoint must have different paths, got {out} for both")
     if checkpoint is not None or out is None:
         return checkpoint
     return _beside(out) if resume is None else home_of(resume)
@@ -315,7 +275,7 @@ def _beside(out: Path) -> Path:
 
 
 def _clean_up(session: CheckpointSession, out: Path | None, notes: list[str], replaced: bool = True) -> None:
-    """Remove the checkpoint, and the folder beside the model if that leaves it empty."""
+    """Remove the checkpoint versions, and the default folder beside the model if it is empty."""
     try:
         if session.writer is not None:
             session.writer.clear(replaced)
@@ -326,66 +286,75 @@ def _clean_up(session: CheckpointSession, out: Path | None, notes: list[str], re
             _beside(out).rmdir()
 
 
-def check_nothing_kept(out: Path, resume: PathLike | None, checkpoint: PathLike | None) -> None:
-    """Refuse a fit that would take the place of what an interrupted one found, and does not go on from there."""
-    place = place_of(out, resume, checkpoint)
+def check_no_checkpoint(out: Path, resume: PathLike | None, checkpoint: PathLike | None) -> None:
+    """Raise CheckpointExistsError if a fit would overwrite the checkpoint of another one that it does not resume."""
+    place = checkpoint_location(out, resume, checkpoint)
     assert place is not None
     folder = Checkpoint(place).folder
     if (resume is None or folder.rstrip("/") != home_of(resume)) and newest(folder) is not None:
-        raise FileExistsError(
-            f"{place} holds what an interrupted fit found; go on from it with --resume {place}, or say --force to lose "
-            "it"
-        )
+        raise CheckpointExistsError(str(place))
 
 
-class FitProgress:
-    """A callback of the fit: reports progress, and stops at the end of a round when asked to.
+class FitCallback:
+    """A callback of the estimator: reports progress, and interrupts the fit after a round when asked to.
 
-    Progress is measured on the logarithm of the gap, which falls evenly.
+    `chosen` is called when the cross-validation is finished. Progress is measured on the logarithm of the gap, which
+    falls evenly.
     """
 
-    def __init__(self, watcher: Watcher, tol: float, chosen: Callable[[], object]):
-        self._watcher, self._tol, self._chosen = watcher, tol, chosen
+    def __init__(self, progress: Progress, tol: float, chosen: Callable[[], object]):
+        self._progress, self._tol, self._chosen = progress, tol, chosen
         self._first_gap = 0.0
-        self.stop = False
+        self.stop_requested = False
 
     def __call__(self, record: RoundRecord) -> None:
         self._first_gap = self._first_gap or min(record.gap, 1.0)
-        way = np.log(self._first_gap / self._tol)
-        done = np.log(self._first_gap / max(record.gap, self._tol)) / way if way > 0 else 1.0
-        detail = f"round {record.round + 1}, within {record.gap:.2%} of the best"
-        self._watcher.share(float(np.clip(done, 0, 1)), detail)
-        self.on_cv_round(record)
+        distance = np.log(self._first_gap / self._tol)
+        done = np.log(self._first_gap / max(record.gap, self._tol)) / distance if distance > 0 else 1.0
+        self._progress.update(float(np.clip(done, 0, 1)), f"round {record.round + 1}, relative gap {record.gap:.2%}")
+        self._interrupt_if_requested()
 
     def on_cv_round(self, record: RoundRecord) -> None:
-        if self.stop:
-            raise KeyboardInterrupt
+        self._interrupt_if_requested()
 
     def on_cv_fit(self, done: int, total: int) -> None:
-        self._watcher.share(done / total, f"{done} of {total} fits")
+        self._progress.update(done / total, f"{done} of {total} fits")
         if done == total:
             self._chosen()
-            self._watcher.stage("fitting all rows")
-        if self.stop:
+            self._progress.stage("fitting all rows")
+        self._interrupt_if_requested()
+
+    def _interrupt_if_requested(self) -> None:
+        if self.stop_requested:
             raise KeyboardInterrupt
 
 
 @contextmanager
-def _delayed_interrupt(progress: FitProgress, session: CheckpointSession) -> Iterator[None]:
-    """A first Ctrl-C waits for the end of the round, so that the checkpoint loses nothing; a second one does not."""
+def _finish_round_on_interrupt(callback: FitCallback, session: CheckpointSession) -> Iterator[None]:
+    """A first Ctrl-C stops the fit after the current round, so that its work is kept; a second one stops it at once."""
     if session.writer is None or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def stop(*_: object) -> None:
-        progress.stop = True
+    def request_stop(*_: object) -> None:
+        callback.stop_requested = True
         signal.signal(signal.SIGINT, before)
 
-    before = signal.signal(signal.SIGINT, stop)
+    before = signal.signal(signal.SIGINT, request_stop)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _warning_note(warning: Warning | str, model: Any) -> str:
+    if not isinstance(warning, NotConvergedWarning):
+        return str(warning)
+    gap = model.certificate_.relative_gap
+    return (
+        f"the fit stopped after {model.n_rounds_} rounds at a relative gap of {gap:.2g} (tolerance {model.tol:g}); "
+        "scale the features, choose a stronger lambda, or a larger tolerance"
+    )
 
 
 def _note_single_classes(prepared: Prepared) -> None:
@@ -394,4 +363,4 @@ def _note_single_classes(prepared: Prepared) -> None:
     pairs = np.unique(codes * len(classes) + labels)
     single = int((np.bincount(pairs // len(classes), minlength=len(names)) == 1).sum())
     if 0 < single < len(names):
-        prepared.notes.append(f"{single} of {len(names)} tasks have rows of one class only and always answer with it")
+        prepared.notes.append(f"{single} of {len(names)} tasks have rows of only one class and always predict it")

@@ -1,7 +1,6 @@
-"""`dmtrl predict` as a library function: a saved model and data files in, a table of predictions out, in pieces.
+"""`dmtrl predict` as a library function: a saved model and data files give a table of predictions.
 
-Room: beside fitting. Rows are read, prepared, predicted and written a piece at a time, so a file may be larger than
-memory. The columns are read as the model's preparation says, not as this file looks.
+Rows are read, predicted and written in chunks, so a file may be larger than memory. Columns are read as in the fit.
 """
 
 from collections import Counter
@@ -13,22 +12,27 @@ from typing import Any
 import numpy as np
 
 from dmtrl.estimators.model_file import load
-from dmtrl.tables import Batch, Source
+from dmtrl.exceptions import InputError, Setting
+from dmtrl.tables import Batch, TableFiles, require_column
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation
-from dmtrl.workflows.fit import Silence, Watcher, open_as_fitted, require
+from dmtrl.workflows.data_files import name_indices, open_as_fitted
+from dmtrl.workflows.progress import NoProgress, Progress
 
-PIECE = 4_000_000  # numbers in the feature matrix of one piece
+CHUNK = 4_000_000  # numbers in the feature matrix of one chunk
 PREDICTION = "prediction"
 
 
 @dataclass(frozen=True)
 class PredictRequest:
-    """unknown: what to do with a task that fit never saw: "raise", "common" (from what all tasks share) or "skip"
-    (leave the prediction empty). keep: columns to copy beside the prediction, "*" for all. fill: a column that is not
-    there counts as missing in every row."""
+    """The options of `dmtrl predict`.
+
+    unknown: for a task that was not in the fit, "raise", "common" (predict with the component that all tasks share) or
+    "skip" (leave the prediction empty). keep: columns to copy to the output, "*" for all. fill: treat a column that
+    the data does not have as missing in every row.
+    """
 
     model: str | Path
     data: Sequence[str | Path]
@@ -38,83 +42,71 @@ class PredictRequest:
     fill: bool = False
 
 
-def load_model(path: str | Path) -> Any:
-    """A model that knows its columns."""
-    try:
-        model = load(path)
-    except ValueError as error:
-        if "is not a dmtrl model" in str(error):
-            raise ValueError(f"{path} is not a dmtrl model; predict takes the model first, then the data") from None
-        raise
-    if not isinstance(getattr(model, "preparation_", None), Preparation):
-        raise ValueError(
-            f"{path} was fitted in Python and does not know how to prepare columns: use dmtrl.load there, "
-            "or fit with dmtrl fit"
-        )
-    return model
+def predict(request: PredictRequest, progress: Progress | None = None) -> dict[str, Any]:
+    """Write a prediction for every row, in order, and return a summary of plain values."""
+    import pyarrow as pa
 
-
-def predict(request: PredictRequest, watcher: Watcher | None = None) -> dict[str, Any]:
-    """Write a prediction for every row, in order; the outcome as plain values."""
-    watcher = watcher or Silence()
+    progress = progress or NoProgress()
     notes: list[str] = []
-    model = load_model(request.model)
+    model = load(request.model)
+    source = open_as_fitted(model, request.data, notes)
     preparation: Preparation = model.preparation_
-    source = _open(request, preparation, notes)
+    _check_columns(source, preparation, request.fill, notes)
     if request.unknown == "common":
         model.set_params(unknown_tasks="common")
     kept = [name for name in (source.names if "*" in request.keep else request.keep) if name != preparation.task]
     for name in kept:
-        require(name, source.names)
-    answers = _Answers(model, request.unknown)
-    taken = set(answers.columns) & {*kept, preparation.task}
+        require_column(name, source.names)
+    predictor = _Predictor(model, request.unknown)
+    taken = set(predictor.columns) & {*kept, preparation.task}
     if taken:
-        raise ValueError(f"a column of the data is called {sorted(taken)[0]!r}, as one of the output; rename it")
+        raise ValueError(f"the data has a column {sorted(taken)[0]!r}, which is also a column of the output; rename it")
     wanted = [*preparation.used, preparation.task, *kept]
-    rows = max(1024, PIECE // max(len(preparation.feature_names), 1))
+    rows = max(1024, CHUNK // max(len(preparation.feature_names), 1))
     tally: Counter[tuple[str, str]] = Counter()
-    watcher.stage("predicting")
+    progress.stage("predicting")
     with table_writer(request.out) as writer:
         for batch in source.batches(wanted, preparation.width):
-            for piece in _pieces(batch, rows):
-                words = read.texts(without(piece.columns.column(preparation.task), preparation.missing))
-                with source.located(lambda row: row + answers.rows):
-                    X = preparation.transform(piece.columns, piece.block, tally)
-                columns = {preparation.task: piece.columns.column(preparation.task)}
-                columns |= {name: piece.columns.column(name) for name in kept}
-                writer.write(_table(columns | answers.of(X, words)))
-            watcher.share(batch.done, f"{answers.rows:,} rows")
-        if answers.rows == 0:
-            raise ValueError(f"{source.parts[0].path} has columns but no rows")
+            for chunk in _chunks(batch, rows):
+                names = read.texts(without(chunk.columns.column(preparation.task), preparation.missing))
+                with source.located(lambda row: row + predictor.rows):
+                    X = preparation.transform(chunk.columns, chunk.block, tally)
+                columns = {preparation.task: chunk.columns.column(preparation.task)}
+                columns |= {name: chunk.columns.column(name) for name in kept}
+                writer.write(pa.table(columns | predictor.predict(X, names)))
+            progress.update(batch.done, f"{predictor.rows:,} rows")
+        if predictor.rows == 0:
+            raise ValueError(f"{source.files[0].path} has columns but no rows")
     notes += [f"column {name!r}: {count:,} {what}" for (name, what), count in tally.items()]
-    notes += answers.notes()
+    notes += predictor.notes()
     return {
-        "rows": answers.rows, "unknown_task_rows": answers.unknown_rows, "unknown_tasks": sorted(answers.unknown)[:100],
-        "columns": [preparation.task, *kept, *answers.columns], "notes": notes,
-    }  # fmt: skip
+        "rows": predictor.rows,
+        "unknown_task_rows": predictor.unknown_rows,
+        "unknown_tasks": sorted(predictor.unknown)[:100],
+        "columns": [preparation.task, *kept, *predictor.columns],
+        "notes": notes,
+    }
 
 
-def _open(request: PredictRequest, preparation: Preparation, notes: list[str]) -> Source:
-    """The data, with a task column, and with all columns that the model needs."""
-    source = open_as_fitted(request.data, preparation, notes)
+def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, notes: list[str]) -> None:
+    """Check that the data has the columns that the model needs, and note those that it does not use."""
     absent = [name for name in preparation.used if name not in source.names]
-    if absent and not request.fill:
+    if absent and not fill:
         try:
-            require(absent[0], source.names)
+            require_column(absent[0], source.names)
         except ValueError as error:
-            raise ValueError(
-                f"the model needs the column {absent[0]!r}: {error}; or say --fill to take it as missing"
+            raise InputError(
+                f"the model needs column {absent[0]!r}: {error}; to treat it as missing, pass ", Setting("fill", True)
             ) from None
-    notes += [f"column {name!r} is not in the data and counts as missing" for name in absent]
+    notes += [f"column {name!r} is not in the data; its values are missing" for name in absent]
     known = {*preparation.used, preparation.task, preparation.target, *(c.name for c in preparation.columns)}
     extra = [name for name in source.names if name not in known]
     if extra:
         few = ", ".join(map(repr, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
-        notes.append(f"not known to the model and not used: {few}")
-    return source
+        notes.append(f"columns that the model does not use: {few}")
 
 
-def _pieces(batch: Batch, rows: int) -> list[Batch]:
+def _chunks(batch: Batch, rows: int) -> list[Batch]:
     n = batch.columns.num_rows
     if n <= rows:
         return [batch]
@@ -124,43 +116,36 @@ def _pieces(batch: Batch, rows: int) -> list[Batch]:
     ]
 
 
-def _table(columns: dict[str, Any]) -> Any:
-    import pyarrow as pa
-
-    return pa.table(columns)
-
-
-class _Answers:
-    """Predictions of pieces, and what became of tasks that fit never saw."""
+class _Predictor:
+    """Predicts chunk by chunk, and counts the rows of unknown tasks."""
 
     def __init__(self, model: Any, unknown: str):
-        self._model, self._how = model, unknown
+        self._model, self._unknown_option = model, unknown
         tasks = model.tasks_
-        self._number = {str(name): i for i, name in enumerate(tasks.tolist())}
-        # a name that no task has: the model itself then says or does what its unknown_tasks asks for
-        stranger = np.array([tasks.max() + 1 if tasks.dtype.kind == "i" else ""])
-        self._names = np.concatenate([tasks, stranger])
+        # the last name belongs to no task, so that the model applies its unknown_tasks parameter
+        unused = np.array([tasks.max() + 1 if tasks.dtype.kind == "i" else ""])
+        self._names = np.concatenate([tasks, unused])
         self._classes = getattr(model, "classes_", None)
         classes = [] if self._classes is None or not hasattr(model, "predict_proba") else self._classes.tolist()
         self.columns = [PREDICTION, *(f"probability_{name}" for name in classes)]
         self.rows = self.unknown_rows = 0
         self.unknown: set[str] = set()
 
-    def of(self, X: Any, words: np.ndarray) -> dict[str, Any]:
+    def predict(self, X: Any, names: np.ndarray) -> dict[str, Any]:
         import pyarrow as pa
 
-        codes = np.fromiter((self._number.get(word, -1) for word in words), dtype=int, count=len(words))
-        strange = codes < 0
-        if strange.any():
-            self._meet(words[strange], int(np.argmax(strange)))
-        self.rows += len(words)
-        self.unknown_rows += int(strange.sum())
-        rows = ~strange if self._how == "skip" else np.ones(len(words), dtype=bool)
+        codes = name_indices(names, self._model.tasks_)
+        unknown = codes < 0
+        if unknown.any():
+            self._check_unknown(names[unknown], int(np.argmax(unknown)))
+        self.rows += len(names)
+        self.unknown_rows += int(unknown.sum())
+        rows = ~unknown if self._unknown_option == "skip" else np.ones(len(names), dtype=bool)
         values = self._predictions(X if rows.all() else X[rows], self._names[codes[rows]])
         if rows.all():
             return values
-        place = pa.array(np.cumsum(rows) - 1, mask=~rows)
-        return {name: column.take(place) for name, column in values.items()}
+        positions = pa.array(np.cumsum(rows) - 1, mask=~rows)
+        return {name: column.take(positions) for name, column in values.items()}
 
     def _predictions(self, X: Any, tasks: np.ndarray) -> dict[str, Any]:
         import pyarrow as pa
@@ -174,25 +159,24 @@ class _Answers:
             found |= {name: pa.array(p) for name, p in zip(self.columns[1:], probabilities, strict=True)}
         return found
 
-    def _meet(self, words: np.ndarray, row: int) -> None:
-        self.unknown |= {word for word in words if word is not None}
+    def _check_unknown(self, names: np.ndarray, row: int) -> None:
+        self.unknown |= {name for name in names if name is not None}
         shared = self._model.common_strength_ > 0 and self._model.coef_.ndim == 2
-        if self._how == "skip" or (self._how == "common" and shared):
+        if self._unknown_option == "skip" or (self._unknown_option == "common" and shared):
             return
-        first = words[0]
-        what = "has no task" if first is None else f"is of task {first!r}, which was not there in fit"
-        ways = "--unknown skip leaves such rows empty"
+        task = names[0]
+        problem = f"row {self.rows + row + 1} has " + ("no task" if task is None else f"the unknown task {task!r}")
+        skip = (Setting("unknown", "skip"), " to leave such rows empty")
         if shared:
-            ways += ", --unknown common predicts them from what all tasks share"
-        elif self._how == "common":
-            what += (
-                ", and the model has no part that all tasks share (fit with --common; not for more than two classes)"
-            )
-        raise ValueError(f"row {self.rows + row + 1} {what}; {ways}")
+            predict_common = (", or ", Setting("unknown", "common"), " to predict them from what all tasks share")
+            raise InputError(f"{problem}; pass ", *skip, *predict_common)
+        if self._unknown_option == "common":
+            problem += ", and the model has no common component (which takes several tasks and at most two classes)"
+        raise InputError(f"{problem}; pass ", *skip)
 
     def notes(self) -> list[str]:
         if not self.unknown_rows:
             return []
-        done = "left empty" if self._how == "skip" else "predicted from what all tasks share"
+        done = "left empty" if self._unknown_option == "skip" else "predicted from what all tasks share"
         few = ", ".join(map(repr, sorted(self.unknown)[:3])) or "no task"
-        return [f"{self.unknown_rows:,} rows of tasks that fit never saw, as {few}: {done}"]
+        return [f"{self.unknown_rows:,} rows of unknown tasks, such as {few}: {done}"]

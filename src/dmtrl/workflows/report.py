@@ -1,7 +1,6 @@
-"""`dmtrl report` as a library function: a saved model, and data if there is some, become a page.
+"""`dmtrl report` as a library function: write a page about a saved model.
 
-Room: beside predicting. The columns are read as the model's preparation says, not as this file looks; rows without an
-answer, or of a task that the model does not have, are left out and counted.
+Columns are read as in the fit. Rows without a target, or of a task that the model does not have, are left out.
 """
 
 from collections import Counter
@@ -11,96 +10,79 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.estimators.inputs import plain
 from dmtrl.estimators.model_file import load
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.page import require_packages
-from dmtrl.tables import Source
 from dmtrl.tables import columns as read
+from dmtrl.tables import require_column
 from dmtrl.tables.preparation import Preparation, without_missing
-from dmtrl.workflows.fit import Silence, Watcher, open_as_fitted, require
+from dmtrl.workflows.data_files import name_indices, open_as_fitted
+from dmtrl.workflows.progress import NoProgress, Progress
 
 
 def report(
-    model: str | Path, data: Sequence[str | Path], out: str | Path, watcher: Watcher | None = None
+    model: str | Path, data: Sequence[str | Path], out: str | Path, progress: Progress | None = None
 ) -> tuple[Path, list[str]]:
-    """Write the page; its path, and notes about rows that were left out."""
-    watcher = watcher or Silence()
+    """Write the page. Returns its path and notes about rows that were left out."""
+    progress = progress or NoProgress()
     require_packages()
-    fitted, notes = _load(model), list[str]()
+    fitted, notes = load(model), list[str]()
     if not data:
         return write_model_page(fitted, out), notes
-    if not isinstance(getattr(fitted, "preparation_", None), Preparation):
-        raise ValueError(
-            f"{model} was fitted in Python and does not know how to prepare columns: leave the data out, or in Python "
-            "call dmtrl.report.model_page.write_model_page(model, path, X, y, tasks)"
-        )
-    watcher.stage("reading")
-    X, y, tasks = read_rows(fitted, data, notes, watcher)
+    progress.stage("reading")
+    X, y, tasks = read_rows(fitted, data, notes, progress)
     comparison = None
     if len(fitted.tasks_) > 1:
-        watcher.stage("comparing with each task alone and all tasks as one")
+        absent = np.setdiff1d(fitted.tasks_, tasks)
+        if len(absent):
+            raise ValueError(
+                f"the data has no row of task {plain(absent[0])!r}; use data of all {len(fitted.tasks_)} tasks of the "
+                "model, or leave the data out"
+            )
+        progress.stage("comparing with each task alone and all tasks pooled")
         comparison = fitted.compare(X, y, tasks)
-    watcher.stage("writing the page")
+    progress.stage("writing the page")
     return write_model_page(fitted, out, X, y, tasks, comparison), notes
 
 
-def _load(path: str | Path) -> Any:
-    try:
-        return load(path)
-    except ValueError as error:
-        if "is not a dmtrl model" in str(error):
-            raise ValueError(f"{path} is not a dmtrl model; report takes the model first, then the data") from None
-        raise
-
-
 def read_rows(
-    model: Any, data: Sequence[str | Path], notes: list[str], watcher: Watcher | None = None
+    model: Any, data: Sequence[str | Path], notes: list[str], progress: Progress | None = None
 ) -> tuple[Any, np.ndarray, np.ndarray]:
-    """X, y and tasks as the model was fitted on them."""
+    """X, y and tasks, prepared as in the fit."""
     from scipy import sparse
 
-    watcher = watcher or Silence()
+    progress = progress or NoProgress()
+    source = open_as_fitted(model, data, notes)
     preparation: Preparation = model.preparation_
-    source = _open(data, preparation, notes)
+    for name in (*preparation.used, preparation.target):
+        require_column(name, source.names)
     classes = getattr(model, "classes_", None)
     parts: list[Any] = []
-    answers: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
     codes: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
     for batch in source.batches([*preparation.used, preparation.task, preparation.target], preparation.width):
         columns = without_missing(batch.columns, preparation.missing)
         X = preparation.transform(columns, batch.block)
-        task = _places(read.texts(columns.column(preparation.task)), model.tasks_)
+        task = name_indices(read.texts(columns.column(preparation.task)), model.tasks_)
         target = columns.column(preparation.target)
         if classes is None:
             y = read.numbers(target, preparation.target)
             known = ~np.isnan(y)
         else:
-            y = _places(read.texts(target), classes)
+            y = name_indices(read.texts(target), classes)
             known = y >= 0
         keep = known & (task >= 0)
-        parts, answers, codes = [*parts, X[keep]], [*answers, y[keep]], [*codes, task[keep]]
-        left_out["no answer that the model knows"] += int((~known).sum())
+        parts, targets, codes = [*parts, X[keep]], [*targets, y[keep]], [*codes, task[keep]]
+        left_out["no target value that the model knows"] += int((~known).sum())
         left_out["a task that the model does not have"] += int((known & (task < 0)).sum())
-        watcher.share(batch.done)
+        progress.update(batch.done)
     notes += [f"left out: {count:,} rows with {what}" for what, count in left_out.items() if count]
-    kept = np.concatenate(answers) if answers else np.zeros(0)
-    if len(kept) == 0:
+    all_targets = np.concatenate(targets) if targets else np.zeros(0)
+    if len(all_targets) == 0:
         raise ValueError(
-            f"{source.parts[0].path} has no row of a task of the model with a known {preparation.target!r}"
+            f"{source.files[0].path} has no row with a task of the model and a valid {preparation.target!r}"
         )
     X = sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
-    return X, kept if classes is None else classes[kept], model.tasks_[np.concatenate(codes)]
-
-
-def _open(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
-    source = open_as_fitted(data, preparation, notes)
-    for name in (*preparation.used, preparation.target):
-        require(name, source.names)
-    return source
-
-
-def _places(words: np.ndarray, names: np.ndarray) -> np.ndarray:
-    """The place of each word among the names; -1 for a word that is none of them."""
-    place = {str(name): i for i, name in enumerate(names.tolist())}
-    return np.fromiter((place.get(word, -1) for word in words), dtype=int, count=len(words))
+    return X, all_targets if classes is None else classes[all_targets], model.tasks_[np.concatenate(codes)]

@@ -1,7 +1,7 @@
-"""Report room: the section of a model's page that says which tasks belong together.
+"""The section of a model's page about which tasks are related.
 
-Up to MOST_CELLS tasks the heat map has a row for each; of more it shows groups and the mean correlations between them.
-Nothing here makes an array of tasks by tasks beyond that: see dmtrl.relationship.similarity.
+The heat map has one row per task up to MAX_CELLS tasks. With more tasks it shows groups and the mean correlations
+between them, so that no array of all pairs of tasks is needed.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from dmtrl.relationship.similarity import (
     unit_vectors,
 )
 from dmtrl.report.content import HeatMap, Item, Section, Table, Text
-from dmtrl.report.model_facts import ModelFacts, several
+from dmtrl.report.model_page.facts import ModelFacts, join_names
 from dmtrl.report.theme import literal
 
-MOST_CELLS = 150  # rows of a heat map
-MOST_LISTED = 5_000  # rows of the table of tasks
-MOST_PAIRED = 20_000  # tasks among which the strongest pairs are sought
+MAX_CELLS = 150  # rows of a heat map
+MAX_LISTED = 5_000  # rows of the table of tasks
+MAX_PAIRED = 20_000  # tasks among which the strongest pairs are searched
 PAIRS = 10
-LONG_NAME = 16  # letters; two tables of longer names do not fit side by side
-TITLE = "Which tasks belong together"
+LONG_NAME = 16  # characters; two tables with longer names do not fit side by side
+TITLE = "Which tasks are related"
 
 
 @dataclass(frozen=True)
 class Relations:
-    """What is read off the task covariance once, for the sentences, the tables and the heat maps.
+    """The relations between tasks, for text, tables and heat maps.
 
-    groups: a number for each task, counted from 0 in the order shown. cells: the tasks behind each row of the heat
-    map, in order; one each unless there are too many. matrix: the correlations of these rows. alike and opposed: the
-    strongest pairs, none of them weaker than WEAK.
+    groups: the group number of each task, from 0 in the order shown. cells: the tasks of each row of the heat map, one
+    each unless rows are groups. matrix: the correlations of these rows. alike and opposed: the strongest pairs, none
+    weaker than WEAK. sampled: whether only some tasks were searched for pairs.
     """
 
     vectors: np.ndarray
@@ -55,14 +55,14 @@ class Relations:
 
     @property
     def grouped(self) -> bool:
-        """Whether a row of the heat map is a group, not a task."""
+        """Whether the rows of the heat map are groups of tasks."""
         return len(self.cells) < len(self.vectors)
 
     def cell_names(self, names: Sequence[str]) -> list[str]:
         if not self.grouped:
             return [names[int(tasks[0])] for tasks in self.cells]
         return [
-            f"{short}, {len(tasks):,} tasks: {several([names[i] for i in tasks], 3)}"
+            f"{short}, {len(tasks):,} tasks: {join_names([names[i] for i in tasks], 3)}"
             for short, tasks in zip(self.short_names(names), self.cells, strict=True)
         ]
 
@@ -70,35 +70,34 @@ class Relations:
         return [f"group {k + 1}" for k in range(len(self.cells))] if self.grouped else self.cell_names(names)
 
     def group_number(self, group: int) -> int | None:
-        """The number by which the page speaks of a group, counted from 1; None for a task that is in no group, unless
-        it has a row of the heat map under that number."""
+        """The number of a group on the page, from 1. None for a group of one task, unless the heat map shows groups."""
         sizes = np.bincount(self.groups)
         if self.grouped:
             return int(group) + 1
         return int((sizes[: group + 1] > 1).sum()) if sizes[group] > 1 else None
 
     def means(self, values: np.ndarray) -> np.ndarray:
-        """The mean over the tasks of each row of the heat map."""
+        """The means over the tasks of each row of the heat map."""
         return np.array([values[tasks].mean(axis=0) for tasks in self.cells])
 
 
 def relations(facts: ModelFacts) -> Relations:
     vectors = unit_vectors(facts.covariance)
     m = len(vectors)
-    if m <= MOST_CELLS:
+    if m <= MAX_CELLS:
         matrix = facts.covariance.correlation()
         order = similarity_order(matrix)
         cells = [np.array([i]) for i in order]
         matrix = matrix[np.ix_(order, order)]
-        groups = _numbered(alike_groups(facts.covariance.correlation())[order])[np.argsort(order)]
+        groups = _renumbered(alike_groups(facts.covariance.correlation())[order])[np.argsort(order)]
     else:
-        found = few_groups(vectors, MOST_CELLS)
+        found = few_groups(vectors, MAX_CELLS)
         matrix = group_correlations(vectors, found)
         order = similarity_order(matrix)
         matrix, groups = matrix[np.ix_(order, order)], np.argsort(order)[found]
         cells = [np.flatnonzero(groups == g) for g in range(len(order))]
-    sampled = m > MOST_PAIRED
-    searched = np.linspace(0, m - 1, MOST_PAIRED).astype(int) if sampled else np.arange(m)
+    sampled = m > MAX_PAIRED
+    searched = np.linspace(0, m - 1, MAX_PAIRED).astype(int) if sampled else np.arange(m)
     alike, opposed = (
         [Pair(int(searched[p.first]), int(searched[p.second]), p.value) for p in pairs if abs(p.value) >= WEAK]
         for pairs in (strongest_pairs(vectors[searched], PAIRS) if m > 1 else ([], []))
@@ -106,33 +105,33 @@ def relations(facts: ModelFacts) -> Relations:
     return Relations(vectors, groups, group_correlations(vectors, groups), cells, matrix, alike, opposed, sampled)
 
 
-def _numbered(groups: np.ndarray) -> np.ndarray:
-    """Group numbers counted anew in order of appearance."""
+def _renumbered(groups: np.ndarray) -> np.ndarray:
+    """Group numbers from 0 in order of appearance."""
     _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[inverse])
 
 
-def related_at_all(found: Relations) -> bool:
+def any_related(found: Relations) -> bool:
     return bool(found.alike or found.opposed)
 
 
 def headline(facts: ModelFacts, found: Relations) -> str:
-    """One sentence about the relations, for the top of the page."""
+    """One sentence about the relations for the top of the page."""
     if len(facts.names) == 1:
-        return "There is one task, so there is nobody to share with."
-    if not related_at_all(found):
-        return f"No two {facts.units} are related: each was as good as learned alone."
+        return "There is only one task, so there is no other task to share with."
+    if not any_related(found):
+        return f"No two {facts.units} are related: each was in effect learned alone."
     sentences = []
     joint = [int(size) for size in np.bincount(found.groups) if size > 1]
     if len(joint) == 1 and joint[0] == len(facts.names):
         sentences.append(f"All {joint[0]:,} {facts.units} are alike.")
     elif found.grouped:
         sentences.append(
-            f"The {len(facts.names):,} {facts.units} fall into {len(found.cells):,} groups of similar ones."
+            f"The {len(facts.names):,} {facts.units} form {len(found.cells):,} groups of similar {facts.units}."
         )
     elif joint:
         loose = len(facts.names) - sum(joint)
-        alone = f"; {loose:,} {'stands' if loose == 1 else 'stand'} apart" if loose else ""
+        alone = f"; {loose:,} {'is' if loose == 1 else 'are'} in no group" if loose else ""
         groups = f"{len(joint)} group{'s' if len(joint) > 1 else ''}"
         some = f"{sum(joint):,} of {len(facts.names):,}" if loose else f"The {len(facts.names):,}"
         sentences.append(f"{some} {facts.units} form {groups}{alone}.")
@@ -141,28 +140,28 @@ def headline(facts: ModelFacts, found: Relations) -> str:
         first, second = literal(facts.names[pair.first]), literal(facts.names[pair.second])
         sentences.append(f"Most opposed: {first} and {second} ({_signed(pair.value)}).")
     else:
-        sentences.append("No two are opposed.")
+        sentences.append(f"No two {facts.units} are opposed.")
     return " ".join(sentences)
 
 
 def relation_section(facts: ModelFacts, found: Relations) -> Section:
     if len(facts.names) == 1:
         return Section(
-            TITLE, [Text("The model has one task. With two or more, this section shows how they are related.")]
+            TITLE, [Text("The model has only one task. With several tasks, this section shows how they are related.")]
         )
-    source = "learned together with the models" if facts.relations_learned else "given, not learned from the data"
+    source = "learned from the data" if facts.relations_learned else "given, not learned from the data"
     reading = (
-        f"The correlation of two {facts.units} says how alike their models are. +1: the same features act the same "
-        "way. 0: unrelated; neither learns from the other. −1: **opposed**: what speaks for the one speaks against "
-        f"the other, and that too is borrowed from. These correlations were {source}."
+        f"The correlation of two {facts.units} measures how similar their models are. +1 means that features have the "
+        "same effect in both. 0 means unrelated: neither learns from the other. −1 means **opposed**: features have "
+        f"opposite effects, and each still learns from the other. These correlations were {source}."
     )
     items: list[Item] = [Text(reading)]
-    if not related_at_all(found):
+    if not any_related(found):
         items.append(
-            Text(f"**No two {facts.units} are related here**: every correlation is nearer to 0 than {WEAK:g}.")
+            Text(f"**No two {facts.units} are related**: every correlation is between −{WEAK:g} and {WEAK:g}.")
         )
     items += [
-        *([_heat_map(facts, found)] if len(found.cells) > 1 else []),  # of one group there is nothing to see
+        *([_heat_map(facts, found)] if len(found.cells) > 1 else []),  # a single cell shows nothing
         *_pair_tables(facts, found),
         *_group_table(facts, found),
         _task_table(facts, found),
@@ -175,13 +174,13 @@ def _heat_map(facts: ModelFacts, found: Relations) -> HeatMap:
     what = f"groups of {facts.units}" if found.grouped else facts.units
     if found.grouped:
         caption = (
-            f"{m:,} {facts.units} in {len(found.cells)} groups of similar ones; a cell is the **mean** correlation of "
-            "the tasks of two groups, on the diagonal of different tasks within one. "
+            f"{m:,} {facts.units} in {len(found.cells)} groups. A cell shows the **mean** correlation between the "
+            "tasks of two groups, or on the diagonal between different tasks of one group. "
         )
     else:
-        caption = "One row and column each. "
-    caption += "Ordered by similarity: related ones stand side by side, next to those that are opposed to them. "
-    caption += "Hover for the pair and its value; drag to zoom in, double-click to zoom out."
+        caption = f"One row and one column for each of the {facts.units}. "
+    caption += "Rows are ordered by similarity: related tasks are adjacent, next to tasks that are opposed to them. "
+    caption += "Hover over a cell to see the pair and its value. Drag to zoom in, double-click to zoom out."
     panels = [("", found.matrix)]
     if facts.truth is not None and not found.grouped:
         order = [int(tasks[0]) for tasks in found.cells]
@@ -189,30 +188,26 @@ def _heat_map(facts: ModelFacts, found: Relations) -> HeatMap:
     off = found.matrix[~np.eye(len(found.matrix), dtype=bool)]
     alt = (
         f"Heat map of the correlations of {m:,} {what}, from {_signed(off.min())} to {_signed(off.max())}; "
-        "the tables below give the strongest pairs and every task's nearest."
+        "the tables below list the strongest pairs and the closest task of each."
     )
     labels, short = found.cell_names(facts.names), found.short_names(facts.names)
     return HeatMap(f"Correlation of {what}", panels, labels, alt, caption, short=short)
 
 
 def _pair_tables(facts: ModelFacts, found: Relations) -> list[Item]:
-    where = f"Sought among {MOST_PAIRED:,} of the {len(facts.names):,}, evenly spaced." if found.sampled else ""
+    where = f"Searched among {MAX_PAIRED:,} evenly spaced tasks of {len(facts.names):,}." if found.sampled else ""
     named = {place for pair in (*found.alike, *found.opposed) for place in (pair.first, pair.second)}
     half = max((len(facts.names[place]) for place in named), default=0) <= LONG_NAME
     items: list[Item] = []
-    for title, pairs, lack in (
-        ("Most alike", found.alike, f"No two have a correlation of {WEAK:g} or more."),
-        (
-            "Most opposed",
-            found.opposed,
-            f"No two have a correlation of −{WEAK:g} or less: nobody is opposed to anybody.",
-        ),
+    for title, pairs, none in (
+        ("Most alike", found.alike, f"no two have a correlation of {WEAK:g} or more."),
+        ("Most opposed", found.opposed, f"no two have a correlation of −{WEAK:g} or less."),
     ):
         rows = [[facts.names[pair.first], facts.names[pair.second], pair.value] for pair in pairs]
         if rows:
-            items.append(Table(title, ["one", "the other", "correlation"], rows, where, half))
+            items.append(Table(title, ["task", "other task", "correlation"], rows, where, half))
         else:
-            items.append(Text(f"**{title}:** {lack}"))
+            items.append(Text(f"**{title}:** {none}"))
     return items
 
 
@@ -226,29 +221,29 @@ def _group_table(facts: ModelFacts, found: Relations) -> list[Item]:
         other = int(others.argmin())
         opposed = others[other] <= -WEAK
         names = [facts.names[int(i)] for i in np.flatnonzero(found.groups == g)]
-        against = [_group_in_words(facts, found, other), float(others[other])] if opposed else [None, None]
+        against = [_group_name(facts, found, other), float(others[other])] if opposed else [None, None]
         within = float(found.group_matrix[g, g])
-        rows.append([found.group_number(g), int(sizes[g]), several(names, 12), within, *against])
+        rows.append([found.group_number(g), int(sizes[g]), join_names(names, 12), within, *against])
     how = (
-        f"Groups of nearest tasks (k-means, at most {MOST_CELLS}). Groups of one are left out."
+        f"Groups of similar tasks (k-means, at most {MAX_CELLS}). Groups with one task are left out."
         if found.grouped
-        else f"Tasks whose mean correlation is at least {ALIKE:g} (average linkage)."
+        else f"Groups of tasks with a mean correlation of at least {ALIKE:g} (average linkage)."
     )
     alone = [facts.names[int(i)] for i in np.flatnonzero(sizes[found.groups] == 1)]
-    apart = f" In no group: {literal(several(alone, 12))}." if alone and not found.grouped else ""
-    columns = ["group", "tasks", "which", "mean within", "most opposed to", "mean with it"]
-    return [Table("Groups", columns, rows, f"{how} The means are of correlations.{apart}")]
+    apart = f" In no group: {literal(join_names(alone, 12))}." if alone and not found.grouped else ""
+    columns = ["group", "size", "tasks", "mean correlation", "most opposed to", "mean correlation with it"]
+    return [Table("Groups", columns, rows, f"{how}{apart}")]
 
 
-def _group_in_words(facts: ModelFacts, found: Relations, group: int) -> str:
-    """A group by its number in the table, or the one task of a group that is not listed there by its name."""
+def _group_name(facts: ModelFacts, found: Relations, group: int) -> str:
+    """The number of a group in the table, or for a group of one task its name."""
     members = np.flatnonzero(found.groups == group)
     return facts.names[int(members[0])] if len(members) == 1 else f"group {found.group_number(group)}"
 
 
 def _task_table(facts: ModelFacts, found: Relations) -> Table:
     m = len(facts.names)
-    shown = np.arange(m) if m <= MOST_LISTED else np.linspace(0, m - 1, MOST_LISTED).astype(int)
+    shown = np.arange(m) if m <= MAX_LISTED else np.linspace(0, m - 1, MAX_LISTED).astype(int)
     nearest = nearest_tasks(found.vectors[shown])
     names = [facts.names[int(i)] for i in shown]
     rows: list[list[object]] = []
@@ -259,11 +254,11 @@ def _task_table(facts: ModelFacts, found: Relations) -> Table:
         if nearest.opposed_value[i] <= -WEAK:
             row[4:6] = [names[nearest.opposed[i]], float(nearest.opposed_value[i])]
         rows.append(row)
-    columns = ["task", "group", "most alike", "correlation", "most opposed", "its correlation"]
-    few = f"{MOST_LISTED:,} of the {m:,}, evenly spaced, and their nearest among these. " if m > MOST_LISTED else ""
-    alone = "" if found.grouped else " A task that forms no group has no number there."
-    caption = f"{few}Correlations nearer to 0 than {WEAK:g} are left out.{alone}"
-    return Table("Each task and its nearest", columns, rows, caption)
+    columns = ["task", "group", "most alike", "correlation", "most opposed", "correlation with it"]
+    few = f"{MAX_LISTED:,} evenly spaced tasks of {m:,}, compared with each other. " if m > MAX_LISTED else ""
+    alone = "" if found.grouped else " A task without a group number is in no group."
+    caption = f"{few}Correlations between −{WEAK:g} and {WEAK:g} are left out.{alone}"
+    return Table("Closest tasks", columns, rows, caption)
 
 
 def _signed(value: float) -> str:

@@ -1,7 +1,6 @@
-"""Report room: what the page about a model tells, as plain values, taken from a fitted estimator.
+"""The facts that the page about a model shows, as plain values.
 
-The sections next door read these facts only, so a result that is no estimator (the demonstration's) is told by the
-same page. Nothing is fitted here, except that `gather` compares on data that is given without a comparison.
+The sections of the page read only these facts, so a result without an estimator can have the same page.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ from typing import Any
 import numpy as np
 
 from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.inputs import plain
 from dmtrl.losses.builtin import get_loss
-from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.report.held_out import HeldOut, held_out
+from dmtrl.relationship import TaskCovariance, is_learned
+from dmtrl.report.model_page.held_out import HeldOut, held_out_error
 from dmtrl.solver.certificate import Certificate
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """names: a unit (a task, or a task and a class) for each row of `covariance` and `coef`.
+    """What the page shows.
 
-    coef is None where the features were mapped and have no names of their own any more. common: what all tasks share.
-    truth: the true correlations, where they are known. record: a line about the data and the model for the footer.
+    names: the units (a task, or a task and a class), one for each row of `covariance` and `coef`. coef: None if the
+    features were mapped, so that coefficients do not belong to named features. common: the component that all tasks
+    share. truth: the true correlations, if known. record: a line about the data and the model for the footer.
     """
 
     names: Sequence[str]
@@ -41,7 +42,7 @@ class ModelFacts:
     feature_names: Sequence[str] = ()
     coef: np.ndarray | None = None
     common: np.ndarray | None = None
-    scaled: bool = False  # whether the features were brought to one scale on the way in
+    scaled: bool = False  # whether the features were standardised
     history: Sequence[Mapping[str, Any]] = ()
     rows: int | None = None
     classes: Sequence[str] = ()
@@ -49,36 +50,39 @@ class ModelFacts:
     task_column: str = ""
     held_out: HeldOut | None = None
     comparison: Comparison | None = None
-    comparable: bool = True  # whether a comparison could be made from the data of the fit
+    comparable: bool = True  # whether the data of the fit allows a comparison
     truth: np.ndarray | None = None
     record: str = ""
-    more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # key figures beyond the usual ones
+    more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # additional key figures
 
     @property
     def units(self) -> str:
-        """What the names are, in the plural."""
+        """What the rows are: tasks, or pairs of a task and a class."""
         return "tasks" if len(self.names) == self.tasks else "pairs of task and class"
 
 
-def gather(model: Any, X: Any = None, y: Any = None, tasks: Any = None, comparison: Any = None) -> ModelFacts:
-    """The facts of a fitted estimator. With data and more than one task a comparison is made, unless one is given, or
-    False for none."""
+def model_facts(
+    model: Any, X: Any = None, y: Any = None, tasks: Any = None, comparison: Any = None, sample_weight: Any = None
+) -> ModelFacts:
+    """The facts of a fitted estimator.
+
+    With data of several tasks and `comparison=None`, `model.compare` is called; `comparison=False` prevents this.
+    """
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(model)
     preparation = getattr(model, "preparation_", None)
-    names = [_word(name) for name in model.unit_names_]
+    names = [str(plain(name)) for name in model.unit_names_]
     if model.layout_ == "alone" and len(names) == 1:
         names = ["all rows"]
     if comparison is None and X is not None and len(model.tasks_) > 1:
-        comparison = model.compare(X, y, tasks)
+        comparison = model.compare(X, y, tasks, sample_weight)
     mapped = model.feature_map_ is not None
-    relationship = model.relationship
     return ModelFacts(
         names=names,
         tasks=len(model.tasks_),
-        covariance=model._fitted_covariance(),
-        relations_learned=type(relationship).__name__ == "Learned" or str(relationship) == "learned",
+        covariance=model.covariance_,
+        relations_learned=is_learned(model.relationship),
         certificate=model.certificate_,
         tol=float(model.tol),
         loss=get_loss(model.loss).name.replace("_", " "),
@@ -91,24 +95,20 @@ def gather(model: Any, X: Any = None, y: Any = None, tasks: Any = None, comparis
         scaled=preparation is not None and preparation.width is None,
         history=list(getattr(model, "history_", [])),
         rows=None if X is None else _count_rows(X, y),
-        classes=[_word(name) for name in getattr(model, "classes_", [])],
+        classes=[str(plain(name)) for name in getattr(model, "classes_", [])],
         target="" if preparation is None else str(preparation.target),
         task_column="" if preparation is None else str(preparation.task),
-        held_out=held_out(model, comparison or None, X, y, tasks),
+        held_out=held_out_error(model, comparison or None, X, y, tasks, sample_weight),
         comparison=comparison or None,
         comparable=len(model.tasks_) > 1,
         record=_record(model),
     )
 
 
-def _word(name: Any) -> str:
-    return str(name.item() if hasattr(name, "item") else name)
-
-
 def _feature_names(model: Any, preparation: Any) -> list[str]:
-    given = getattr(model, "feature_names_in_", None)
-    if given is not None:
-        return [_word(name) for name in given]
+    names = getattr(model, "feature_names_in_", None)
+    if names is not None:
+        return [str(plain(name)) for name in names]
     if preparation is not None and len(preparation.feature_names) == model.n_features_in_:
         return list(preparation.feature_names)
     return [f"feature {j}" for j in range(model.n_features_in_)]
@@ -125,12 +125,12 @@ def _record(model: Any) -> str:
     import dmtrl
 
     parameters = model.get_params(deep=False).items()
-    words = ", ".join(f"{name}={value!r}" for name, value in parameters if isinstance(value, str | int | float))
-    return f"Made by dmtrl {dmtrl.__version__} from a {type(model).__name__} with {words}."
+    settings = ", ".join(f"{name}={value!r}" for name, value in parameters if isinstance(value, str | int | float))
+    return f"Made by dmtrl {dmtrl.__version__} from a {type(model).__name__} with {settings}."
 
 
 def percent(share: float) -> str:
-    """A share as a percentage of two digits, rounded up: what is said to be within it, is."""
+    """A share as a percentage with two digits, rounded up so that it is an upper bound."""
     if share <= 0:
         return "0 %"
     size = floor(log10(100 * share)) - 1
@@ -142,20 +142,20 @@ def percent(share: float) -> str:
     return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown} %"
 
 
-def number(value: float) -> str:
-    """Six digits, with a true minus sign."""
+def format_number(value: float) -> str:
+    """Six digits, with a typographic minus sign."""
     return f"{value:.6g}".replace("-", "−") if "e" not in f"{value:.6g}" else f"{value:.6g}"
 
 
-def size_in_words(count: float) -> str:
-    """Bytes in the unit that makes them readable."""
+def format_bytes(count: float) -> str:
+    """A number of bytes in a suitable unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} bytes"
 
 
-def several(names: Sequence[str], most: int = 8) -> str:
-    """A list of names for a sentence or a cell, the rest counted."""
+def join_names(names: Sequence[str], most: int = 8) -> str:
+    """The first names, and how many more there are."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"

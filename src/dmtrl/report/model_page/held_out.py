@@ -1,0 +1,133 @@
+"""How well a model predicts held-out rows, compared with a baseline that uses no features.
+
+The error comes from cross-validation or from a comparison; nothing is fitted here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.report.displays import measure_name
+
+SQUARED_ERROR, ERROR_RATE = measure_name("squared_error"), measure_name("wrong")
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The mean error over held-out rows, or over tasks with equal weight.
+
+    measure: "error rate", "squared error" or another. over: "rows" or "tasks". tuned: whether lambda and tau were
+    chosen on the same rows. baseline: the same mean for the baseline, None if it is not known.
+    """
+
+    measure: str
+    error: float
+    over: str
+    tuned: bool
+    baseline: float | None = None
+
+    @property
+    def baseline_name(self) -> str:
+        return "each task's most frequent class" if self.measure == ERROR_RATE else "each task's mean"
+
+    def format(self, error: float) -> str:
+        return format_error(error, self.measure)
+
+
+def format_error(value: float, measure: str) -> str:
+    """Error rates in percent with two decimals, other errors with four digits."""
+    if measure == ERROR_RATE:
+        return f"{value:.2%}".replace("%", " %")
+    text = f"{value:.4g}"
+    return text if "e" in text else text.replace("-", "−")
+
+
+def held_out_error(
+    model: Any,
+    comparison: Comparison | None,
+    X: Any = None,
+    y: Any = None,
+    tasks: Any = None,
+    sample_weight: Any = None,
+) -> HeldOut | None:
+    """The error of cross-validation at the chosen lambda and tau, else that of the comparison, else None.
+
+    X, y, tasks, sample_weight: the data of the fit, for the baseline.
+    """
+    path = getattr(model, "cv_path_", None)
+    if path is not None:
+        measure, over = measure_name(model.scoring_), "rows"
+        error = path.mean(model.scoring_)[path.cell(model.reg_lambda_, model.common_strength_)]
+    elif comparison is not None:
+        measure, over = measure_name(comparison.measure), "tasks"
+        error = np.nanmean(comparison.together)
+    else:
+        return None
+    baseline = None
+    if X is not None and measure in (SQUARED_ERROR, ERROR_RATE):
+        table = model.read_rows(X, y, tasks, sample_weight)
+        weight = None if table.sample_weight is None else table.sample_weight[table.rows]
+        baseline = baseline_error(table.y, table.codes, weight, measure, over)
+    return HeldOut(measure, float(error), over, path is not None, baseline)
+
+
+def baseline_error(
+    y: Any, tasks: np.ndarray, sample_weight: np.ndarray | None, measure: str, over: str = "rows"
+) -> float | None:
+    """The mean error of a prediction that knows only the task, over rows or over tasks; None if there is no such row.
+
+    Squared error: a row is predicted by the mean of the other rows of its task. The only row of a task has no such
+    prediction and is left out, as in cross-validation. Error rate: a row is predicted by the most frequent class of
+    its task. The row itself counts, because otherwise two equally frequent classes would always be predicted wrongly.
+    """
+    task = np.unique(tasks, return_inverse=True)[1]
+    weight = np.ones(len(task)) if sample_weight is None else np.asarray(sample_weight, dtype=float)
+    total = np.bincount(task, weights=weight)
+    if measure == ERROR_RATE:
+        classes, label = np.unique(np.asarray(y), return_inverse=True)
+        pairs = np.bincount(task * len(classes) + label, weights=weight, minlength=len(total) * len(classes))
+        errors = total - pairs.reshape(-1, len(classes)).max(axis=1)
+    else:
+        y = np.asarray(y, dtype=float)
+        others = total[task] - weight
+        rows = others > 1e-9 * total[task]
+        task, weight, others, total_y = task[rows], weight[rows], others[rows], np.bincount(task, weights=weight * y)
+        residual = y[rows] - (total_y[task] - weight * y[rows]) / others
+        errors = np.bincount(task, weights=weight * residual**2, minlength=len(total))
+        total = np.bincount(task, weights=weight, minlength=len(total))
+    known = total > 0
+    if not known.any():
+        return None
+    if over == "rows":
+        return float(errors.sum() / total.sum())
+    return float((errors[known] / total[known]).mean())
+
+
+def headline(found: HeldOut | None) -> str:
+    """One sentence for the top of the page; empty if nothing was held out."""
+    if found is None:
+        return ""
+    baseline = "" if found.baseline is None else f"; baseline, {found.baseline_name}: {found.format(found.baseline)}"
+    return f"Held-out {found.measure}: {found.format(found.error)} (mean over {found.over}{baseline})."
+
+
+def paragraph(found: HeldOut) -> str:
+    """How well the model predicts, compared with the baseline."""
+    over = "all rows" if found.over == "rows" else "tasks with equal weight"
+    text = (
+        f"**How well the model predicts.** On held-out rows, the {found.measure} is "
+        f"**{found.format(found.error)}** (mean over {over}). "
+    )
+    if found.baseline is not None:
+        text += f"The baseline, which predicts {found.baseline_name}, has {found.format(found.baseline)}. "
+        if found.error >= found.baseline:
+            text += "**The model is no better than the baseline.** "
+        elif found.baseline > 0:
+            text += f"The model's error is {1 - found.error / found.baseline:.0%} lower. ".replace("%", " %")
+    if found.tuned:
+        text += "Lambda and tau were chosen on the same rows, so the error on new rows may be slightly larger."
+    return text.strip()

@@ -1,0 +1,92 @@
+"""The outcome of a fit as plain values, for JSON and for the summary that the shell prints."""
+
+from typing import Any
+
+import numpy as np
+
+from dmtrl.estimators.inputs import plain
+from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
+from dmtrl.report.model_page.held_out import held_out_error
+from dmtrl.workflows.fit import FOLDS, Prepared
+
+MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
+
+
+def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[str, Any]:
+    """The outcome of a fit as plain values."""
+    certificate, preparation = model.certificate_, prepared.preparation
+    rows = dict(zip(*np.unique(prepared.tasks, return_counts=True), strict=True))
+    per_task = [{"task": plain(name), "rows": int(rows[name])} for name in model.tasks_]
+    for name, values in _task_errors(model, comparison).items():
+        for row, value in zip(per_task, values, strict=True):
+            row[name] = float(value) if np.isfinite(value) else None
+    path = getattr(model, "cv_path_", None)
+    columns = ("column", "kind", "done", "features")
+    return {
+        "rows": len(prepared.y),
+        "rows_read": prepared.rows_read,
+        "tasks": len(model.tasks_),
+        "features": len(preparation.feature_names),
+        "task": preparation.task,
+        "target": preparation.target,
+        "columns": [dict(zip(columns, line, strict=True)) for line in preparation.table()],
+        "kind": prepared.loss.kind,
+        "loss": prepared.loss.name,
+        "classes": [plain(value) for value in getattr(model, "classes_", [])] or None,
+        "lambda": model.reg_lambda_,
+        "common": model.common_strength_,
+        "chosen": None if path is None else {"fits": int(path.rounds.size), "folds": FOLDS, "by": model.scoring_},
+        **_held_out(model, prepared),
+        "certificate": {
+            "primal": certificate.primal,
+            "dual": certificate.dual,
+            "relative_gap": certificate.relative_gap,
+            "tol": model.tol,
+            "converged": bool(certificate.relative_gap <= model.tol),
+        },
+        "rounds": model.n_rounds_,
+        "relations": _relations(model),
+        "compared": None if comparison is None else str(comparison),
+        "per_task": per_task,
+        "notes": list(prepared.notes),
+        "notes_before_fit": prepared.notes_before_fit,
+    }
+
+
+def _held_out(model: Any, prepared: Prepared) -> dict[str, Any]:
+    """Mean errors over all held-out rows at the chosen lambda and tau, and the error of the baseline."""
+    found = held_out_error(model, None, prepared.X, prepared.y, prepared.tasks, prepared.weight)
+    if found is None:
+        return {"held_out": None, "baseline": None}
+    path = model.cv_path_
+    loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_)]
+    return {"held_out": {"loss": float(loss), model.scoring_: found.error}, "baseline": found.baseline}
+
+
+def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
+    """Held-out errors of each task: from the comparison, or from choosing lambda."""
+    if comparison is not None and len(comparison.tasks) == len(model.tasks_):
+        return {name: getattr(comparison, name) for name in ("together", "alone", "pooled")}
+    path = getattr(model, "cv_path_", None)
+    if path is None or path.weight.shape[-1] != len(model.tasks_):
+        return {}
+    cell = path.cell(model.reg_lambda_, model.common_strength_)
+    total, weight = getattr(path, model.scoring_)[cell].sum(axis=0), path.weight[cell].sum(axis=0)
+    return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
+
+
+def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
+    """The k most alike and the k most opposed pairs of tasks; none if there are too many tasks to compare all pairs."""
+    covariance, names = model.covariance_, model.unit_names_
+    if not 2 <= covariance.m <= MAX_COMPARED:
+        return {"alike": [], "opposed": []}
+
+    def listed(pairs: list[Pair]) -> list[list[Any]]:
+        return [
+            [plain(names[pair.first]), plain(names[pair.second]), pair.value]
+            for pair in pairs
+            if abs(pair.value) >= WEAK
+        ]
+
+    alike, opposed = strongest_pairs(unit_vectors(covariance), k)
+    return {"alike": listed(alike), "opposed": listed(opposed)}
