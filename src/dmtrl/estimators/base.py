@@ -24,8 +24,8 @@ from dmtrl.estimators.model_file import Savable
 from dmtrl.estimators.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
 from dmtrl.losses.builtin import BUILTIN, REGRESSION, AnyLoss, get_loss
 from dmtrl.progress import live_line
+from dmtrl.relationship import FreeIntercept, Learned, Relationship, get_relationship
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import FreeIntercept, Learned, Relationship, get_relationship
 from dmtrl.solver.api import naming_checkpoint, thread_count, warn_unless_converged
 from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, keeper_for
 from dmtrl.solver.coordinator import Callback, Coordinator, Outcome

@@ -18,8 +18,8 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.problem import Problem
 from dmtrl.losses.builtin import CLASSIFICATION, get_loss
 from dmtrl.progress import bar
+from dmtrl.relationship import Fixed, Learned, Relationship, independent
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, Learned, Relationship, independent
 from dmtrl.solver.api import thread_count
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.coordinator import Coordinator, single_threaded_blas

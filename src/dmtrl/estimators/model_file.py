@@ -31,8 +31,8 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.inputs import lookup
 from dmtrl.estimators.problem import Coordinates, Problem
 from dmtrl.losses.builtin import BUILTIN, CustomLoss, Loss
+from dmtrl.relationship import Fixed, Learned
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, Learned
 from dmtrl.solver import cross_validation as validation
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.coordinator import Coordinator, DualPoint, Outcome, RoundRecord

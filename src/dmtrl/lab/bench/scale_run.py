@@ -18,7 +18,7 @@ from scipy import sparse
 
 from dmtrl import MTRLRegressor, load
 from dmtrl.data.task_data import TaskData
-from dmtrl.relationship.penalties import Learned, Prox
+from dmtrl.relationship import Learned, Prox
 from dmtrl.solver.api import solve, thread_count
 from dmtrl.solver.coordinator import Outcome, RoundRecord
 from dmtrl.solver.settings import Settings

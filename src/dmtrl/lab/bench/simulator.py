@@ -20,7 +20,7 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import get_relationship
+from dmtrl.relationship import get_relationship
 from dmtrl.solver.coordinator import Coordinator, Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker

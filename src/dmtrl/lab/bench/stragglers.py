@@ -23,7 +23,7 @@ from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import get_relationship
+from dmtrl.relationship import get_relationship
 from dmtrl.report.content import Section, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.coordinator import Coordinator, Outcome

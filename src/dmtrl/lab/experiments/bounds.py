@@ -17,7 +17,7 @@ from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.lab.theory import TaskFacts, rho, rounds, steps_per_task
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import get_loss
-from dmtrl.relationship.penalties import Fixed
+from dmtrl.relationship import Fixed
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.coordinator import RoundRecord

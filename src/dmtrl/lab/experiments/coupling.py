@@ -11,7 +11,7 @@ from dmtrl.lab.experiments.curves import history_curves, rounds_to
 from dmtrl.lab.experiments.problems import TITLES, posed
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.relationship.penalties import Fixed
+from dmtrl.relationship import Fixed
 from dmtrl.report.content import ChartGrid, LineChart, Section, Series, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings

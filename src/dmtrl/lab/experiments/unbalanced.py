@@ -16,7 +16,7 @@ from dmtrl.lab.experiments.problems import posed
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.lab.theory import TaskFacts, rho, steps_per_task
-from dmtrl.relationship.penalties import Fixed
+from dmtrl.relationship import Fixed
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
