@@ -1,7 +1,8 @@
 """Every error and warning of dmtrl.
 
 DmtrlError
-├── LossError              a custom loss contradicts itself (also a ValueError)
+├── LossError              a loss violates its contract (also a ValueError)
+├── RelationshipError      a relationship violates its contract (also a ValueError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
@@ -25,7 +26,11 @@ class DmtrlWarning(UserWarning):
 
 
 class LossError(DmtrlError, ValueError):
-    """A custom loss contradicts itself: its value, conjugate and dual step do not belong together."""
+    """A loss violates its contract; the message lists every kind of violation."""
+
+
+class RelationshipError(DmtrlError, ValueError):
+    """A relationship violates its contract; the message lists every kind of violation."""
 
 
 class WorkerLostError(DmtrlError, RuntimeError):

@@ -24,7 +24,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship import Learned, covariance, get_relationship
 from dmtrl.solver.checkpoint import newest

@@ -198,7 +198,7 @@ def test_classes():
         MTRLClassifier(on_single_class="constant").fit(X, np.full(12, 3), tasks=TASKS)
     with refuses(r"Unknown label type: continuous"):
         MTRLClassifier().fit(X, Y, tasks=TASKS)
-    with refuses(r"poisson loss needs counts that are not negative"):
+    with refuses(r"poisson loss needs non-negative counts"):
         MTRLRegressor("poisson").fit(X, Y, tasks=TASKS)
 
 

@@ -12,7 +12,7 @@ from dmtrl import Settings, TaskData, relationship, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.contract import fault_in
 from dmtrl.engines.log import Log
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship import FreeIntercept, Learned, Metric, feature_metric
 from dmtrl.solver.coordinator import Coordinator, RoundRecord

@@ -9,7 +9,7 @@ import pytest
 from numba import njit
 
 from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship import Learned, Prox
 from dmtrl.solver.checkpoint import FORMAT

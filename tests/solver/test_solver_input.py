@@ -70,7 +70,7 @@ def test_lambda(reg_lambda: float) -> None:
         (np.array([[1.0, 0.5], [0.0, 1.0]]), "must be symmetric"),
         (np.array([[1.0, np.nan], [np.nan, 1.0]]), "not finite at row 0, column 1"),
         (np.ones((2, 3)), "must be square, got shape \\(2, 3\\)"),
-        (np.eye(3), "is for 3 tasks, the data has 2"),
+        (np.eye(3), "has 3 tasks, the data has 2"),
     ],
 )
 def test_covariances_that_are_none(sigma: np.ndarray, sentence: str) -> None:

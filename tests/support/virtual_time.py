@@ -10,7 +10,7 @@ import numpy as np
 from dmtrl import Settings, TaskData
 from dmtrl.data.blocks import ArraySource, Source
 from dmtrl.engines.base import Engine
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship import Relationship, get_relationship
 from dmtrl.solver.coordinator import Coordinator, Outcome, RoundRecord

@@ -22,7 +22,7 @@ from dmtrl.estimators.diagnostics import Insight
 from dmtrl.estimators.feature_maps import get_feature_map
 from dmtrl.estimators.model_file import Savable
 from dmtrl.estimators.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
-from dmtrl.losses.builtin import BUILTIN, REGRESSION, AnyLoss, get_loss
+from dmtrl.losses import BUILTIN, REGRESSION, AnyLoss, get_loss
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, Learned, Relationship, get_relationship
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance

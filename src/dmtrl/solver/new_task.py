@@ -13,7 +13,7 @@ import numpy as np
 from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.relationship import Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual

@@ -13,8 +13,7 @@ from scipy import sparse
 
 from dmtrl import storage
 from dmtrl.data.blocks import Blocks, Source
-from dmtrl.losses import scalar
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, CustomLoss, identity
+from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss, identity, scalar
 from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.message import Message, Scalar
 from dmtrl.relationship import Metric
