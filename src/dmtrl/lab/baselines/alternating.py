@@ -90,37 +90,41 @@ class WStep(Protocol):
         """Move problem.alpha towards the optimum for problem.covariance. Return the number of passes over the rows."""
 
 
-def alternate(
-    problem: Problem,
-    w_step: WStep,
-    *,
-    omega_steps: int,
-    passes: int,
-    w_tol: float,
-    smoothing: float,
-    watch: Watch | None,
-    began: float,
-) -> Fitted:
-    """Alternate W-steps and Omega-steps, `omega_steps` times.
+@dataclass(frozen=True)
+class Schedule:
+    """The number of Omega-steps and their smoothing. A W-step ends at a relative gap of `w_tol` or after `passes`."""
 
-    A W-step ends at a relative gap of `w_tol` or after `passes` improvements. A fixed relationship has one W-step.
+    omega_steps: int
+    passes: int
+    w_tol: float
+    smoothing: float
+
+    def __post_init__(self) -> None:
+        for name, least in (("omega_steps", 1), ("passes", 1), ("w_tol", 0), ("smoothing", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
+
+
+def alternate(problem: Problem, w_step: WStep, schedule: Schedule, watch: Watch | None, began: float) -> Fitted:
+    """Alternate W-steps and Omega-steps. A fixed relationship has one W-step.
+
     The first record's seconds count from `began`. Records exclude the time of `watch`.
     """
     history: list[RoundRecord] = []
     best_W, primal, dual = problem.W, np.inf, -np.inf
     small = problem.data.m * problem.W.size < 1e8
-    for _ in range(omega_steps if problem.relationship.learned else 1):
-        for done in range(passes):
+    for _ in range(schedule.omega_steps if problem.relationship.learned else 1):
+        for done in range(schedule.passes):
             made = w_step.improve(problem, len(history))
             step = float(problem.sigma.diagonal().max())
             with single_threaded_blas(small):
                 now = problem.measure()
                 W = problem.W
                 w_gap = now.w_gap / (abs(now.w_objective) or 1.0)
-                finished = w_gap <= w_tol or done == passes - 1
+                finished = w_gap <= schedule.w_tol or done == schedule.passes - 1
                 omega = finished and problem.relationship.learned
                 if omega:
-                    problem.set_covariance(problem.relationship.update(W, smoothing))
+                    problem.set_covariance(problem.relationship.update(W, schedule.smoothing))
             if now.objective < primal:
                 best_W, primal = W, now.objective
             dual = max(dual, now.dual_bound)
@@ -136,11 +140,6 @@ def alternate(
             if finished:
                 break
     return Fitted(best_W, problem.relationship.update(best_W), Certificate(primal, dual), history)
-
-
-def require(ok: bool, name: str, rule: str, value: object) -> None:
-    if not ok:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
 
 
 def _units(data: TaskData, loss: Loss) -> kernels.Units:

@@ -19,7 +19,7 @@ from scipy.linalg import cho_factor, cho_solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.baselines import compiled
-from dmtrl.lab.baselines.alternating import Fitted, Problem, WStep, alternate, require
+from dmtrl.lab.baselines.alternating import Fitted, Problem, Schedule, WStep, alternate
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import Loss
 from dmtrl.solver.coordinator import Watch
@@ -64,22 +64,18 @@ def centralised_mtrl(
     `watch(record, W)` is called after every improvement of W.
     """
     began = time.perf_counter()
-    require(omega_steps >= 1, "omega_steps", "at least 1", omega_steps)
-    require(w_tol > 0, "w_tol", "positive", w_tol)
-    require(max_passes >= 1, "max_passes", "at least 1", max_passes)
-    require(smoothing >= 0, "smoothing", "at least 0", smoothing)
-    require(memory_limit is None or memory_limit > 0, "memory_limit", "None or positive", memory_limit)
+    if not w_tol > 0:
+        raise ValueError(f"w_tol must be positive, got {w_tol!r}")
+    if memory_limit is not None and not memory_limit > 0:
+        raise ValueError(f"memory_limit must be None or positive, got {memory_limit!r}")
     problem = Problem(data, loss, reg_lambda, relationship)
     direct = problem.loss.id == scalar.SQUARED
+    schedule = Schedule(omega_steps, min(max_passes, _SOLVES) if direct else max_passes, w_tol, smoothing)
     _check_memory(len(data.y), 2 if direct else 1, memory_limit)
     gram = gram_matrix(data.X)
     w_step: WStep = _LinearSystem(gram, w_tol) if direct else _CoordinateAscent(gram, seed)
-    passes = min(max_passes, _SOLVES) if direct else max_passes
-    fitted = alternate(
-        problem, w_step, omega_steps=omega_steps, passes=passes, w_tol=w_tol, smoothing=smoothing,
-        watch=watch, began=began,
-    )  # fmt: skip
-    _warn_unless_converged(fitted, w_tol, passes)
+    fitted = alternate(problem, w_step, schedule, watch, began)
+    _warn_unless_converged(fitted, schedule)
     return fitted
 
 
@@ -129,13 +125,13 @@ def _check_memory(n: int, matrices: int, memory_limit: float | None) -> None:
         )
 
 
-def _warn_unless_converged(fitted: Fitted, w_tol: float, passes: int) -> None:
+def _warn_unless_converged(fitted: Fitted, schedule: Schedule) -> None:
     ends = [record for record in fitted.history if record.omega] or fitted.history[-1:]
     worst = max(record.w_gap for record in ends)
-    if worst > w_tol:
+    if worst > schedule.w_tol:
         warnings.warn(
-            f"a W-step stopped after {passes} passes at a relative gap of {worst:.2g} (w_tol={w_tol:g}); "
-            "raise max_passes or w_tol, or choose a stronger lambda",
+            f"a W-step stopped after {schedule.passes} passes at a relative gap of {worst:.2g} "
+            f"(w_tol={schedule.w_tol:g}); raise max_passes or w_tol, or choose a stronger lambda",
             NotConvergedWarning,
             stacklevel=3,
         )

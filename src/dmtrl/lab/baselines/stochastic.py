@@ -7,7 +7,7 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.lab.baselines import compiled
-from dmtrl.lab.baselines.alternating import Fitted, Problem, alternate, require
+from dmtrl.lab.baselines.alternating import Fitted, Problem, Schedule, alternate
 from dmtrl.losses.builtin import Loss
 from dmtrl.solver.coordinator import Watch
 
@@ -33,15 +33,8 @@ def ssdca(
     `watch(record, W)` is called after every pass.
     """
     began = time.perf_counter()
-    require(omega_steps >= 1, "omega_steps", "at least 1", omega_steps)
-    require(passes >= 1, "passes", "at least 1", passes)
-    require(w_tol >= 0, "w_tol", "at least 0", w_tol)
-    require(smoothing >= 0, "smoothing", "at least 0", smoothing)
-    problem = Problem(data, loss, reg_lambda, relationship)
-    return alternate(
-        problem, _UniformSteps(seed), omega_steps=omega_steps, passes=passes, w_tol=w_tol, smoothing=smoothing,
-        watch=watch, began=began,
-    )  # fmt: skip
+    schedule = Schedule(omega_steps, passes, w_tol, smoothing)
+    return alternate(Problem(data, loss, reg_lambda, relationship), _UniformSteps(seed), schedule, watch, began)
 
 
 class _UniformSteps:

@@ -152,9 +152,14 @@ def _interior_point(task: Task) -> Optimum:
 
 
 def _direction(
-    at: _Interior, residual: np.ndarray, diagonal: np.ndarray, half: np.ndarray, factor: Any,
-    a_u: np.ndarray, s_v: np.ndarray,
-) -> _Interior:  # fmt: skip
+    at: _Interior,
+    residual: np.ndarray,
+    diagonal: np.ndarray,
+    half: np.ndarray,
+    factor: Any,
+    a_u: np.ndarray,
+    s_v: np.ndarray,
+) -> _Interior:
     """Return Newton's step towards Z Z^T a - 1 - u + v = 0 with products a u = a_u and s v = s_v."""
     root = np.sqrt(diagonal)
     right = (-residual + (a_u / at.a - at.u) - (s_v / at.s - at.v)) / root

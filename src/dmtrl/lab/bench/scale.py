@@ -115,10 +115,8 @@ def _chart(title: str, label: str, records: Sequence[Record], size: Any) -> Line
         x = [size(r) for r in mine]
         for name, key, style in (("round", "round", "line"), ("proximal map", "prox", "dashes")):
             lines.append(Series(f"{loss}, {name}", x, [r.figures[key] for r in mine], style, group))
-    return LineChart(
-        title, label, "seconds", lines, "Seconds per round are proportional to the number of tasks.",
-        log_x=True, log_y=True, caption="Mean over the rounds of a fit.",
-    )  # fmt: skip
+    alt, caption = "Seconds per round are proportional to the number of tasks.", "Mean over the rounds of a fit."
+    return LineChart(title, label, "seconds", lines, alt, log_x=True, log_y=True, caption=caption)
 
 
 def _sizes(title: str, label: str, records: Sequence[Record], size: Any) -> Table:

@@ -18,6 +18,7 @@ from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.warm_up import warm_up
 from dmtrl.lab.bench.timing import ratio
+from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
@@ -124,7 +125,7 @@ def timed(
     task: PaperProblem, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH
 ) -> Timing:
     with PacedEngine(task, slowness, stretch) as engine:
-        with _no_garbage_collection():
+        with _no_garbage_collection(), may_stop_early():
             began = time.perf_counter()
             outcome = solve(task.train, loss=task.loss, reg_lambda=lam, settings=settings, engine=engine)
             wall = time.perf_counter() - began
@@ -185,13 +186,11 @@ def section(records: Sequence[Record]) -> Section:
             seconds = float(np.median(f[variant]["seconds"]))
             faster = f"{times:.2g} ({low:.2g} to {high:.2g})" if variant == after else "1"
             held = "yes" if f[variant]["valid"] else "NO"
-            rows[after].append(
-                [name, f"{record.params['reg_lambda']:g}", record.params["workers"], variant, f"{seconds:.3g}", faster,
-                 f"{f[variant]['idle']:.0%}",
-                 f"{f[variant]['rounds']:g}", _slowest_worker(f[variant]), held]
-            )  # fmt: skip
-    head = ["data", "lambda", "workers", "rounds are", "seconds", "times faster", "idle", "rounds",
-            "answers of the slowest", "certificates valid"]  # fmt: skip
+            start = [name, f"{record.params['reg_lambda']:g}", record.params["workers"], variant]
+            rest = [f"{f[variant]['idle']:.0%}", f"{f[variant]['rounds']:g}", _slowest_worker(f[variant]), held]
+            rows[after].append([*start, f"{seconds:.3g}", faster, *rest])
+    head = ["data", "lambda", "workers", "rounds are"]
+    columns = ["seconds", "times faster", "idle", "rounds", "answers of the slowest", "certificates valid"]
     return Section(
         "Stragglers",
         [
@@ -201,7 +200,7 @@ def section(records: Sequence[Record]) -> Section:
             ),
             Table(
                 f"One worker {SLOWER:g} times slower: seconds to a joint gap of {GAP:g}",
-                head,
+                [*head, *columns],
                 rows[ASYNCHRONOUS],
                 f"max_staleness={STALENESS}. Seconds from the first message to the end of the run, without loading "
                 "data. Medians of interleaved repeats; the range of ratios is in brackets. Both variants need the slow "
@@ -210,7 +209,7 @@ def section(records: Sequence[Record]) -> Section:
             ),
             Table(
                 f"Workers of slowness {', '.join(f'{slow:g}' for slow in SPEEDS)}: seconds to a joint gap of {GAP:g}",
-                ["data", "lambda", "workers", "steps", *head[4:]],
+                [*head[:3], "steps", *columns],
                 rows[BALANCED],
                 "Synchronous rounds with three uniform passes of coordinate ascent. Balanced by speed: a round takes "
                 "as long as the median worker needs, and each worker takes as many steps as fit.",
