@@ -192,4 +192,4 @@ def test_the_benchmark_of_actors() -> None:
     assert figures["same bits"]
     _, times, start = section([Record("bench cluster", params, {}, figures, 1.0)]).items
     assert "| Ray, two actors |" in markdown_text(times)
-    assert "a cluster on this machine" in markdown_text(start)
+    assert "start a local cluster" in markdown_text(start)

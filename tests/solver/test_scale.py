@@ -194,7 +194,7 @@ def test_memory_stays_in_proportion_to_the_data(which: str) -> None:
 
 
 def test_a_size_that_cannot_be_measured_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"could not be measured at .*\"m\": -1"):
+    with pytest.raises(RuntimeError, match=r"bench scale failed at .*\"m\": -1"):
         scale.measure(**FACTORS["solve"] | {"m": -1})
 
 
@@ -208,7 +208,7 @@ def test_exponents_by_hand() -> None:
 def test_quick_mode_runs_and_prints_its_tables(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "scale", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    for title in ("Growth with the number of tasks", "Growth exponents", "MTRLRegressor with a label for every row"):
+    for title in ("Scaling with the number of tasks", "Growth exponents", "MTRLRegressor with a label for every row"):
         assert title in result.stdout
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert all(record["figures"]["gap"] <= scale_run.GAP for record in records)
