@@ -47,7 +47,7 @@ def test_quick_demo_prints_a_certificate_that_holds_and_writes_a_page(
     monkeypatch.chdir(tmp_path)
     result = run("demo", "--quick")
     assert result.exit_code == 0, result.output
-    found = re.search(r"objective ([\d.]+); no weights and no task covariance can go below ([\d.]+)", result.stdout)
+    found = re.search(r"objective ([\d.]+), proven lower bound ([\d.]+)", result.stdout)
     assert found, result.stdout
     primal, dual = map(float, found.groups())
     assert dual <= primal <= dual * (1 + 1.1 * Settings().tol)
@@ -96,7 +96,7 @@ def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> Non
         mean = np.average([by_task[f"task {i + 1}"] for i in range(len(sizes))], weights=sizes)
         assert mean == pytest.approx(fit.error)
     figures = dict(next(item for item in items if isinstance(item, KeyFigures)).entries)
-    assert figures["test error, together (mean over rows)"] == f"{result.learned.error:.2%}"[:-1] + " %"
+    assert figures["test error rate, together"] == f"{result.learned.error:.2%}"[:-1] + " %"
     over_tasks = np.mean([row[1] for row in errors.rows])  # type: ignore[call-overload]
     said = next(
         item.text for item in items if isinstance(item, TextItem) and "over tasks with equal weight" in item.text

@@ -10,7 +10,7 @@ from click.shell_completion import BashComplete
 
 from dmtrl.cli.fit import LOSSES
 from dmtrl.cli.main import COMMANDS, main
-from dmtrl.losses.builtin import BUILTIN
+from dmtrl.losses import BUILTIN
 from support.shell_data import run
 
 

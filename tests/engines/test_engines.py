@@ -19,7 +19,7 @@ from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.lab.bench.cluster import measure, section
 from dmtrl.lab.experiments.records import Record
-from dmtrl.losses.builtin import BUILTIN, AnyLoss, get_loss
+from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.protocol.messages import Describe, Description, HoldOut, Prepare, Round, Score, encode
 from dmtrl.report.files import markdown_text
 from dmtrl.solver.outcome import Outcome
@@ -201,4 +201,4 @@ def test_the_benchmark_of_actors() -> None:
     assert figures["same bits"]
     _, times, start = section([Record("bench cluster", params, {}, figures, 1.0)]).items
     assert "| Ray, two actors |" in markdown_text(times)
-    assert "a cluster on this machine" in markdown_text(start)
+    assert "start a local cluster" in markdown_text(start)

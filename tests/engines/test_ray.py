@@ -15,7 +15,7 @@ import pytest
 from dmtrl import MTRLRegressor, RayOptions, Settings, SourcePlan, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, choose_engine
 from dmtrl.engines.ray import share
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from support import clusters
 from support.problems import random_problem
 from support.shell_data import run

@@ -12,7 +12,7 @@ import pytest
 from dmtrl import RoundRecord, Settings, SourcePlan, TasksLeftOutWarning, solve
 from dmtrl.engines import RayEngine, RayOptions
 from dmtrl.engines.ray import cluster as connection
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from support import clusters
 from support.problems import random_problem
 from support.ray_faults import Killer, Problem, mds_shaped, runs, same_bits, school, synthetic

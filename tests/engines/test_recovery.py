@@ -23,10 +23,10 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import CheckpointWarning, WorkerLostError
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Save, encode
-from dmtrl.relationship.penalties import Learned, covariance
+from dmtrl.relationship import Learned, covariance
 from dmtrl.solver.checkpoint.versions import newest
 from dmtrl.solver.outcome import Outcome
 from support.fragile import Fragile

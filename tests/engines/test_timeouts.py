@@ -18,7 +18,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Restore, Save, encode
 from dmtrl.solver.outcome import Outcome

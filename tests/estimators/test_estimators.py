@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dmtrl.estimators.mtrl
 from dmtrl import RFF, MTRLClassifier, MTRLRegressor, NotConvergedWarning, per_task_scores, solve, task_scorer
 from dmtrl.data.task_data import TaskData
-from dmtrl.losses.builtin import epsilon_insensitive, quantile
+from dmtrl.losses import epsilon_insensitive, quantile
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.solver.settings import Settings
 

@@ -6,7 +6,7 @@ from scipy import sparse
 from sklearn.linear_model import HuberRegressor, LogisticRegression
 
 from dmtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.losses.builtin import huber, quantile
+from dmtrl.losses import huber, quantile
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e5])

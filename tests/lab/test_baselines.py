@@ -1,7 +1,6 @@
 """The baselines against scikit-learn, cvxpy and closed forms, and against the library's own alternation."""
 
 import re
-from collections.abc import Callable
 
 import cvxpy as cp
 import numpy as np
@@ -16,12 +15,10 @@ from dmtrl.lab.baselines import (
     NotEnoughMemoryError,
     available_memory,
     centralised_mtrl,
-    pooled,
-    single_task,
     ssdca,
 )
-from dmtrl.losses.builtin import BUILTIN
-from dmtrl.relationship.penalties import Learned
+from dmtrl.losses import BUILTIN
+from dmtrl.relationship import Learned
 from support.problems import mean_losses, random_problem, rows_of
 
 LOSSES = ["hinge", "squared", "logistic"]
@@ -68,26 +65,15 @@ def bits(fitted: Fitted) -> bytes:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_single_task_is_scikit_learn_on_each_task(loss: str) -> None:
+def test_independent_tasks_are_scikit_learn_on_each_task(loss: str) -> None:
     data, lam = random_problem(loss, rows=40, weighted=True), 0.05
-    fitted = single_task(data, loss, lam, settings=TIGHT)
+    fitted = solve(data, loss=loss, reg_lambda=lam, relationship="independent", settings=TIGHT)
     for i in range(data.m):
         rows = rows_of(data, i)
         p = data.sample_weight[rows] / data.sample_weight[rows].sum()
         expected = by_scikit_learn(loss, data.X[rows], data.y[rows], p, lam * data.m)
         assert np.allclose(fitted.W[i], expected, atol=1e-4)
     assert np.allclose(fitted.covariance.dense(), np.eye(data.m) / data.m)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_pooled_is_scikit_learn_on_all_rows(loss: str) -> None:
-    data, lam = random_problem(loss, rows=40), 0.05
-    n = len(data.y)
-    fitted = pooled(data, loss, lam, settings=TIGHT)
-    expected = by_scikit_learn(loss, data.X, data.y, np.full(n, 1 / n), lam)
-    assert fitted.W.shape == (data.m, data.X.shape[1])
-    assert np.allclose(fitted.W, expected, atol=1e-4)
-    assert np.allclose(fitted.covariance.dense(), 1 / data.m)
 
 
 def run(method: str, data: TaskData, loss: str, lam: float, **knobs: object) -> Fitted:
@@ -171,7 +157,8 @@ def test_every_built_in_loss_reaches_its_w_step_optimum(method: str, loss: str) 
     fitted = run(method, data, loss, 0.1, omega_steps=1, w_tol=1e-5)
     (end,) = [record for record in fitted.history if record.omega]
     assert -1e-12 <= end.w_gap <= 1e-5
-    W = single_task(data, loss, 0.1, settings=Settings(tol=1e-7, max_rounds=5000)).W  # Sigma still is I / m
+    settings = Settings(tol=1e-7, max_rounds=5000)
+    W = solve(data, loss=loss, reg_lambda=0.1, relationship="independent", settings=settings).W  # Sigma is still I / m
     assert end.objective == pytest.approx(joint_objective(data, W, loss, 0.1), rel=5e-3)
 
 
@@ -298,23 +285,15 @@ def test_a_w_step_that_is_not_solved_is_told() -> None:
         ({"smoothing": -1.0}, "smoothing must be at least 0"),
         ({"loss": "hing"}, "unknown loss 'hing'"),
         ({"loss": "hinge"}, "task '0', row 0: the hinge loss needs labels -1 and \\+1"),
-        ({"loss": CustomLoss("mine", abs, abs, abs, abs)}, "built-in losses only, got 'mine'"),
-        ({"relationship": Learned(tau=1.0)}, "neither a common component nor a free intercept"),
-        ({"relationship": np.eye(7)}, "is for 7 tasks, the data has 4"),
+        ({"loss": CustomLoss("mine", abs, abs, abs, abs)}, "support built-in losses only, got 'mine'"),
+        ({"relationship": Learned(tau=1.0)}, "support neither a common component nor a free intercept"),
+        ({"relationship": np.eye(7)}, "has 7 tasks, the data has 4"),
     ],
 )
 def test_bad_input_gets_a_sentence(method: str, knobs: dict[str, object], sentence: str) -> None:
     settings = {"loss": "squared", "lam": 0.1} | knobs
     with pytest.raises(ValueError, match=sentence):
         run(method, random_problem("squared"), **settings)
-
-
-@pytest.mark.parametrize("method", [single_task, pooled])
-def test_bad_input_gets_a_sentence_without_relations_too(method: Callable[..., Fitted]) -> None:
-    with pytest.raises(ValueError, match="reg_lambda must be positive and finite, got -1"):
-        method(random_problem("squared"), "squared", -1.0)
-    with pytest.raises(ValueError, match="row 0: the hinge loss needs labels"):
-        method(random_problem("squared"), "hinge", 1.0)
 
 
 @pytest.mark.parametrize("method", METHODS)

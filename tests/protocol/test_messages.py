@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dmtrl.data.blocks import ArraySource
-from dmtrl.losses.builtin import squared
+from dmtrl.losses import squared
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import (
     ANSWERS,

@@ -13,10 +13,10 @@ import pytest
 from dmtrl import Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Improved, Prepare, Round, decode, encode
-from dmtrl.relationship.penalties import FreeIntercept, get_relationship
+from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import RoundRecord
 from dmtrl.worker.kernels import GRAM, SDCA

@@ -11,7 +11,7 @@ import dmtrl.engines.local
 import dmtrl.solver.coordinator
 from dmtrl import TaskData
 from dmtrl.engines.local import LocalEngine
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.solver.balance import Balance
 from dmtrl.solver.layout import Layout

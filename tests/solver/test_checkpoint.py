@@ -30,7 +30,7 @@ from dmtrl.data.blocks import Blocks
 from dmtrl.engines import recovery
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.checkpoint import CheckpointSession, newest, open_session
 from dmtrl.solver.cross_validation import Path as CVPath

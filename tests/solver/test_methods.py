@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dmtrl import Outcome, Settings, TaskData, solve
-from dmtrl.losses.builtin import BUILTIN
+from dmtrl.losses import BUILTIN
 from support.problems import random_problem, rows_of
 
 

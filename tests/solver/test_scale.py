@@ -24,8 +24,9 @@ from dmtrl.estimators.problem import Units, pose
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench import scale, scale_run
 from dmtrl.numerics import rowwise
+from dmtrl.relationship import Learned, shared
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import Learned, nuclear_prox, shared
+from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.similarity import nearest_tasks, strongest_pairs, unit_vectors
 from dmtrl.relationship.spectrum import nuclear_norm
 from dmtrl.report.model_page import model_facts
@@ -193,7 +194,7 @@ def test_memory_stays_in_proportion_to_the_data(which: str) -> None:
 
 
 def test_a_size_that_cannot_be_measured_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"could not be measured at .*\"m\": -1"):
+    with pytest.raises(RuntimeError, match=r"bench scale failed at .*\"m\": -1"):
         scale.measure(**FACTORS["solve"] | {"m": -1})
 
 
@@ -207,7 +208,7 @@ def test_exponents_by_hand() -> None:
 def test_quick_mode_runs_and_prints_its_tables(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "scale", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    for title in ("Growth with the number of tasks", "Growth exponents", "MTRLRegressor with a label for every row"):
+    for title in ("Scaling with the number of tasks", "Growth exponents", "MTRLRegressor with a label for every row"):
         assert title in result.stdout
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert all(record["figures"]["gap"] <= scale_run.GAP for record in records)

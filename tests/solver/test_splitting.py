@@ -5,9 +5,9 @@ import pytest
 
 from dmtrl import Settings, TaskData, solve
 from dmtrl.data.blocks import ArraySource
-from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, get_loss
+from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
 from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
-from dmtrl.relationship.penalties import FreeIntercept, Learned
+from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods import splitting
 from dmtrl.solver.methods.base import GapToClose, InitialPoint, RunContext, Totals

@@ -8,7 +8,7 @@ import numpy as np
 from dmtrl import TaskData
 from dmtrl.data.blocks import Source
 from dmtrl.engines.recovery import Lost, Refused
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker
 

@@ -4,7 +4,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl import Loss, TaskData, get_loss
-from dmtrl.losses.builtin import CLASSIFICATION
+from dmtrl.losses import CLASSIFICATION
 
 
 def random_problem(

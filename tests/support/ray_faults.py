@@ -10,7 +10,7 @@ from scipy import sparse
 from dmtrl import Outcome, RoundRecord, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines import RayEngine, RayOptions
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from support import clusters
 
 WORKERS = 4

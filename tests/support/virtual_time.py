@@ -11,7 +11,7 @@ import numpy as np
 from dmtrl import NotConvergedWarning, Outcome, RoundRecord, Settings, TaskData, solve
 from dmtrl.data.blocks import ArraySource, Source
 from dmtrl.engines.base import Engine, begin_request
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import HoldOut, Improved, Prepare, Prepared, Round, decode, encode
 from dmtrl.worker.worker import Worker

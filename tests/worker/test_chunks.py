@@ -12,7 +12,7 @@ from test_passes import _prepared
 from dmtrl import solve
 from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from dmtrl.protocol.messages import Describe, Description, decode, encode
 from dmtrl.solver.settings import Settings
 from dmtrl.worker import rows as row_access

@@ -10,8 +10,7 @@ from scipy import sparse
 from dmtrl import solve
 from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
-from dmtrl.losses import scalar
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss, scalar
 from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker

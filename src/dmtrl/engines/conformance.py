@@ -15,7 +15,7 @@ from scipy import sparse
 from dmtrl.data.blocks import ArraySource, Blocks, Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.local import LocalEngine
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, HoldOut, Prepare, Restore, Round, Save, Score, decode, encode, name_of

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine, begin_request, require_pending
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker
 

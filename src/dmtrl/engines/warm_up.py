@@ -6,7 +6,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import ArraySource, Blocks, Source
-from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.protocol.messages import Prepare, Round, encode
 from dmtrl.worker.rows import CHUNK
 from dmtrl.worker.worker import Worker

@@ -21,9 +21,9 @@ from dmtrl.estimators.diagnostics import Insight
 from dmtrl.estimators.feature_maps import get_feature_map
 from dmtrl.estimators.model_file import Savable
 from dmtrl.estimators.problem import Coordinates, Problem, Units, common_part, pad, pose, restrict, row_products
-from dmtrl.losses.builtin import BUILTIN, REGRESSION, AnyLoss, get_loss
+from dmtrl.losses import BUILTIN, REGRESSION, AnyLoss, get_loss
+from dmtrl.relationship import Learned, is_learned
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import Learned, is_learned
 from dmtrl.solver.api import ProblemSpec, solve_problem
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.checkpoint.options import PathLike

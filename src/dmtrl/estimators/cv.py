@@ -14,7 +14,7 @@ from dmtrl.estimators.base import SHIFTED
 from dmtrl.estimators.diagnostics import default_lambdas, default_measure
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.estimators.problem import Problem
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, get_loss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.progress import bar
 from dmtrl.solver.api import ProblemSpec, on_engine, thread_count
 from dmtrl.solver.checkpoint import CheckpointSession

@@ -19,11 +19,11 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.problem import Problem
 from dmtrl.exceptions import NotConvergedWarning
-from dmtrl.losses.builtin import CLASSIFICATION, get_loss
+from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.progress import bar
+from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship, independent, is_learned
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship, independent, is_learned
 from dmtrl.solver.api import ProblemSpec, on_engine, solve_problem, thread_count
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession

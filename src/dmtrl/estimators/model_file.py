@@ -30,9 +30,9 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.inputs import lookup
 from dmtrl.estimators.problem import Coordinates, Problem
 from dmtrl.exceptions import NotAModelError
-from dmtrl.losses.builtin import BUILTIN, CustomLoss, Loss
+from dmtrl.losses import BUILTIN, CustomLoss, Loss
+from dmtrl.relationship import Fixed, Learned
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, Learned
 from dmtrl.solver import cross_validation as validation
 from dmtrl.solver.api import solve_problem
 from dmtrl.solver.certificate import Certificate

@@ -16,7 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from dmtrl.estimators import inputs as intake
 from dmtrl.estimators.base import MTRLBase, choose
 from dmtrl.estimators.problem import Units, by_task
-from dmtrl.losses.builtin import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
+from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
 from dmtrl.solver.outcome import Callback
 
 NEVER = -1e6  # the score of a class that a task never had

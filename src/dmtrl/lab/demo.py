@@ -1,10 +1,10 @@
-"""The demonstration: Synthetic 1 of the paper, learned together, each task alone, and all tasks as one.
+"""The demo: Synthetic 1 of the paper, fitted together, each task alone, and pooled.
 
-Room: beside report and experiments. `run_demo` computes and returns a record; `render` prints that record and
-`demo_page` makes a page of it. All three rivals get the same loss, the same lambdas to choose from and the same
-held-out rows to choose with.
+`run_demo` computes a result, `render` prints it, and `demo_page` makes a page of it. All three methods have the same
+loss, the same lambdas and the same held-out rows.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,11 +29,11 @@ from dmtrl.worker import kernels
 
 LOSS = "logistic"  # the labels are drawn from the logistic model
 LAMBDAS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
-HELD_OUT = 0.25  # share of each task's training rows that choose lambda
+HELD_OUT = 0.25  # share of each task's training rows, for the choice of lambda
 QUICK = {"rows_per_task": 400, "d": 40}
 TOGETHER, ALONE, POOLED = "together, relations learned", "each task alone", "one model for all tasks"
 
-Tell = Callable[[str], object]
+OnStage = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Fit:
     name: str
     reg_lambda: float
     outcome: Outcome
-    wrong: np.ndarray  # for each test row, whether its label is missed
+    wrong: np.ndarray  # for each test row, whether the prediction is wrong
     seconds: float
 
     @property
@@ -63,34 +63,34 @@ class DemoResult:
         return self.fits[TOGETHER]
 
     def advantage(self, other: str) -> tuple[float, float]:
-        """By how much `other` errs more often than the learned fit, and the standard error (paired over test rows)."""
+        """Return the error rate of `other` minus that of the joint fit, and the paired standard error."""
         difference = self.fits[other].wrong.astype(float) - self.learned.wrong
         return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
 def run_demo(
-    seed: int = 0, quick: bool = False, tell: Tell = lambda text: None, callbacks: Sequence[Callback] = ()
+    seed: int = 0, quick: bool = False, on_stage: OnStage = lambda text: None, callbacks: Sequence[Callback] = ()
 ) -> DemoResult:
-    """Draw the tasks, choose lambda for each rival, fit it on all training rows, and compare with the truth.
+    """Generate the tasks, choose lambda for each method, fit on all training rows, and compare with the truth.
 
-    tell: gets a sentence at each stage. callbacks: get the round records of every fit.
+    on_stage: called with a sentence at each stage. callbacks: called with the round records of every fit.
     """
-    compile_seconds = _warm_up(tell)
+    compile_seconds = _warm_up(on_stage)
     problem = make_synthetic(kind=1, seed=seed, **(QUICK if quick else {}))
     fits = {}
-    for name, how, relationship in (
-        (TOGETHER, _as_they_are, "learned"),
-        (ALONE, _as_they_are, "independent"),
-        (POOLED, _as_one, "independent"),
+    for name, pool, relationship in (
+        (TOGETHER, False, "learned"),
+        (ALONE, False, "independent"),
+        (POOLED, True, "independent"),
     ):
-        fits[name] = _choose_and_fit(name, problem, how, relationship, tell, callbacks)
+        fits[name] = _choose_and_fit(name, problem, pool, relationship, on_stage, callbacks)
     recovery = off_diagonal_pearson(fits[TOGETHER].outcome.covariance.correlation(), problem.correlation)
     floor = float(_wrong(problem.W, problem.test).mean())
     return DemoResult(seed, problem, fits, floor, recovery, compile_seconds)
 
 
 def off_diagonal_pearson(a: np.ndarray, b: np.ndarray) -> float:
-    """Pearson correlation between two symmetric matrices over the pairs above the diagonal."""
+    """Return the Pearson correlation of two symmetric matrices over the pairs above the diagonal."""
     above = np.triu_indices(len(a), 1)
     return float(np.corrcoef(a[above], b[above])[0, 1])
 
@@ -98,62 +98,53 @@ def off_diagonal_pearson(a: np.ndarray, b: np.ndarray) -> float:
 def _choose_and_fit(
     name: str,
     problem: SyntheticTasks,
-    how: Callable[[TaskData], TaskData],
+    pool: bool,
     relationship: str,
-    tell: Tell,
+    on_stage: OnStage,
     callbacks: Sequence[Callback],
 ) -> Fit:
     fit_rows, held_out = _hold_out(problem.train)
 
     def fit(data: TaskData, reg_lambda: float) -> Outcome:
-        return solve(
-            how(data), loss=LOSS, reg_lambda=reg_lambda, relationship=relationship, n_jobs=-1, callbacks=callbacks
-        )
+        data = TaskData.from_long(data.X, data.y) if pool else data
+        return solve(data, loss=LOSS, reg_lambda=reg_lambda, relationship=relationship, n_jobs=-1, callbacks=callbacks)
 
-    tell(f"{name}: choosing lambda on held-out rows")
+    on_stage(f"{name}: choosing lambda on held-out rows")
     errors = [_wrong(fit(fit_rows, reg_lambda).W, held_out).mean() for reg_lambda in LAMBDAS]
-    best = LAMBDAS[int(np.argmin(errors))]  # of equals the largest, as the grid falls
-    tell(f"{name}: fitting all training rows")
+    best = LAMBDAS[int(np.argmin(errors))]  # the largest of equals, as the grid descends
+    on_stage(f"{name}: fitting all training rows")
     began = time.perf_counter()
     outcome = fit(problem.train, best)
     return Fit(name, best, outcome, _wrong(outcome.W, problem.test), time.perf_counter() - began)
 
 
-def _as_they_are(data: TaskData) -> TaskData:
-    return data
-
-
-def _as_one(data: TaskData) -> TaskData:
-    return TaskData.from_long(data.X, data.y)
-
-
 def _rows(data: TaskData) -> Iterator[slice]:
-    for begin, end in zip(data.starts[:-1], data.starts[1:], strict=True):
-        yield slice(int(begin), int(end))
+    for start, stop in itertools.pairwise(data.starts.tolist()):
+        yield slice(start, stop)
 
 
 def _hold_out(data: TaskData) -> tuple[TaskData, TaskData]:
-    """The first rows of each task to fit with, the last ones to choose with (the rows are in random order)."""
-    fit, choose = [], []
+    """Split off the last rows of each task for the choice of lambda. The rows are in random order."""
+    fit, held_out = [], []
     for rows in _rows(data):
         cut = rows.stop - max(round(HELD_OUT * (rows.stop - rows.start)), 1)
         fit.append((data.X[rows.start : cut], data.y[rows.start : cut]))
-        choose.append((data.X[cut : rows.stop], data.y[cut : rows.stop]))
-    return TaskData.from_list(fit), TaskData.from_list(choose)
+        held_out.append((data.X[cut : rows.stop], data.y[cut : rows.stop]))
+    return TaskData.from_list(fit), TaskData.from_list(held_out)
 
 
 def _wrong(W: np.ndarray, data: TaskData) -> np.ndarray:
-    """For each row, whether its label is missed; a W with one row serves all tasks."""
+    """Return, for each row, whether the prediction is wrong. A W with one row is used for all tasks."""
     weights = np.broadcast_to(W, (data.m, W.shape[1]))
     return np.concatenate(
         [(data.X[rows] @ w > 0) != (data.y[rows] > 0) for w, rows in zip(weights, _rows(data), strict=True)]
     )
 
 
-def _warm_up(tell: Tell) -> float | None:
-    """Load the compiled code, or compile it, before anything is timed; the seconds if it was compiled."""
+def _warm_up(on_stage: OnStage) -> float | None:
+    """Load or compile the kernels before anything is timed. Return the seconds if they were compiled."""
     cold = not _compiled_before()
-    tell("compiling once (later starts are quick)" if cold else "loading the compiled code")
+    on_stage("compiling (only the first time)" if cold else "loading the compiled code")
     began = time.perf_counter()
     tiny = make_synthetic(rows_per_task=10, m=2, d=3).train
     for relationship in ("learned", "independent"):
@@ -162,18 +153,18 @@ def _warm_up(tell: Tell) -> float | None:
 
 
 def _compiled_before() -> bool:
-    """Whether numba's cache holds the main kernel, compiled after the source was last written."""
+    """Return whether numba's cache has an up-to-date main kernel."""
     written = Path(kernels.__file__).stat().st_mtime
     folder = Path(kernels.local_round.stats.cache_path or ".")
     return any(index.stat().st_mtime >= written for index in folder.glob("kernels.local_round-*.nbi"))
 
 
 def demo_page(result: DemoResult) -> Page:
-    """The page about the fit together, with the true relations beside the learned ones."""
+    """Return a page about the joint fit, with true and learned relations."""
     fit, problem = result.learned, result.problem
     m, d = problem.W.shape
     errors = [
-        (f"test error, {words} (mean over rows)", format_error(result.fits[name].error, ERROR_RATE))
+        (f"test error rate, {words}", format_error(result.fits[name].error, ERROR_RATE))
         for name, words in _SHORT.items()
     ]
     facts = ModelFacts(
@@ -196,22 +187,22 @@ def demo_page(result: DemoResult) -> Page:
         comparison=_comparison(result),
         truth=problem.correlation,
         record=f"Made by dmtrl demo with seed {result.seed}: Synthetic 1, {m} tasks that copy one of three parents or "
-        f"its opposite. Each way of learning chose its lambda among {len(LAMBDAS)} on held-out training rows; the "
-        f"errors are on {len(problem.test.y):,} test rows.",
+        f"its opposite. Each method chose one of {len(LAMBDAS)} lambdas on held-out training rows; error rates are on "
+        f"{len(problem.test.y):,} test rows.",
         more=[
             *errors,
-            ("test error, true weights (mean over rows)", format_error(result.floor, ERROR_RATE)),
-            ("agreement with the truth", f"{result.recovery:.3f}"),
+            ("test error rate, true weights", format_error(result.floor, ERROR_RATE)),
+            ("correlation of learned and true relations", f"{result.recovery:.3f}"),
         ],
     )
-    return page_from_facts(facts, f"dmtrl demo: {m} made-up tasks")
+    return page_from_facts(facts, f"dmtrl demo: {m} synthetic tasks")
 
 
 _SHORT = {TOGETHER: "together", ALONE: "alone", POOLED: "pooled"}
 
 
 def _comparison(result: DemoResult) -> Comparison:
-    """Test errors of each task. Harmed: worse together than alone by a one-sided test at 1 %, paired over test rows."""
+    """Test error rates of each task. Harmed: worse together than alone in a paired one-sided test at 1 %."""
     rows = list(_rows(result.problem.test))
     together, alone, pooled = (np.array([fit.wrong[r].mean() for r in rows]) for fit in result.fits.values())
     change = [(result.learned.wrong[r].astype(float) - result.fits[ALONE].wrong[r]) for r in rows]
@@ -221,7 +212,7 @@ def _comparison(result: DemoResult) -> Comparison:
 
 
 def render(result: DemoResult, console: Console) -> None:
-    """A short summary; the two heat maps only where they fit side by side."""
+    """Print a summary, with two heat maps if they fit side by side."""
     problem = result.problem
     m, d = problem.W.shape
     console.print()
@@ -235,12 +226,12 @@ def render(result: DemoResult, console: Console) -> None:
         console.print(Padding(_heat_maps(result), (1, 2), expand=False))
         console.print(Text(f"  {HEAT_KEY}", style="dim"))
     if result.compile_seconds is not None:
-        console.print(Text(f"  Compiled once in {result.compile_seconds:.0f} s; the next start is quick.", style="dim"))
+        console.print(Text(f"  Compiled in {result.compile_seconds:.0f} s; the next start is faster.", style="dim"))
 
 
 def _error_table(result: DemoResult) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for heading, justify in (("fitted", "left"), ("test error", "right"), ("lambda", "right")):
+    for heading, justify in (("fit", "left"), ("test error rate", "right"), ("lambda", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for name, fit in result.fits.items():
         style = "bold" if name == TOGETHER else ""
@@ -259,23 +250,24 @@ def _facts(result: DemoResult) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    # two standard errors: the customary line between a difference and chance
-    verdict = "" if abs(points) > 2 * error else ", so it may be chance"
-    table.add_row("gain", f"{points:.2f} points of error over each task alone (standard error {error:.2f}{verdict})")
+    # two standard errors, about the 5 % level
+    verdict = "" if abs(points) > 2 * error else "; not significant"
+    table.add_row("gain", f"{points:.2f} percentage points over each task alone (standard error {error:.2f}{verdict})")
     table.add_row(
         "certificate",
-        f"objective {certificate.primal:.6g}; no weights and no task covariance can go below "
-        f"{certificate.dual:.6g}, so this fit is proven within {max(certificate.relative_gap, 0.0):.2%} of the best",
+        f"objective {certificate.primal:.6g}, proven lower bound {certificate.dual:.6g}: within "
+        f"{max(certificate.relative_gap, 0.0):.2%} of the optimum",
     )
-    table.add_row("relations", f"learned against true correlation of {pairs} pairs of tasks: {result.recovery:.3f}")
+    table.add_row(
+        "relations",
+        f"Pearson correlation of learned and true values, {pairs} pairs of tasks: {result.recovery:.3f}",
+    )
     table.add_row(
         "work",
         f"{len(history)} rounds, {fit.seconds:.1f} s, {size / 1e6:.2g} MB in messages, "
         f"local solver {' and '.join(solvers)}",
     )
-    table.add_row(
-        "lambda", f"for each fit the best of {len(LAMBDAS)} on a held-out {HELD_OUT:.0%} of the training rows"
-    )
+    table.add_row("lambda", f"the best of {len(LAMBDAS)} on held-out training rows ({HELD_OUT:.0%}), for each fit")
     return table
 
 
@@ -290,7 +282,7 @@ HEAT_KEY = "++ above 0.75   + above 0.25   . near zero   - below -0.25   -- belo
 
 
 def heat_map(correlation: np.ndarray) -> Text:
-    """Two characters a cell, so that it reads without colour; with colour, red is positive and blue negative."""
+    """Two characters per cell, readable without colour. Red is positive, blue negative."""
     text = Text()
     for i, row in enumerate(correlation):
         text.append("\n" if i else "")

@@ -20,9 +20,9 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines import choose_engine
 from dmtrl.engines.base import Engine
 from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLostError
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.progress import live_line
-from dmtrl.relationship.penalties import FreeIntercept, Relationship, get_relationship
+from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
 from dmtrl.solver.checkpoint.options import Checkpoint, PathLike
 from dmtrl.solver.checkpoint.session import FIT, CheckpointSession, open_session
 from dmtrl.solver.coordinator import Coordinator

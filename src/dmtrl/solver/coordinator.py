@@ -15,7 +15,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.numerics.rowwise import threads
 from dmtrl.protocol.messages import Describe, Prepare, Prepared, Restore, decode, encode
-from dmtrl.relationship.penalties import FreeIntercept, Relationship
+from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.solver.balance import Balance
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of

@@ -12,10 +12,10 @@ import numpy as np
 from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine, begin_request
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Description, Improved, Prepare, Prepared, Round, decode, encode
-from dmtrl.relationship.penalties import Relationship
+from dmtrl.relationship import Relationship
 from dmtrl.solver.api import ProblemSpec, solve_on
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.session import CheckpointSession

@@ -12,8 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks
-from dmtrl.losses import scalar
-from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.losses import AnyLoss, CustomLoss, scalar
 from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.messages import Improved, Prepare, Round
 from dmtrl.worker import exact, kernels

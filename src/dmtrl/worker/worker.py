@@ -12,7 +12,7 @@ from scipy import sparse
 
 from dmtrl import storage
 from dmtrl.data.blocks import Source
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, identity
+from dmtrl.losses import CLASSIFICATION, AnyLoss, identity
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import (
     Describe,

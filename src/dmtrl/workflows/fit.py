@@ -21,7 +21,7 @@ from dmtrl.engines import RayOptions
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.exceptions import CheckpointExistsError, InputError, NotConvergedWarning, Setting
-from dmtrl.losses.builtin import CLASSIFICATION, Loss, get_loss
+from dmtrl.losses import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.outcome import RoundRecord

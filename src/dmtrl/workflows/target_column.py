@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, REGRESSION, Loss
+from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 from dmtrl.tables import columns as read
 from dmtrl.tables import nearest
 from dmtrl.tables.cells import DATE, NUMBER, TEXT, CellSummary, summarize_cells

@@ -1,13 +1,10 @@
-"""What the library is measured against: the paper's four baselines, each a solver of its own.
+"""The paper's single-machine baselines, centralised MTRL and SSDCA.
 
-Room: beside the estimators. `single_task` and `pooled` learn no relation between tasks; `centralised_mtrl` and
-`ssdca` minimise the library's own objective on one machine. All return a `Fitted` with the records and the
-certificate of a distributed fit, so that every method is measured by the same numbers.
+They minimise the library's objective and return the records and the certificate of a distributed fit.
 """
 
 from dmtrl.lab.baselines.alternating import Fitted
 from dmtrl.lab.baselines.centralised import NotEnoughMemoryError, available_memory, centralised_mtrl
-from dmtrl.lab.baselines.simple import pooled, single_task
 from dmtrl.lab.baselines.stochastic import ssdca
 
 __all__ = [
@@ -15,7 +12,5 @@ __all__ = [
     "NotEnoughMemoryError",
     "available_memory",
     "centralised_mtrl",
-    "pooled",
-    "single_task",
     "ssdca",
 ]

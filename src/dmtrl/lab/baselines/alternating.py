@@ -1,7 +1,6 @@
-"""The loop that the single-machine solvers share: W-step, Omega-step, records, certificate.
+"""The loop that both baselines share: W-step, Omega-step, records, certificate.
 
-Room: baselines. A solver brings only its W-step, an object with `improve`; everything that is measured is measured
-here, by the library's own kernels and certificate. Equation numbers are those of docs/math.md.
+A baseline provides only its W-step. Equation numbers are those of docs/math.md.
 """
 
 import time
@@ -13,10 +12,10 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.losses.builtin import Loss, get_loss
+from dmtrl.losses import Loss, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
+from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import FreeIntercept, get_relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.outcome import RoundRecord, Watch
 from dmtrl.worker import kernels
@@ -25,14 +24,12 @@ from dmtrl.worker.input_check import check_blocks
 
 @dataclass(frozen=True)
 class Fitted:
-    """What every baseline answers. The certificate is of the problem that the method itself minimises: the joint
-    problem (13) for `centralised_mtrl` and `ssdca`, its own one for `single_task` and `pooled`.
-    """
+    """The result of a baseline. The certificate is of the joint problem (13)."""
 
-    W: np.ndarray  # (m, d), the best seen
+    W: np.ndarray  # (m, d), with the lowest objective
     covariance: TaskCovariance
     certificate: Certificate
-    history: list[RoundRecord]  # as of a distributed fit: one record a pass (or a round)
+    history: list[RoundRecord]  # one record per pass or solve
 
 
 @dataclass(frozen=True)
@@ -40,27 +37,23 @@ class Measured:
     """Sums at the current alpha and W = Sigma B / lambda."""
 
     w_gap: float  # of the W-step (4)
-    w_objective: float  # with Sigma as it is
+    w_objective: float  # with the current Sigma
     objective: float  # with the best Sigma for W (13), if Sigma is learned
     dual_bound: float  # of the whole problem (15)
 
 
 class Problem:
-    """The rows of all tasks as the kernels read them, the dual variables alpha, and Sigma, B and W that belong to
-    them.
-    """
+    """The rows of all tasks in the kernels' format, the dual variables alpha, and the current Sigma, B and W."""
 
     def __init__(self, data: TaskData, loss: str | Loss, reg_lambda: float, relationship: Any):
         if not (np.isfinite(reg_lambda) and reg_lambda > 0):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         chosen = get_loss(loss)
         if not isinstance(chosen, Loss):
-            raise ValueError(f"the baselines know the built-in losses only, got {chosen.name!r}; use dmtrl.solve")
+            raise ValueError(f"the baselines support built-in losses only, got {chosen.name!r}; use dmtrl.solve")
         self.relationship = get_relationship(relationship, data.m)
         if self.relationship.tau != 0 or isinstance(self.relationship, FreeIntercept):
-            raise ValueError(
-                "the baselines know neither a common component nor a free intercept; use dmtrl.solve for those"
-            )
+            raise ValueError("the baselines support neither a common component nor a free intercept; use dmtrl.solve")
         self.data, self.loss, self.lam = data, chosen, float(reg_lambda)
         self.units = _units(data, chosen)
         self.task = np.repeat(np.arange(data.m), np.diff(data.starts))
@@ -72,13 +65,13 @@ class Problem:
         self.set_covariance(self.relationship.start(data.m))
 
     def set_covariance(self, covariance: TaskCovariance) -> None:
-        """A new Sigma, and W made again from it (3)."""
+        """Set Sigma, and compute W from it (3)."""
         self.covariance = covariance
         self.sigma = covariance.dense() / self.lam
         self.W = covariance.apply(self.B) / self.lam
 
     def measure(self) -> Measured:
-        """Make B and W from alpha, never from increments, and evaluate there."""
+        """Compute B and W from alpha, not from increments, and evaluate there."""
         kernels.dual_vectors(self.units, self.alpha, self.B)
         self.W = self.covariance.apply(self.B) / self.lam
         sums = np.zeros((3, self.data.m))
@@ -93,43 +86,47 @@ class Problem:
 
 
 class WStep(Protocol):
-    name: str  # as it stands in the records
+    name: str  # the solver in the records
 
     def improve(self, problem: Problem, number: int) -> float:
-        """Move problem.alpha towards the optimum for problem.covariance; how many passes over the rows that took."""
+        """Move problem.alpha towards the optimum for problem.covariance. Return the number of passes over the rows."""
 
 
-def alternate(
-    problem: Problem,
-    w_step: WStep,
-    *,
-    omega_steps: int,
-    passes: int,
-    w_tol: float,
-    smoothing: float,
-    watch: Watch | None,
-    began: float,
-) -> Fitted:
-    """`omega_steps` times: improve W until its relative gap is at most `w_tol` or `passes` times, then Sigma from W.
+@dataclass(frozen=True)
+class Schedule:
+    """The number of Omega-steps and their smoothing. A W-step ends at a relative gap of `w_tol` or after `passes`."""
 
-    With a relationship that is given instead of learned there is one W-step. The first record's seconds count from
-    `began`; what `watch` takes is in no record.
+    omega_steps: int
+    passes: int
+    w_tol: float
+    smoothing: float
+
+    def __post_init__(self) -> None:
+        for name, least in (("omega_steps", 1), ("passes", 1), ("w_tol", 0), ("smoothing", 0)):
+            if not getattr(self, name) >= least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
+
+
+def alternate(problem: Problem, w_step: WStep, schedule: Schedule, watch: Watch | None, began: float) -> Fitted:
+    """Alternate W-steps and Omega-steps. A fixed relationship has one W-step.
+
+    The first record's seconds count from `began`. Records exclude the time of `watch`.
     """
     history: list[RoundRecord] = []
     best_W, primal, dual = problem.W, np.inf, -np.inf
     small = problem.data.m * problem.W.size < 1e8
-    for _ in range(omega_steps if problem.relationship.learned else 1):
-        for done in range(passes):
+    for _ in range(schedule.omega_steps if problem.relationship.learned else 1):
+        for done in range(schedule.passes):
             made = w_step.improve(problem, len(history))
             step = float(problem.sigma.diagonal().max())
             with single_threaded_blas() if small else nullcontext():
                 now = problem.measure()
                 W = problem.W
                 w_gap = now.w_gap / (abs(now.w_objective) or 1.0)
-                finished = w_gap <= w_tol or done == passes - 1
+                finished = w_gap <= schedule.w_tol or done == schedule.passes - 1
                 omega = finished and problem.relationship.learned
                 if omega:
-                    problem.set_covariance(problem.relationship.update(W, smoothing))
+                    problem.set_covariance(problem.relationship.update(W, schedule.smoothing))
             if now.objective < primal:
                 best_W, primal = W, now.objective
             dual = max(dual, now.dual_bound)
@@ -147,13 +144,8 @@ def alternate(
     return Fitted(best_W, problem.relationship.update(best_W), Certificate(primal, dual), history)
 
 
-def require(ok: bool, name: str, rule: str, value: object) -> None:
-    if not ok:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
-
-
 def _units(data: TaskData, loss: Loss) -> kernels.UnitRows:
-    """All tasks as the units of one worker, after the checks that a worker makes."""
+    """Return all tasks as the units of one worker, after the checks of a worker."""
     blocks = data.partition(1)[0]
     X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
     q = np.empty(len(data.y))

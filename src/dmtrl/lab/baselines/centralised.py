@@ -1,9 +1,8 @@
 """Centralised MTRL: Zhang and Yeung's alternation on the full multi-task kernel matrix, on one machine.
 
-Room: baselines. The Gram matrix of all rows of all tasks (n x n) is made once; the multi-task kernel is that matrix
-times Sigma[task of row, task of column], applied on the way. It is kept in float32 whatever X is: the machine's
-memory is what ends this method, and the rounding cannot reach the answer, because predictions and gap are always
-made again from X in double precision.
+The Gram matrix of all rows (n x n) is computed once; the multi-task kernel multiplies it by Sigma[task of row, task of
+column]. It is float32 to save memory. Rounding does not affect the result, because predictions and gap are always
+computed from X in double precision.
 """
 
 import os
@@ -20,26 +19,25 @@ from scipy.linalg import cho_factor, cho_solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.baselines import compiled
-from dmtrl.lab.baselines.alternating import Fitted, Problem, WStep, alternate, require
-from dmtrl.losses import scalar
-from dmtrl.losses.builtin import Loss
+from dmtrl.lab.baselines.alternating import Fitted, Problem, Schedule, WStep, alternate
+from dmtrl.losses import Loss, scalar
 from dmtrl.solver.outcome import Watch
 from dmtrl.worker import kernels
 
 _GIB = 2.0**30
 _EPS = float(np.finfo(np.float32).eps)
-_BLOCK = 1024  # rows of the Gram matrix made at a time
-_ACTIVE_SHARE = 0.25  # of all rows: up to here those that move get passes of their own
+_BLOCK = 1024  # rows of the Gram matrix at a time
+_ACTIVE_SHARE = 0.25  # of all rows: up to here, rows that moved get extra passes
 _INNER_PASSES = 50  # at most, over the rows that moved
-_REFINEMENTS = 500  # at most, with a factor that belongs to Sigma; a few are enough
-_SOLVES = 3  # of the linear system in a W-step; more would bring nothing
-_PATIENCE = 20  # refinements with the factor of an earlier Sigma, before a new one is made
+_REFINEMENTS = 500  # at most, with a factor for the current Sigma; a few are enough
+_SOLVES = 3  # of the linear system in a W-step
+_REFINEMENTS_OLD = 20  # at most, with the factor of an earlier Sigma
 
 Product = Callable[[np.ndarray], np.ndarray]
 
 
 class NotEnoughMemoryError(MemoryError):
-    """The kernel matrix would not fit; nothing has been allocated."""
+    """The kernel matrix does not fit into memory. Nothing was allocated."""
 
 
 def centralised_mtrl(
@@ -60,32 +58,28 @@ def centralised_mtrl(
 
     The W-step is solved in the dual: for squared loss by one linear system of size n (Cholesky), for the other
     built-in losses by coordinate ascent in shuffled order until the relative W-step gap is at most `w_tol`. After
-    each W-step Sigma follows from W, smoothed as in `Settings`. With `relationship` a covariance, only W is learned.
-    `memory_limit` is in bytes (default: what the machine has available); a matrix that would not fit is refused with
-    NotEnoughMemoryError before it is made. `watch(record, W)` hears of every improvement of W.
+    each W-step Sigma is updated from W, smoothed as in `Settings`. If `relationship` is a covariance, only W is
+    learned. Raises NotEnoughMemoryError if the matrix exceeds `memory_limit` bytes (default: the available memory).
+    `watch(record, W)` is called after every improvement of W.
     """
     began = time.perf_counter()
-    require(omega_steps >= 1, "omega_steps", "at least 1", omega_steps)
-    require(w_tol > 0, "w_tol", "positive", w_tol)
-    require(max_passes >= 1, "max_passes", "at least 1", max_passes)
-    require(smoothing >= 0, "smoothing", "at least 0", smoothing)
-    require(memory_limit is None or memory_limit > 0, "memory_limit", "None or positive", memory_limit)
+    if not w_tol > 0:
+        raise ValueError(f"w_tol must be positive, got {w_tol!r}")
+    if memory_limit is not None and not memory_limit > 0:
+        raise ValueError(f"memory_limit must be None or positive, got {memory_limit!r}")
     problem = Problem(data, loss, reg_lambda, relationship)
     direct = problem.loss.id == scalar.SQUARED
-    _refuse_unless_it_fits(len(data.y), 2 if direct else 1, memory_limit)
+    schedule = Schedule(omega_steps, min(max_passes, _SOLVES) if direct else max_passes, w_tol, smoothing)
+    _check_memory(len(data.y), 2 if direct else 1, memory_limit)
     gram = gram_matrix(data.X)
     w_step: WStep = _LinearSystem(gram, w_tol) if direct else _CoordinateAscent(gram, seed)
-    passes = min(max_passes, _SOLVES) if direct else max_passes
-    fitted = alternate(
-        problem, w_step, omega_steps=omega_steps, passes=passes, w_tol=w_tol, smoothing=smoothing,
-        watch=watch, began=began,
-    )  # fmt: skip
-    _warn_unless_solved(fitted, w_tol, passes)
+    fitted = alternate(problem, w_step, schedule, watch, began)
+    _warn_unless_converged(fitted, schedule)
     return fitted
 
 
 def gram_matrix(X: Any) -> np.ndarray:
-    """X X^T in float32, a block of rows at a time so that little else is in memory beside it."""
+    """Return X X^T in float32, computed in blocks of rows to save memory."""
     n = X.shape[0]
     X = X.astype(np.float32, copy=False)
     gram = np.empty((n, n), dtype=np.float32)
@@ -99,7 +93,7 @@ def gram_matrix(X: Any) -> np.ndarray:
 
 
 def available_memory() -> float | None:
-    """Bytes that can be taken without swapping, as far as the system says; None where it does not say."""
+    """Return the bytes that can be allocated without swapping, or None if unknown."""
     found = []
     try:
         for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
@@ -108,7 +102,7 @@ def available_memory() -> float | None:
     except OSError:
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
             found.append(float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
-    group = Path("/sys/fs/cgroup")  # a container's own limit is not in meminfo
+    group = Path("/sys/fs/cgroup")  # meminfo does not include a container's limit
     try:
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         if limit != "max":
@@ -118,7 +112,7 @@ def available_memory() -> float | None:
     return min(found, default=None)
 
 
-def _refuse_unless_it_fits(n: int, matrices: int, memory_limit: float | None) -> None:
+def _check_memory(n: int, matrices: int, memory_limit: float | None) -> None:
     needed = 4.0 * n * n * (matrices if matrices > 1 else 1 + _ACTIVE_SHARE**2)
     available = available_memory() if memory_limit is None else float(memory_limit)
     if available is not None and needed > available:
@@ -130,20 +124,20 @@ def _refuse_unless_it_fits(n: int, matrices: int, memory_limit: float | None) ->
         )
 
 
-def _warn_unless_solved(fitted: Fitted, w_tol: float, passes: int) -> None:
+def _warn_unless_converged(fitted: Fitted, schedule: Schedule) -> None:
     ends = [record for record in fitted.history if record.omega] or fitted.history[-1:]
     worst = max(record.w_gap for record in ends)
-    if worst > w_tol:
+    if worst > schedule.w_tol:
         warnings.warn(
-            f"a W-step stopped after {passes} passes at a relative gap of {worst:.2g} (w_tol={w_tol:g}); "
-            "raise max_passes or w_tol, or choose a stronger lambda",
+            f"a W-step stopped after {schedule.passes} passes at a relative gap of {worst:.2g} "
+            f"(w_tol={schedule.w_tol:g}); raise max_passes or w_tol, or choose a stronger lambda",
             NotConvergedWarning,
             stacklevel=3,
         )
 
 
 class _CoordinateAscent:
-    """A pass over all rows, then passes over those alone that moved in it, on their own part of the Gram matrix."""
+    """A pass over all rows, then passes over the rows that moved, on their part of the Gram matrix."""
 
     name = "kernel ascent"
 
@@ -163,28 +157,27 @@ class _CoordinateAscent:
             moved = compiled.gram_pass(units, task, alpha, z, gram, problem.sigma, order, self._seed, number, inner)
             return np.sort(order[:moved])
 
-        mine = one_pass(units, problem.alpha, z, self._gram, 0)
-        if len(mine) > _ACTIVE_SHARE * n:  # hardly anything is at rest
+        active = one_pass(units, problem.alpha, z, self._gram, 0)
+        if len(active) > _ACTIVE_SHARE * n:  # most rows still move
             return 1.0
         few = units._replace(
-            y=units.y[mine], p=units.p[mine], q=units.q[mine], starts=np.searchsorted(mine, units.starts)
+            y=units.y[active], p=units.p[active], q=units.q[active], starts=np.searchsorted(active, units.starts)
         )
-        alpha, z, gram = problem.alpha[mine], z[mine], self._gram[np.ix_(mine, mine)]
+        alpha, z, gram = problem.alpha[active], z[active], self._gram[np.ix_(active, active)]
         done = 0
-        while done < _INNER_PASSES and len(mine) > 0:
+        while done < _INNER_PASSES and len(active) > 0:
             done += 1
             if len(one_pass(few, alpha, z, gram, done)) == 0:
                 break
-        problem.alpha[mine] = alpha
-        return 1.0 + done * len(mine) / n
+        problem.alpha[active] = alpha
+        return 1.0 + done * len(active) / n
 
 
 class _LinearSystem:
     """Squared loss: (I + P^1/2 K P^1/2 / lambda) P^1/2 alpha = P^1/2 y with K = Sigma times Gram, entry by entry.
 
-    The matrix is factored in float32, half the time and half the memory, and conjugate gradients with the factor as
-    preconditioner take the rounding out again: products with the exact matrix go through X. Where Sigma has hardly
-    changed since the last W-step, its factor still serves.
+    The matrix is factored in float32, which halves time and memory. Conjugate gradients with this preconditioner and
+    exact products through X remove the rounding error. The factor is reused while Sigma hardly changes.
     """
 
     name = "kernel cholesky"
@@ -197,7 +190,7 @@ class _LinearSystem:
     def improve(self, problem: Problem, number: int) -> float:
         p, y = problem.units.p, problem.units.y
         root = np.sqrt(p)
-        back = np.where(p > 0, 1.0 / np.where(p > 0, root, 1.0), 0.0)  # a row without weight has alpha = 0
+        back = np.where(p > 0, 1.0 / np.where(p > 0, root, 1.0), 0.0)  # a row with zero weight has alpha = 0
         z, B = np.empty(len(p)), np.empty_like(problem.B)
 
         def product(v: np.ndarray) -> np.ndarray:
@@ -207,14 +200,14 @@ class _LinearSystem:
 
         solved = False
         if self._factor is not None:
-            solved = _refine(product, root, back, y, problem.alpha, self._factor, self._accuracy, _PATIENCE)
+            solved = _refine(product, root, back, y, problem.alpha, self._factor, self._accuracy, _REFINEMENTS_OLD)
         if not solved:
             self._factor = self._factored(problem, root, _largest_eigenvalue(product, root))
             _refine(product, root, back, y, problem.alpha, self._factor, self._accuracy, _REFINEMENTS)
         return 1.0
 
     def _factored(self, problem: Problem, root: np.ndarray, largest: float) -> tuple[np.ndarray, bool]:
-        """Cholesky in place. What float32 cannot tell from zero is lifted; the refinement does not mind."""
+        """Factor in place. A small multiple of the identity keeps the matrix positive definite in float32."""
         lift, system = 4.0 * _EPS * largest, self._system
         while True:
             for i in range(problem.data.m):
@@ -224,7 +217,7 @@ class _LinearSystem:
                 system[rows] *= root[rows, None].astype(np.float32)
             system.ravel()[:: len(system) + 1] += np.float32(1.0 + lift)
             try:
-                # the transposed view is what LAPACK factors without a copy
+                # LAPACK factors the transposed view without a copy
                 factor, lower = cho_factor(system.T, overwrite_a=True, check_finite=False)
                 return factor, lower
             except np.linalg.LinAlgError:
@@ -250,8 +243,9 @@ def _refine(
     accuracy: float,
     limit: int,
 ) -> bool:
-    """Conjugate gradients on alpha in place, from a float32 factor of nearly the same matrix, until the relative
-    W-step gap is at most `accuracy`; whether it got there in `limit` steps.
+    """Improve alpha in place by conjugate gradients, preconditioned by the factor of a similar matrix.
+
+    Stop at a relative W-step gap of `accuracy` or after `limit` steps. Return whether the gap was reached.
 
     With residual r the gap (4) of squared loss is |r|^2 / 2, and the dual objective (2) is v . (target + r) / 2.
     """
@@ -264,13 +258,15 @@ def _refine(
         gap, dual = 0.5 * size * size, 0.5 * float(v @ (target + residual))
         if gap <= accuracy * abs(dual + gap) or taken == limit:
             break
-        nearly = cho_solve(factor, (residual / size).astype(np.float32), check_finite=False).astype(float) * size
-        now = float(residual @ nearly)
-        direction = nearly + (now / before if before else 0.0) * direction
+        preconditioned = (
+            cho_solve(factor, (residual / size).astype(np.float32), check_finite=False).astype(float) * size
+        )
+        now = float(residual @ preconditioned)
+        direction = preconditioned + (now / before if before else 0.0) * direction
         image = product(direction)
         step = now / float(direction @ image)
         v += step * direction
         residual -= step * image
         before = now
-    alpha[:] = v * back  # also where the goal is not met: every step has raised the dual
+    alpha[:] = v * back  # also if the gap was not reached: every step increased the dual
     return gap <= accuracy * abs(dual + gap)

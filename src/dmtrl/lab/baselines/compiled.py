@@ -15,7 +15,7 @@ discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def predictions(units, W, z):  # type: ignore[no-untyped-def]
-    """z_ij = w_i . x_ij of every row."""
+    """Compute z_ij = w_i . x_ij of every row."""
     for i in range(W.shape[0]):
         for j in range(units.starts[i], units.starts[i + 1]):
             z[j] = row_dot(units.X, j, W[i])
@@ -23,9 +23,9 @@ def predictions(units, W, z):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def uniform_steps(units, task, alpha, W, sigma, steps, seed, number):  # type: ignore[no-untyped-def]
-    """Coordinate steps (5) on rows drawn uniformly from all tasks, W (3) kept in step; `sigma` is Sigma / lambda.
+    """Take coordinate steps (5) on rows drawn uniformly from all tasks, and update W (3). `sigma` is Sigma / lambda.
 
-    Steps are taken one after the other, so rho is one. A step that moves alpha moves the weights of every task.
+    Steps are sequential, so rho is one. A step that changes alpha changes the weights of every task.
     """
     n, state = alpha.shape[0], stream(seed, 0, number)
     for _ in range(steps):
@@ -46,10 +46,10 @@ def uniform_steps(units, task, alpha, W, sigma, steps, seed, number):  # type: i
 
 @njit(cache=True, nogil=True, fastmath=FAST)
 def gram_pass(units, task, alpha, z, gram, sigma, order, seed, number, inner):  # type: ignore[no-untyped-def]
-    """One coordinate step (5) on every row of `order`, which is shuffled first; `sigma` is Sigma / lambda.
+    """Shuffle `order`, then take one coordinate step (5) on every row of it. `sigma` is Sigma / lambda.
 
-    The predictions z of all rows are kept in step through one row of the Gram matrix (rows of X times each other,
-    symmetric) a moved coordinate. The rows that moved are put first in `order`; returns how many they are.
+    A changed coordinate updates the predictions z of all rows through one row of the symmetric Gram matrix. The rows
+    that changed come first in `order`; returns their number.
     """
     m, n, state = sigma.shape[0], order.shape[0], stream(seed, inner, number)
     for k in range(n - 1, 0, -1):

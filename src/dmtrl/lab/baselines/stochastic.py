@@ -1,7 +1,4 @@
-"""SSDCA: stochastic dual coordinate ascent over the rows of all tasks on one machine.
-
-Room: baselines. The paper's single-machine counterpart of DMTRL: the same dual, one coordinate at a time.
-"""
+"""SSDCA: stochastic dual coordinate ascent over the rows of all tasks, the paper's single-machine DMTRL."""
 
 import time
 from typing import Any
@@ -10,8 +7,8 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.lab.baselines import compiled
-from dmtrl.lab.baselines.alternating import Fitted, Problem, alternate, require
-from dmtrl.losses.builtin import Loss
+from dmtrl.lab.baselines.alternating import Fitted, Problem, Schedule, alternate
+from dmtrl.losses import Loss
 from dmtrl.solver.outcome import Watch
 
 
@@ -30,21 +27,14 @@ def ssdca(
 ) -> Fitted:
     """Multi-task relationship learning by coordinate steps on rows drawn uniformly from all tasks.
 
-    Each step makes the weights of every task again at once, so no safety factor is needed (rho = 1). A pass is as
-    many steps as there are rows; a W-step ends after `passes` of them, or at the relative W-step gap `w_tol`. After
-    each W-step Sigma follows from W, smoothed as in `Settings`. With `relationship` a covariance, only W is learned.
-    `watch(record, W)` hears of every pass.
+    Each step updates the weights of all tasks, so no safety factor is needed (rho = 1). A pass is as many steps as
+    there are rows. A W-step ends after `passes` passes, or at the relative W-step gap `w_tol`. After each W-step Sigma
+    is updated from W, smoothed as in `Settings`. If `relationship` is a covariance, only W is learned.
+    `watch(record, W)` is called after every pass.
     """
     began = time.perf_counter()
-    require(omega_steps >= 1, "omega_steps", "at least 1", omega_steps)
-    require(passes >= 1, "passes", "at least 1", passes)
-    require(w_tol >= 0, "w_tol", "at least 0", w_tol)
-    require(smoothing >= 0, "smoothing", "at least 0", smoothing)
-    problem = Problem(data, loss, reg_lambda, relationship)
-    return alternate(
-        problem, _UniformSteps(seed), omega_steps=omega_steps, passes=passes, w_tol=w_tol, smoothing=smoothing,
-        watch=watch, began=began,
-    )  # fmt: skip
+    schedule = Schedule(omega_steps, passes, w_tol, smoothing)
+    return alternate(Problem(data, loss, reg_lambda, relationship), _UniformSteps(seed), schedule, watch, began)
 
 
 class _UniformSteps:
@@ -54,7 +44,7 @@ class _UniformSteps:
         self._seed = seed
 
     def improve(self, problem: Problem, number: int) -> float:
-        # a copy in the precision of X, as on a worker; `measure` makes W anew from alpha after every pass
+        # a copy in the precision of X, as on a worker; `measure` recomputes W from alpha after every pass
         W = np.array(problem.W, dtype=problem.data.X.dtype, order="C")
         n = len(problem.alpha)
         compiled.uniform_steps(problem.units, problem.task, problem.alpha, W, problem.sigma, n, self._seed, number)

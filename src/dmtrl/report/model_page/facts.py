@@ -14,7 +14,7 @@ import numpy as np
 
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.estimators.inputs import plain
-from dmtrl.losses.builtin import get_loss
+from dmtrl.losses import get_loss
 from dmtrl.relationship import TaskCovariance, is_learned
 from dmtrl.report.model_page.held_out import HeldOut, held_out_error
 from dmtrl.solver.certificate import Certificate

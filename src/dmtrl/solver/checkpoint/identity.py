@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl import storage
+from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.settings import Settings
 

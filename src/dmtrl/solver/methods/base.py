@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from dmtrl.protocol.messages import Improved, Round
-from dmtrl.relationship.penalties import Relationship
+from dmtrl.relationship import Relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Candidate
 from dmtrl.solver.settings import Settings
