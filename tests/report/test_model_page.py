@@ -28,7 +28,7 @@ class Made:
         self.model, self.comparison = model, comparison
         self.page = model_page(model, *data, comparison=comparison)
         self.path = write_model_page(model, folder / f"{name}.html", *data, comparison=comparison)
-        self.dense = model._fitted_covariance().correlation()
+        self.dense = model.covariance_.correlation()
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +222,7 @@ def test_of_many_tasks_groups_are_shown_and_no_large_array_is_made(
     assert sorted(np.concatenate(found.cells)) == list(range(2000))
     monkeypatch.setattr("dmtrl.relationship.covariance.DENSE_LIMIT", 1000)
     with pytest.raises(ValueError, match="as an array"):
-        thousands.model._fitted_covariance().dense()
+        thousands.model.covariance_.dense()
     assert model_page(thousands.model).lead == model_page(thousands.model).lead
 
 

@@ -38,19 +38,13 @@ class Blocks:
     def n_units(self) -> int:
         return len(self.tasks)
 
+    def load(self) -> "Blocks":
+        """Return the blocks themselves: rows in memory are a source that needs no reading."""
+        return self
+
 
 class Source(Protocol):
     def load(self) -> Blocks: ...
-
-
-@dataclass(frozen=True)
-class ArraySource:
-    """Rows that are already in this process."""
-
-    blocks: Blocks
-
-    def load(self) -> Blocks:
-        return self.blocks
 
 
 def as_rows(X: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source, as_rows
+from dmtrl.data.blocks import Blocks, Source, as_rows
+from dmtrl.data.labels import check_one_per_row, read_task_list, task_labels
 
 
 @dataclass(frozen=True)
@@ -31,28 +32,38 @@ class TaskData:
 
     @classmethod
     def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> "TaskData":
-        """One task label per row (any sortable labels), or None for a single task."""
+        """Sort rows by their task labels.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n, d)
+            The rows of all tasks.
+        y : array-like of shape (n,)
+            Numeric labels; -1 and 1 for classification.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row. None means a single task.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows. Only proportions within a task matter.
+
+        Returns
+        -------
+        TaskData
+            Tasks are in sorted order. Rows that are already sorted are not copied.
+        """
         X, y = as_rows(X), _numbers(y, "y")
         if X.ndim != 2:
             raise ValueError(f"X must have two dimensions, got {X.ndim}")
         if X.shape[1] == 0:
             raise ValueError("X has no columns")
         n = X.shape[0]
-        tasks = np.zeros(n, dtype=int) if tasks is None else np.asarray(tasks)
+        check_one_per_row("y", y, n)
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
-        for what, array in (("y", y), ("tasks", tasks), ("sample_weight", weight)):
-            if array is not None and array.shape != (n,):
-                raise ValueError(
-                    f"{what} must hold one value per row of X: X has {n} rows, {what} has shape {array.shape}"
-                )
+        if weight is not None:
+            check_one_per_row("sample_weight", weight, n)
         if n == 0:
             raise ValueError("there are no rows in X")
-        if (tasks != tasks).any():
-            raise ValueError(f"tasks holds NaN at row {int(np.argmax(tasks != tasks))}; every row needs a task")
-        try:
-            names, codes = np.unique(tasks, return_inverse=True)
-        except TypeError as error:
-            raise ValueError("task labels must be of one kind, all text or all numbers") from error
+        labels = np.zeros(n, dtype=int) if tasks is None else task_labels(tasks, n)
+        names, codes = np.unique(labels, return_inverse=True)
         starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
         if (np.diff(codes) < 0).any():
             order = np.argsort(codes, kind="stable")
@@ -64,38 +75,29 @@ class TaskData:
     def from_list(
         cls, tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | np.ndarray | None = None
     ) -> "TaskData":
-        """A list (or a mapping by name) of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
-        if isinstance(tasks, Mapping):
-            names, tasks = list(tasks), list(tasks.values())
-        names = list(range(len(tasks))) if names is None else names
-        if len(tasks) == 0 or len(names) != len(tasks):
-            raise ValueError(
-                f"got {len(tasks)} tasks and {len(names)} names; both must be the same number, at least one"
-            )
-        weighted = [len(task) == 3 for task in tasks]
-        if any(weighted) != all(weighted):
-            raise ValueError("either every task has a sample weight or none has")
-        parts = [as_rows(task[0]) for task in tasks]
-        labels = [_numbers(task[1], f"task {name!r}: y") for name, task in zip(names, tasks, strict=True)]
-        for name, part, y in zip(names, parts, labels, strict=True):
-            if part.ndim != 2 or y.shape != (part.shape[0],):
-                raise ValueError(
-                    f"task {name!r}: X has shape {part.shape} and y has shape {y.shape}; they must have as many rows"
-                )
-            if part.shape[1] != parts[0].shape[1]:
-                raise ValueError(f"task {name!r} has {part.shape[1]} features, the first task has {parts[0].shape[1]}")
-            if part.shape[0] == 0:
-                raise ValueError(f"task {name!r} has no rows; leave it out")
-        for name, task, y in zip(names, tasks, labels, strict=True):
-            if len(task) == 3 and np.shape(task[2]) != y.shape:
-                raise ValueError(f"task {name!r} has {len(y)} rows and sample weights of shape {np.shape(task[2])}")
+        """Stack the rows of separate tasks.
+
+        Parameters
+        ----------
+        tasks : list or dict of (X_i, y_i) or (X_i, y_i, sample_weight_i)
+            The data of each task; the keys of a dict are the task names.
+        names : sequence of length m, default=None
+            Task names for a list. None means 0 to m - 1.
+
+        Returns
+        -------
+        TaskData
+            Tasks are in the given order.
+        """
+        found = read_task_list(tasks, names)
+        parts = [as_rows(X) for X in found.X]
+        labels = [_numbers(y, f"task {name!r}: y") for name, y in zip(found.names, found.y, strict=True)]
         if any(sparse.issparse(part) for part in parts):
             X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
         else:
             X = np.concatenate(parts)
-        weight = np.concatenate([np.asarray(task[2], dtype=float) for task in tasks]) if all(weighted) else None
-        starts = np.concatenate([[0], np.cumsum([len(y) for y in labels])])
-        return cls(as_rows(X), np.concatenate(labels), weight, starts, np.array(names))
+        y, weight = np.concatenate(labels), found.stacked_weight()
+        return cls(as_rows(X), y, weight, found.starts, np.array(found.names))
 
     def only(self, tasks: np.ndarray) -> "TaskData":
         """These tasks, by number, in this order."""
@@ -121,7 +123,7 @@ class TaskData:
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
         """The same pieces as engines take them."""
-        return [ArraySource(blocks) for blocks in self.partition(workers, shards)]
+        return list(self.partition(workers, shards))
 
     def _piece(self, units: np.ndarray, edges: np.ndarray, tasks: np.ndarray) -> Blocks:
         first, last = edges[units[0]], edges[units[-1] + 1]

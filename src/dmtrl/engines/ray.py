@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source
+from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
@@ -345,7 +345,7 @@ def _check_travels(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss
         if isinstance(loss, CustomLoss):
             _try_to_send(cloudpickle, loss, f"the loss {loss.name!r}")
     for k, source in enumerate(sources):
-        if not isinstance(source, ArraySource):
+        if not isinstance(source, Blocks):
             _try_to_send(cloudpickle, source, f"the source of worker {k}")
 
 

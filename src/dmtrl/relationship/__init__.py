@@ -11,6 +11,7 @@ from dmtrl.relationship.penalties import (
     get_relationship,
     graph,
     independent,
+    is_learned,
     shared,
 )
 
@@ -25,5 +26,6 @@ __all__ = [
     "get_relationship",
     "graph",
     "independent",
+    "is_learned",
     "shared",
 ]

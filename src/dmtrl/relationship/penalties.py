@@ -374,6 +374,11 @@ def covariance(sigma: np.ndarray, tau: float = 0.0) -> Fixed:
     return Fixed(TaskCovariance.from_dense(sigma), tau, "covariance")
 
 
+def is_learned(relationship: Any) -> bool:
+    """Whether a relationship, as an object or by name, is learned from the data."""
+    return isinstance(relationship, Learned) or (isinstance(relationship, str) and relationship == "learned")
+
+
 def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationship:
     """A relationship by name, from a covariance array, from a sparse graph, or the object itself."""
     if isinstance(relationship, str):

@@ -68,7 +68,7 @@ class TaskCorrelationDisplay(_Display):
         """The correlations of a fitted estimator; `options` are those of `plot`."""
         check_is_fitted(estimator)
         names = estimator.unit_names_.tolist()
-        return cls(estimator._fitted_covariance().correlation(), names).plot(ax, **options)
+        return cls(estimator.covariance_.correlation(), names).plot(ax, **options)
 
     def plot(
         self,

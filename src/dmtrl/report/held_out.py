@@ -74,7 +74,7 @@ def _guess(model: Any, measure: str, over: str, X: Any, y: Any, tasks: Any) -> f
     classes = get_loss(model.loss).kind == CLASSIFICATION
     if X is None or measure != (SHARE if classes else "squared error"):
         return None
-    table = model._read(X, y, tasks, None, reset=False)
+    table = model.read_rows(X, y, tasks)
     errors = guess_of_classes(table.y, table.codes) if classes else guess_of_amounts(table.y, table.codes)
     if over == "rows":
         return float(errors.mean())

@@ -77,7 +77,7 @@ def gather(model: Any, X: Any = None, y: Any = None, tasks: Any = None, comparis
     return ModelFacts(
         names=names,
         tasks=len(model.tasks_),
-        covariance=model._fitted_covariance(),
+        covariance=model.covariance_,
         relations_learned=type(relationship).__name__ == "Learned" or str(relationship) == "learned",
         certificate=model.certificate_,
         tol=float(model.tol),

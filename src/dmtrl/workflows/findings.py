@@ -78,7 +78,7 @@ def _errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
 def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
     """The k most alike and the k most opposed pairs of tasks that are either at all; nothing where there are too many
     tasks to look at all pairs."""
-    covariance, names = model._fitted_covariance(), model.unit_names_
+    covariance, names = model.covariance_, model.unit_names_
     if not 2 <= covariance.m <= MOST_COMPARED:
         return {"alike": [], "opposed": []}
     pairs = strongest_pairs(unit_vectors(covariance), k)

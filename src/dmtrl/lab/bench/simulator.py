@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine
 from dmtrl.losses.builtin import get_loss
@@ -97,7 +96,7 @@ class Recorder(Engine):
 
 
 def workers_of(data: TaskData, loss: str, workers: int) -> list[Worker]:
-    return [Worker(ArraySource(blocks), get_loss(loss)) for blocks in data.partition(workers)]
+    return [Worker(blocks, get_loss(loss)) for blocks in data.partition(workers)]
 
 
 def run(engine: Engine, data: TaskData, reg_lambda: float, settings: Settings) -> Outcome:
