@@ -1,7 +1,10 @@
 """Every error and warning of dmtrl.
 
 DmtrlError
+├── CellError              a cell of a table cannot be read (also a ValueError)
+│   └── MixedColumnError   a few cells of a column of numbers or dates are something else
 ├── LossError              a custom loss contradicts itself (also a ValueError)
+├── OutputExistsError      an output file already exists (also a FileExistsError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
@@ -14,6 +17,7 @@ from the fields.
 """
 
 from collections.abc import Sequence
+from os import PathLike
 
 
 class DmtrlError(Exception):
@@ -24,8 +28,74 @@ class DmtrlWarning(UserWarning):
     """Base class of all warnings of dmtrl."""
 
 
+class CellError(DmtrlError, ValueError):
+    """A cell of a table cannot be read.
+
+    Attributes
+    ----------
+    subject : str
+        How the message begins, such as "column 'age' holds".
+    value : str
+        The text of the cell.
+    row : int
+        The row of the cell, counted from 0 in the column that was read.
+    problem : str
+        How the message ends, such as ", which is not a number".
+    where : str or None
+        The position of the cell in the files, such as "line 42 of sales.csv", once it is known.
+    """
+
+    def __init__(self, subject: str, value: str, row: int, problem: str) -> None:
+        super().__init__(subject, value, row, problem)
+        self.subject, self.value, self.row, self.problem = subject, value, row, problem
+        self.where: str | None = None
+
+    @property
+    def description(self) -> str:
+        """What is wrong and where, without advice."""
+        return f"{self.subject} {self.value!r} ({self.where or f'row {self.row + 1}'}){self.problem}"
+
+    def __str__(self) -> str:
+        return self.description
+
+
+class MixedColumnError(CellError):
+    """Most cells of a column are numbers or dates, and a few are something else.
+
+    Attributes
+    ----------
+    column : str
+    is_target : bool
+        Whether the column is the target of a fit.
+    """
+
+    def __init__(self, subject: str, value: str, row: int, problem: str, column: str, is_target: bool) -> None:
+        super().__init__(subject, value, row, problem)
+        self.args = (subject, value, row, problem, column, is_target)
+        self.column, self.is_target = column, is_target
+
+    def __str__(self) -> str:
+        if self.is_target:
+            otherwise = "or kind='classification' if its values are classes"
+        else:
+            names = f"[{self.column!r}]"
+            otherwise = f"drop={names} to leave the column out, or category={names} if its values are names"
+        return f"{self.description}; correct it, or pass missing=[{self.value!r}] if it means missing, {otherwise}"
+
+
 class LossError(DmtrlError, ValueError):
     """A custom loss contradicts itself: its value, conjugate and dual step do not belong together."""
+
+
+class OutputExistsError(DmtrlError, FileExistsError):
+    """An output file already exists; `path` names it."""
+
+    def __init__(self, path: PathLike[str]) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} already exists; choose another name, or pass force=True to replace it"
 
 
 class WorkerLostError(DmtrlError, RuntimeError):

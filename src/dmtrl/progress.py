@@ -1,6 +1,6 @@
-"""Progress: one live line on a terminal, silence in a pipe.
+"""Progress displays on a terminal; nothing is shown in a pipe.
 
-Room: the ground. A callback gets a record with `round`, `gap`, `seconds`, `solver`; nothing else is assumed of it.
+A callback gets a record with the attributes `round`, `gap`, `seconds` and `solver`.
 """
 
 import math
@@ -12,9 +12,7 @@ from typing import Any
 
 @contextmanager
 def live_line(verbose: int, tol: float) -> Iterator[list[Callable[[Any], None]]]:
-    """Callbacks that show progress: none when verbose is 0, a live line on a terminal, with verbose >= 2 a plain line
-    a round.
-    """
+    """Yield callbacks that show progress: verbose 0: none; 1: a live line on a terminal; 2: one line per round."""
     if verbose >= 2:
         yield [lambda record: print(describe(record, tol), file=sys.stderr, flush=True)]
     elif verbose == 1 and sys.stderr.isatty():
@@ -28,7 +26,7 @@ def live_line(verbose: int, tol: float) -> Iterator[list[Callable[[Any], None]]]
 
 @contextmanager
 def bar(verbose: int, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on a terminal when verbose; silence otherwise. Call what it yields after every finished step."""
+    """Show a progress bar on a terminal if verbose. Yields a function to call after each step."""
     if not verbose or not sys.stderr.isatty():
         yield lambda: None
         return

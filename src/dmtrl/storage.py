@@ -1,8 +1,7 @@
-"""Files that are whole or not there, and those of a checkpoint: numbers and a header in one numpy archive.
+"""Atomic writes to local files, and checkpoint files on a disk or behind an fsspec URL.
 
-Room: the ground. No pickle. What people and checkpoints keep on a disk goes through `whole_file`: to a temporary name,
-which is then renamed, both synced. A checkpoint may also lie behind any fsspec URL, each file written in one piece.
-Whatever goes wrong here is an OSError, whichever package it came from.
+A local file is written under a temporary name, synced and renamed. A checkpoint file is a numpy archive with a JSON
+header and no pickle. Failures are OSErrors, whichever package they come from.
 """
 
 import hashlib
@@ -23,6 +22,7 @@ _HEADER = "header"
 
 
 def is_url(path: str) -> bool:
+    """Whether a path is for fsspec."""
     return "://" in path or "::" in path
 
 
@@ -31,63 +31,67 @@ def join(folder: str, name: str) -> str:
 
 
 def split(path: str) -> tuple[str, str]:
-    """A folder, and the name in it."""
+    """The folder of a path, and the name in it."""
     if not is_url(path):
         return os.path.split(path)
     folder, _, name = path.rpartition("/")
     return folder, name
 
 
-def _remote(url: str) -> tuple[Any, str]:
+@contextmanager
+def _remote(url: str, action: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL and the path in it. An error of the store becomes an OSError that names the action."""
     try:
         import fsspec
     except ImportError as error:
-        raise OSError(f'{url} is a URL, which takes fsspec: pip install "dmtrl[ray]"') from error
+        raise OSError(f'{url} is a URL, which needs fsspec: pip install "dmtrl[ray]"') from error
     try:
         file_system, root = fsspec.core.url_to_fs(url)
         file_system.invalidate_cache()
-    except Exception as error:  # an unknown protocol, a package for it that is not there, or what the store says
+    except Exception as error:  # an unknown protocol, a missing package, or an error of the store
         raise OSError(f"cannot open {url}: {error}") from error
-    return file_system, root
+    try:
+        yield file_system, root
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except Exception as error:
+        raise OSError(f"cannot {action} {url}: {error}") from error
 
 
 def digest(*arrays: np.ndarray, words: str = "") -> str:
-    """Of numbers with their types and shapes, and of words."""
-    found = hashlib.sha256(words.encode())
+    """SHA-256 of a text and of arrays with their dtypes and shapes."""
+    sha256 = hashlib.sha256(words.encode())
     for array in arrays:
-        found.update(f"{array.dtype.str}{array.shape}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
+        sha256.update(f"{array.dtype.str}{array.shape}".encode())
+        sha256.update(np.ascontiguousarray(array).data)
+    return sha256.hexdigest()
 
 
 def check_folder(folder: str) -> None:
-    """Refuse a folder that is none or cannot be made; nothing is made yet."""
+    """Raise OSError if a folder cannot be used or created. Creates nothing."""
     if is_url(folder):
-        _remote(folder)
-        return
-    place = Path(folder)
-    while not os.path.lexists(place):
-        place = place.parent
-    if not place.is_dir():
-        raise NotADirectoryError(f"{place} is a file")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise PermissionError(f"nothing may be written in {place}")
+        with _remote(folder, "open"):
+            return
+    existing = Path(folder)
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not existing.is_dir():
+        raise NotADirectoryError(f"{existing} is a file, not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(f"no permission to write in the folder {existing}")
 
 
 def make_folder(folder: str) -> None:
     if not is_url(folder):
         os.makedirs(folder, exist_ok=True)
         return
-    file_system, root = _remote(folder)
-    try:
+    with _remote(folder, "create the folder") as (file_system, root):
         file_system.makedirs(root, exist_ok=True)
-    except Exception as error:
-        raise OSError(f"cannot make the folder {folder}: {error}") from error
 
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """A new file to write into, which takes the place of `target` if all goes well; otherwise that stays as it was."""
+    """Open a new file that replaces `target` on success; after an error `target` is unchanged."""
     temporary = target.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb+") as file:
@@ -95,7 +99,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
         with open(temporary, "rb+") as written:  # a compressed stream may have closed the file below it
             os.fsync(written.fileno())
         if target.exists():
-            with suppress(OSError):  # some file systems know no modes
+            with suppress(OSError):  # some file systems have no modes
                 os.chmod(temporary, target.stat().st_mode)
         os.replace(temporary, target)
         _sync(target.parent)
@@ -104,8 +108,8 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
 
 
 def _sync(folder: Path) -> None:
-    """Where a folder can be synced, the new name in it reaches the disk too."""
-    with suppress(OSError, AttributeError):  # elsewhere a folder cannot be opened
+    """Write the new name in a folder to the disk, if the platform supports it."""
+    with suppress(OSError, AttributeError):  # other platforms cannot open a folder
         opened = os.open(folder, os.O_DIRECTORY)
         try:
             os.fsync(opened)
@@ -114,17 +118,14 @@ def _sync(folder: Path) -> None:
 
 
 def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """In the end the whole file is there, or what was there before (behind a URL: as far as its store promises)."""
+    """Write a whole file, or leave the old one unchanged. Behind a URL this is up to the store."""
     if is_url(path):
-        file_system, root = _remote(path)
         if not isinstance(content, bytes):
             buffer = io.BytesIO()
             content(buffer)
             content = buffer.getvalue()
-        try:
+        with _remote(path, "write") as (file_system, root):
             file_system.pipe_file(root, content)
-        except Exception as error:
-            raise OSError(f"cannot write {path}: {error}") from error
         return
     with whole_file(Path(path)) as file:
         if isinstance(content, bytes):
@@ -136,56 +137,41 @@ def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
 def read(path: str) -> bytes:
     if not is_url(path):
         return Path(path).read_bytes()
-    file_system, root = _remote(path)
-    try:
+    with _remote(path, "read") as (file_system, root):
         return bytes(file_system.cat_file(root))
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise OSError(f"cannot read {path}: {error}") from error
 
 
 def names(folder: str) -> list[str]:
-    """What lies in a folder; nothing where there is no folder."""
-    if not is_url(folder):
-        try:
-            return sorted(os.listdir(folder))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-    file_system, root = _remote(folder)
+    """The sorted names in a folder; empty if the folder does not exist."""
     try:
-        return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in file_system.ls(root, detail=False))
+        if not is_url(folder):
+            return sorted(os.listdir(folder))
+        with _remote(folder, "list") as (file_system, root):
+            return sorted(str(entry).rstrip("/").rsplit("/", 1)[-1] for entry in file_system.ls(root, detail=False))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except Exception as error:
-        raise OSError(f"cannot list {folder}: {error}") from error
 
 
 def remove(folder: str) -> None:
-    """A folder with all that is in it, if it is there."""
+    """Remove a folder with its content, if it exists."""
     if not is_url(folder):
         shutil.rmtree(folder, ignore_errors=True)
         return
-    file_system, root = _remote(folder)
-    try:
+    with suppress(FileNotFoundError), _remote(folder, "remove") as (file_system, root):
         file_system.rm(root, recursive=True)
-    except FileNotFoundError:
-        pass
-    except Exception as error:
-        raise OSError(f"cannot remove {folder}: {error}") from error
 
 
 def save(path: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Arrays of numbers or text, and a header that JSON can hold."""
+    """Write arrays of numbers or text, and a header that JSON can represent."""
     wrong = [name for name, array in arrays.items() if array.dtype.kind not in "biufU"]
     if wrong:
-        raise TypeError(f"a checkpoint holds numbers and text; {wrong[0]!r} has dtype {arrays[wrong[0]].dtype}")
+        raise TypeError(f"checkpoint arrays must be numbers or text; {wrong[0]!r} has dtype {arrays[wrong[0]].dtype}")
     entries = {_HEADER: np.array(json.dumps(header)), **arrays}
     write(path, lambda file: np.savez(file, **entries))  # type: ignore[arg-type]
 
 
 def load(path: str, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The header and the arrays; ValueError for what is damaged, or is no file of this kind."""
+    """Read the header and the arrays. Raises ValueError if the file is damaged or of another kind."""
     with io.BytesIO(read(path)) if is_url(path) else open(path, "rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
@@ -193,7 +179,7 @@ def load(path: str, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             header = json.loads(str(arrays.pop(_HEADER)))
             found = header["kind"]
         except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a file of a dmtrl checkpoint, or is damaged") from error
+            raise ValueError(f"{path} is damaged or is not a dmtrl checkpoint file") from error
     if found != kind:
-        raise ValueError(f"{path} holds a {found!r}, where a {kind!r} was expected; another dmtrl may have written it")
+        raise ValueError(f"{path} holds a {found!r}, not a {kind!r}; another version of dmtrl may have written it")
     return header, arrays

@@ -238,7 +238,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: Fi
     state.write_bytes(state.read_bytes()[:300])
     result = run(*words, "--no-common", "--resume", keep)
     assert result.exit_code == 1
-    assert "is not a file of a dmtrl checkpoint, or is damaged" in result.stderr
+    assert "is damaged or is not a dmtrl checkpoint file" in result.stderr
     result = run(*words, "--no-common", "--resume", tmp_path / "nothing")
     assert result.exit_code == 1
     assert "there is no complete checkpoint at" in result.stderr

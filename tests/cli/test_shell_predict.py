@@ -131,7 +131,7 @@ def test_unknown_categories_missing_and_extra_columns(folder: Path, tmp_path: Pa
     result = run("predict", folder / "sales.model", write(holes, tmp_path / "a.csv"), "-o", tmp_path / "a.parquet")
     assert result.exit_code == 0
     assert "not known to the model and not used: 'weather'" in result.stderr
-    assert "column 'price': 1 values missing" in result.stderr
+    assert "column 'price': 1 missing, replaced by" in result.stderr
     renamed = new.rename_columns(["Price" if name == "price" else name for name in new.column_names])
     data = write(renamed, tmp_path / "b.csv")
     result = run("predict", folder / "sales.model", data, "-o", tmp_path / "b.parquet")
@@ -193,9 +193,9 @@ def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
         ((tmp_path / "none.model", data, "-o", new), "there is no model file"),
         ((model, tmp_path / "none.csv", "-o", new), "there is no file"),
         ((model, tmp_path / "header.csv", "-o", new), "has columns but no rows"),
-        ((model, data, "-o", tmp_path / "there.csv"), "is there already"),
+        ((model, data, "-o", tmp_path / "there.csv"), "already exists"),
         ((model, data, "-o", tmp_path / "no" / "out.csv"), "there is no folder"),
-        ((model, data, "-o", tmp_path / "out.xlsx"), "has no ending that says how to write it"),
+        ((model, data, "-o", tmp_path / "out.xlsx"), "has an unsupported extension"),
         ((model, data, "-o", model.with_suffix(".csv"), "--keep", "remarks"), "did you mean 'remark'?"),
         ((model, text, "-o", new), "column 'price' holds 'cheap' (line 2), which is not a number"),
     ]

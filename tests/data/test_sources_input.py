@@ -10,8 +10,8 @@ from scipy import sparse
 
 from dmtrl import SourcePlan
 from dmtrl.data.sources import TaskSource
-from dmtrl.tables import open_source
-from dmtrl.tables.cells import CellError
+from dmtrl.exceptions import CellError
+from dmtrl.tables import open_files
 
 pa = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
@@ -108,7 +108,7 @@ def test_the_file_of_a_missing_label_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("labels", [pa.array(["yes", "no", None]), pa.array([1.0, 0.0, float("nan")])])
 def test_a_null_is_no_class(labels: Any, tmp_path: Path) -> None:
     path, positive = _parquet(tmp_path, labels), labels[0].as_py()
-    words = r"task 'n': the target 'kind' holds '' \(row 3\), which is no class"
+    words = r"task 'n': the target 'kind' holds '' \(row 3\), which is not a class"
     with pytest.raises(CellError, match=words):
         SourcePlan.from_files(path, "kind", "t", positive=positive)
     with pytest.raises(CellError, match=words):
@@ -125,9 +125,9 @@ def test_a_label_that_went_missing_after_the_plan_was_made(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("labels", "positive", "words"),
     [
-        (["yes", "no"], "Yes", "the target 'kind' is never 'Yes'; did you mean 'yes'? there are 'no', 'yes'"),
-        (["1.0", "0.0"], 2, "is never '2'; there are '0.0', '1.0'"),
-        (["yes", "no"], 1, "is never '1'; there are 'no', 'yes'"),
+        (["yes", "no"], "Yes", "the target 'kind' is never 'Yes'; did you mean 'yes'? its values are 'no', 'yes'"),
+        (["1.0", "0.0"], 2, "is never '2'; its values are '0.0', '1.0'"),
+        (["yes", "no"], 1, "is never '1'; its values are 'no', 'yes'"),
         ([f"c{i:02}" for i in range(30)], "zebra", "'c19' and 10 more"),
     ],
 )
@@ -156,7 +156,9 @@ ROWS = np.arange(12.0).reshape(6, 2)
 def test_parts_of_different_lengths(parts: tuple[Any, ...], words: str, shards: int) -> None:
     plan = SourcePlan.from_callable(lambda task: parts, ["west"])
     for source in plan.sources(shards, shards):
-        with pytest.raises(ValueError, match=rf"task 'west': all parts must have as many rows; .*{words}"):
+        with pytest.raises(
+            ValueError, match=rf"task 'west': X, y and sample_weight must have the same number of rows; got .*{words}"
+        ):
             source.load()
 
 
@@ -199,7 +201,7 @@ def test_only_proportions_of_work_count() -> None:
 
 @pytest.mark.parametrize("work", [[1.0, np.inf], [1.0, np.nan], [1.0, -1.0], [0.0, 0.0], [1.0], [[1.0, 1.0]]])
 def test_work_that_cannot_be(work: Any) -> None:
-    with pytest.raises(ValueError, match="work must be one finite number for each of the 2 tasks"):
+    with pytest.raises(ValueError, match="work must hold one finite number for each of the 2 tasks"):
         SourcePlan.from_callable("package.module:load", ["a", "b"], work)
 
 
@@ -237,7 +239,10 @@ def test_a_plan_of_an_archive_does_not_read_its_rows(save: Any, tmp_path: Path) 
         ({"X": np.ones(2)}, "needs a two-dimensional array of numbers named X; it holds y$"),
         ({"X": np.array([["a", "b"], ["c", "d"]])}, "needs a two-dimensional array of numbers named X"),
         ({"X": np.ones((0, 2))}, "has columns but no rows"),
-        ({"X": np.ones((2, 2)), "t": np.array(["a", None])}, "cannot be read as npz: its array 't' holds objects"),
+        (
+            {"X": np.ones((2, 2)), "t": np.array(["a", None])},
+            "read as npz: its array 't' holds Python objects",
+        ),
     ],
 )
 def test_archives_that_cannot_be(arrays: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -253,4 +258,4 @@ def test_what_is_no_column_of_an_archive(tmp_path: Path) -> None:
         np.savez(path, X=np.ones((3, 2)), y=np.ones(3), more=np.ones(4), strange=strange, feature_names=["a", "b", "c"])
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("notes.txt", "no array")
-    assert open_source([path]).names == ["x0", "x1", "y", "feature_names"]
+    assert open_files([path]).names == ["x0", "x1", "y", "feature_names"]

@@ -98,7 +98,11 @@ def test_rho_of_kind_2_is_larger(learned: dict[int, tuple[SyntheticTasks, Outcom
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
-    [({"kind": 3}, "kind must be 1 or 2"), ({"rows_per_task": 3}, "rows_per_task >= 10"), ({"m": 0}, "m >= 1")],
+    [
+        ({"kind": 3}, "kind must be 1 or 2"),
+        ({"rows_per_task": 3}, "rows_per_task at least 10"),
+        ({"m": 0}, "m and d must be at least 1"),
+    ],
 )
 def test_synthetic_refuses(arguments: dict[str, int], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
@@ -196,7 +200,7 @@ def test_a_digit_has_the_same_rows_in_any_set_of_digits(digits: list[int]) -> No
         ("38", "a list of digits such as"),
         (3, "a list of digits such as"),
         ((), "at least one digit"),
-        ((4, 4), "each of them once"),
+        ((4, 4), "no digit twice"),
     ],
 )
 def test_digits_that_are_none_are_refused(digits: object, sentence: str) -> None:
@@ -252,14 +256,14 @@ def test_any_domains(small_mds: Path, domains: object, names: list[str]) -> None
 @pytest.mark.parametrize(
     ("domains", "sentence"),
     [
-        (0, "there are 4 domains; ask for 1 to 4 of them, got 0"),
-        (5, "there are 4 domains; ask for 1 to 4 of them, got 5"),
-        (True, "ask for 1 to 4"),
-        (1.5, "names of domains, or how many"),
+        (0, "the number of domains must be from 1 to 4, got 0"),
+        (5, "the number of domains must be from 1 to 4, got 5"),
+        (True, "must be from 1 to 4"),
+        (1.5, "names of domains or their number"),
         ("cars", "no domain 'cars'; the domains are baby, books, dvd, music"),
         (["dvd", 7], "no domain 7"),
-        ([], "at least one domain"),
-        (["dvd", "dvd"], "each of them once"),
+        ([], "at least one name"),
+        (["dvd", "dvd"], "no name twice"),
     ],
 )
 def test_domains_that_are_none_are_refused(small_mds: Path, domains: object, sentence: str) -> None:
@@ -311,12 +315,12 @@ def test_a_missing_file_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytes
 def test_a_file_cut_short_is_told_in_a_sentence(shared_data: SharedData, tmp_path: Path) -> None:
     whole = (shared_data / "school.npz").read_bytes()
     (tmp_path / "school.npz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="truncated"):
         load_school(tmp_path)
     damaged = bytearray(whole)
     damaged[len(whole) // 2 : len(whole) // 2 + 50] = bytes(50)
     (tmp_path / "school.npz").write_bytes(damaged)
-    with pytest.raises(ValueError, match="not the data file it should be"):
+    with pytest.raises(ValueError, match="not the expected data file"):
         load_school(tmp_path)
     np.savez(tmp_path / "school.npz", X=np.zeros((2, 2)))
     with pytest.raises(ValueError, match="no array named y"):

@@ -88,7 +88,7 @@ def test_offline_is_obeyed(home: Home, cache: Path, small_school: Arrays, monkey
     load_school()
 
 
-def test_homes_are_tried_in_turn(
+def test_mirrors_are_tried_in_turn(
     home: Home, cache: Path, small_school: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = Home()
@@ -108,7 +108,7 @@ def test_server_down_and_file_not_found(
     away = nobody()
     live_at(monkeypatch, "school.npz", away, home.url)
     sentence = refusal(cache)
-    assert f"{away[7:-1]}: school_b.mat could not be asked for" in sentence
+    assert f"{away[7:-1]}: school_b.mat could not be requested" in sentence
     assert "school_7_indexes.mat was refused (HTTP 404 Not Found)" in sentence
 
 
@@ -134,7 +134,7 @@ def test_a_foreign_file_is_noticed(home: Home, cache: Path, small_school: Arrays
 def test_an_answer_cut_short_is_noticed(home: Home, cache: Path, small_school: Arrays) -> None:
     home.answer = lambda request, data: send(request, data[: len(data) // 2], stated=len(data))
     whole = len(home.files["school_b.mat"])
-    assert f"school_b.mat was cut short ({whole // 2} of {whole} bytes came)" in refusal(cache)
+    assert f"school_b.mat is truncated ({whole // 2} of {whole} bytes received)" in refusal(cache)
 
 
 def test_a_connection_that_breaks_once_is_tried_again(home: Home, cache: Path, small_school: Arrays) -> None:
@@ -163,18 +163,18 @@ def test_silence_and_a_trickle_are_given_up(
 
     monkeypatch.setattr(download, "SILENCE_SECONDS", 0.2)
     home.answer = say_nothing
-    assert "school_b.mat stopped coming for 0.2 seconds" in refusal(cache)
+    assert "school_b.mat timed out: no data for 0.2 seconds" in refusal(cache)
     monkeypatch.setattr(download, "SILENCE_SECONDS", 30.0)
     monkeypatch.setattr(download, "FILE_SECONDS", 0.2)
     home.answer = trickle
-    assert "school_b.mat took longer than 0.2 seconds" in refusal(cache)
+    assert "school_b.mat timed out: it took longer than 0.2 seconds" in refusal(cache)
 
 
 def test_a_cache_that_cannot_be_written_to(
     home: Home, cache: Path, small_school: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.write_text("a file where the folder should be")
-    with pytest.raises(OSError, match="set DMTRL_CACHE to a folder that can be written to"):
+    with pytest.raises(OSError, match="set DMTRL_CACHE to a writable folder"):
         load_school()
     assert not home.asked, "told before anything is fetched"
 
@@ -194,9 +194,9 @@ def test_threads_share_one_download(home: Home, cache: Path, small_school: Array
 CHILD = """
 import dataclasses, os, sys, time
 from dmtrl.datasets import load_school
-from dmtrl.datasets.sources import SOURCES
+from dmtrl.datasets.registry import REGISTRY
 home, digest, stop = sys.argv[1:]
-SOURCES["school.npz"] = dataclasses.replace(SOURCES["school.npz"], homes=(home,), arrays_sha256=digest)
+REGISTRY["school.npz"] = dataclasses.replace(REGISTRY["school.npz"], mirrors=(home,), arrays_sha256=digest)
 if stop == "before the rename":
     def fsync(_):
         print("written", flush=True)

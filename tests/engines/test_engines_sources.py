@@ -137,7 +137,7 @@ def test_row_numbers_of_pandas_are_no_feature(tmp_path: Path) -> None:
         ({"target": "z"}, "there is no column 'z'"),
         ({"task": "School"}, "there is no column 'School'; did you mean 'school'"),
         ({"features": ["a", "d"]}, "there is no column 'd'"),
-        ({"features": []}, "no column left for the features"),
+        ({"features": []}, "no column is left for the features"),
     ],
 )
 def test_columns_that_are_not_there(what: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_rows_that_say_no_task_or_no_number(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         ((load, []), "at least one name"),
-        ((load, ["a", "a"]), "each once"),
-        (("load", ["a"]), "write it as package.module:function"),
+        ((load, ["a", "a"]), "no name twice"),
+        (("load", ["a"]), "a function or 'package.module:function'"),
         ((load, ["a", "b"], [1.0]), "one finite number for each of the 2 tasks"),
     ],
 )

@@ -113,7 +113,7 @@ def test_lists_of_tasks_that_do_not_fit():
         MTRLRegressor().fit({"a": (X[:4], Y[:4]), "b": (X[4:8], Y[4:7])})
     with refuses(r"task 'b': .* sample_weight has shape \(2,\); they must have the same number of rows"):
         MTRLRegressor().fit({"a": (X[:4], Y[:4], Y[:4]), "b": (X[4:8], Y[4:8], Y[:2])})
-    with refuses(r"task 1 has 2 features, the first task has 3"):
+    with refuses(r"task 1 has 2 features, but task 0 has 3"):
         MTRLRegressor().fit([(X[:4], Y[:4]), (X[4:8, :2], Y[4:8])])
     with refuses(r"task 'b' has no rows; leave it out"):
         MTRLRegressor().fit({"a": (X[:4], Y[:4]), "b": (X[:0], Y[:0])})

@@ -50,7 +50,7 @@ def test_shapes() -> None:
         TaskData.from_long(X[0], Y[:2])
     with pytest.raises(ValueError, match="task 1 has no rows"):
         TaskData.from_list([(X, Y), (X[:0], Y[:0])])
-    with pytest.raises(ValueError, match="task 1 has 1 features, the first task has 2"):
+    with pytest.raises(ValueError, match="task 1 has 1 features, but task 0 has 2"):
         TaskData.from_list([(X, Y), (X[:, :1], Y)])
     with pytest.raises(ValueError, match="there are no rows"):
         TaskData.from_long(X[:0], Y[:0])

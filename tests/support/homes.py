@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dmtrl.datasets.sources import SOURCES
+from dmtrl.datasets.registry import REGISTRY
 
 Arrays = dict[str, np.ndarray]
 
@@ -98,7 +98,7 @@ def digest(arrays: Arrays) -> str:
 
 
 def live_at(monkeypatch: pytest.MonkeyPatch, name: str, *homes: str, **changes: str) -> None:
-    monkeypatch.setitem(SOURCES, name, dataclasses.replace(SOURCES[name], homes=homes, **changes))
+    monkeypatch.setitem(REGISTRY, name, dataclasses.replace(REGISTRY[name], mirrors=homes, **changes))
 
 
 def same(found: Path, arrays: Arrays) -> None:

@@ -16,7 +16,7 @@ import pytest
 import dmtrl
 from dmtrl.cli.errors import printable
 from dmtrl.cli.fit_summary import LONGEST
-from dmtrl.tables.cells import look_at
+from dmtrl.tables.cells import summarize_cells
 from support.shell_data import run, write
 
 N = 120
@@ -55,13 +55,13 @@ def test_a_mistyped_cell_is_named_with_its_line(tmp_path: Path) -> None:
     table = columns()
     table["x1"][40] = "n/k"
     sentence = refusal(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m")
-    assert "column 'x1' holds numbers, but 1 of 120 cells does not: 'n/k' (line 42)" in sentence
+    assert "column 'x1' holds numbers, except for 1 of 120 cells: 'n/k' (line 42)" in sentence
     for way in ("--missing n/k", "--drop x1", "--category x1"):
         assert way in sentence
     table["x1"][50] = "two"
     table["t"][3] = ""  # this row is left out, and the lines are still those of the file
     sentence = refusal(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m")
-    assert "2 of 119 cells do not: the first 'n/k' (line 42)" in sentence
+    assert "except for 2 of 119 cells; the first is 'n/k' (line 42)" in sentence
 
 
 def test_lines_are_those_an_editor_shows(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_of_several_files_the_one_with_the_cell_is_named(tmp_path: Path) -> None
     bad["x2"][7] = "oops"
     first, second = save(tmp_path / "1.csv", good), save(tmp_path / "2.csv", bad)
     sentence = refusal(first, second, *WORDS, "-o", tmp_path / "m")
-    assert f"1 of 240 cells does not: 'oops' (line 9 of {second})" in sentence
+    assert f"except for 1 of 240 cells: 'oops' (line 9 of {second})" in sentence
 
 
 def test_missing_texts_are_kept_with_the_model(tmp_path: Path) -> None:
@@ -122,9 +122,7 @@ def test_common_marks_count_as_missing_among_numbers_and_are_said(tmp_path: Path
     for row, mark in enumerate(("-", "?", "n.a.", "#DIV/0!", "Unknown")):
         table["x1"][row], empty["x1"][row] = mark, ""
     outcome = found(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "a")
-    assert any(
-        "column 'x1': 5 cells that say '-', '?', 'n.a.' and 2 more count as missing" in n for n in outcome["notes"]
-    )
+    assert any("column 'x1': 5 cells with '-', '?', 'n.a.' and 2 more count as missing" in n for n in outcome["notes"])
     assert run("fit", save(tmp_path / "b.csv", empty), *WORDS, "-q", "-o", tmp_path / "b").exit_code == 0
     np.testing.assert_array_equal(dmtrl.load(tmp_path / "a").coef_, dmtrl.load(tmp_path / "b").coef_)
     predicted = [run("predict", tmp_path / "a", tmp_path / f"{name}.csv", "-q").stdout for name in "ab"]
@@ -142,7 +140,8 @@ def test_decimal_commas_are_decimal_points(tmp_path: Path, separator: str) -> No
     assert run("fit", with_points, *WORDS, "-q", "-o", tmp_path / "points").exit_code == 0
     outcome = found(with_commas, *WORDS, "-o", tmp_path / "commas")
     assert any(
-        f"decimal commas, as in {commas['x1'][0]!r}, are read as such: 'x1', 'x2'" in n for n in outcome["notes"]
+        f"decimal commas, as in {commas['x1'][0]!r}, are read as decimal points: 'x1', 'x2'" in n
+        for n in outcome["notes"]
     )
     np.testing.assert_array_equal(dmtrl.load(tmp_path / "points").coef_, dmtrl.load(tmp_path / "commas").coef_)
     predicted = {
@@ -154,7 +153,7 @@ def test_decimal_commas_are_decimal_points(tmp_path: Path, separator: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("cells", "semicolons", "kind", "almost"),
+    ("cells", "semicolons", "kind", "mostly"),
     [
         (["0,5", "1,25", "7"], False, "number", None),
         (["1,234", "5,678"], True, "number", None),
@@ -169,9 +168,9 @@ def test_decimal_commas_are_decimal_points(tmp_path: Path, separator: str) -> No
         (["-", "1"], False, "number", None),
     ],
 )
-def test_how_cells_are_judged(cells: Sequence[str], semicolons: bool, kind: str, almost: str | None) -> None:
-    look = look_at(pa.chunked_array([list(cells)]), semicolons)
-    assert (look.kind, look.almost) == (kind, almost)
+def test_kind_of_cells(cells: Sequence[str], semicolons: bool, kind: str, mostly: str | None) -> None:
+    summary = summarize_cells(pa.chunked_array([list(cells)]), semicolons)
+    assert (summary.kind, summary.mostly) == (kind, mostly)
 
 
 def test_a_target_is_refused_by_the_cell_that_is_no_number(tmp_path: Path) -> None:
@@ -180,8 +179,9 @@ def test_a_target_is_refused_by_the_cell_that_is_no_number(tmp_path: Path) -> No
     data = save(tmp_path / "a.csv", table)
     for words in ((), ("--kind", "regression"), ("--loss", "huber")):
         sentence = refusal(data, *WORDS, *words, "-o", tmp_path / "m")
-        assert "the target 'y' holds numbers, but 1 of 120 cells does not: '1.5.2' (line 62)" in sentence
+        assert "the target 'y' holds numbers, except for 1 of 120 cells: '1.5.2' (line 62)" in sentence
         assert "--missing 1.5.2" in sentence
+        assert "--kind classification" in sentence
     for row in range(50, 90):
         table["y"][row] = f"word {row}"
     save(data, table)
@@ -189,7 +189,7 @@ def test_a_target_is_refused_by_the_cell_that_is_no_number(tmp_path: Path) -> No
     assert "the target 'y' holds 'word 50' (line 52), which is not a number, as 40 of 120 cells" in sentence
     sentence = refusal(data, *WORDS, "-o", tmp_path / "m")
     assert "too many for classes" in sentence
-    assert "40 of its 120 cells are no numbers: the first 'word 50' (line 52)" in sentence
+    assert "40 of its 120 cells are not numbers; the first is 'word 50' (line 52)" in sentence
 
 
 def test_predict_names_the_line_of_a_cell_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,8 +209,8 @@ def test_free_text_is_not_advised_to_be_categories(tmp_path: Path) -> None:
     outcome = found(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m")
     done = {line["column"]: line["done"] for line in outcome["columns"]}
     assert "free text is not used" in done["remark"]
-    assert "--category" not in done["remark"]
-    assert "--category" in done["street"]
+    assert "category" not in done["remark"]
+    assert "declare it a category to use it" in done["street"]
 
 
 def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_models_and_utf16_given_as_data(tmp_path: Path) -> None:
     data = save(tmp_path / "a.csv", columns())
     assert run("fit", data, *WORDS, "-q", "-o", tmp_path / "good.dmtrl").exit_code == 0
     sentence = refusal(tmp_path / "good.dmtrl", *WORDS, "-o", tmp_path / "m")
-    assert "is a dmtrl model, not data; give data files" in sentence
+    assert "is a dmtrl model, not data; pass data files" in sentence
     for encoding in ("utf-16", "utf-16-le", "utf-16-be"):
         (tmp_path / "b.csv").write_bytes(data.read_text(encoding="utf-8").encode(encoding))
         assert "UTF-16" in (sentence := refusal(tmp_path / "b.csv", *WORDS, "-o", tmp_path / "m"))

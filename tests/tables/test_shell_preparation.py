@@ -11,7 +11,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dmtrl
-from dmtrl.tables.preparation import Dropped, learn
+from dmtrl.tables.learning import learn
+from dmtrl.tables.preparation import Dropped
 from support.shell_data import shops
 
 
@@ -76,7 +77,7 @@ def test_what_becomes_of_columns() -> None:
     forced = learn(shops(), "shop", "sales", number=["row_id"], category=["kg", "open"])
     kinds = {name: (kind, done, count) for name, kind, done, count in forced.table()}
     assert kinds["row_id"][0] == "number"
-    assert kinds["open"] == ("category", "a column each; unknown ones: none of them", 2)
+    assert kinds["open"] == ("category", "one column each; unknown ones have none", 2)
 
 
 def test_rare_unknown_and_missing_categories() -> None:

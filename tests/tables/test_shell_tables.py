@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 from sklearn.datasets import dump_svmlight_file
 
-from dmtrl.tables import columns, find_parts, nearest, open_source
+from dmtrl.tables import columns, find_files, nearest, open_files
 from support.shell_data import run, shops, write
 
 
 def test_csv_text_comes_back_as_what_was_written(tmp_path: Path) -> None:
     table = shops()
     for ending in (".csv", ".csv.gz", ".tsv", ".parquet", ".feather", ".arrow"):
-        source = open_source([write(table, tmp_path / f"shops{ending}")])
+        source = open_files([write(table, tmp_path / f"shops{ending}")])
         assert source.names == table.column_names
         found = source.read().columns
         for name in ("size", "price", "open", "sales"):
@@ -81,7 +81,7 @@ def test_types_that_files_bring_along(tmp_path: Path) -> None:
         }
     )
     for ending in (".parquet", ".arrow"):
-        found = open_source([write(table, tmp_path / f"a{ending}")]).read().columns
+        found = open_files([write(table, tmp_path / f"a{ending}")]).read().columns
         kinds = {name: columns.kind_of(found.column(name), untyped=False) for name in found.column_names}
         assert kinds == {
             "category": "text", "large": "text", "decimal": "number", "small": "number", "moment": "date",
@@ -104,19 +104,19 @@ def test_without_pyarrow_the_install_command_is_named(tmp_path: Path, monkeypatc
 
 def test_words_in_quotes_are_not_missing(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('name,x\nNA,1\n"NA",2\n"",3\n,4\n', encoding="utf-8")
-    table = open_source([tmp_path / "a.csv"]).read().columns
+    table = open_files([tmp_path / "a.csv"]).read().columns
     assert columns.texts(table.column("name")).tolist() == [None, "NA", None, None]
 
 
 def test_semicolons_bom_line_breaks_and_an_index_column(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes('﻿;name;x\r\n0;"two\nlines";1\r\n1;ünder;2\r\n'.encode())
-    source = open_source([tmp_path / "a.csv"])
+    source = open_files([tmp_path / "a.csv"])
     assert source.names == ["unnamed_0", "name", "x"]
     table = source.read().columns
     assert table.column("name").to_pylist() == ["two\nlines", "ünder"]
     assert columns.numbers(table.column("x"), "x").tolist() == [1, 2]
     (tmp_path / "b.csv").write_bytes(b"\n  \r\n\na,b\r\n1,2\r\n\r\n3,4\r\n")
-    assert open_source([tmp_path / "b.csv"]).read().columns.to_pydict() == {"a": ["1", "3"], "b": ["2", "4"]}
+    assert open_files([tmp_path / "b.csv"]).read().columns.to_pydict() == {"a": ["1", "3"], "b": ["2", "4"]}
 
 
 def test_a_folder_by_key_and_a_folder_of_files(tmp_path: Path) -> None:
@@ -127,18 +127,18 @@ def test_a_folder_by_key_and_a_folder_of_files(tmp_path: Path) -> None:
     (tmp_path / "plain" / "_SUCCESS").touch()
     (tmp_path / "plain" / ".hidden.csv").touch()
     expected = [f"00{i + 1}" for i in range(3) for _ in range(40)]
-    hive = open_source([tmp_path / "hive"])
+    hive = open_files([tmp_path / "hive"])
     assert hive.is_untyped("shop")
     assert not hive.is_untyped("size")
     assert hive.read().columns.column("shop").to_pylist() == expected
-    plain = open_source([tmp_path / "plain"]).with_file_names("shop")
+    plain = open_files([tmp_path / "plain"]).with_file_names("shop")
     assert plain.read().columns.column("shop").to_pylist() == expected
 
 
 def test_files_that_disagree(tmp_path: Path) -> None:
     write(pa.table({"a": [1, 2], "b": ["x", "y"]}), tmp_path / "1.parquet")
     write(pa.table({"b": [3.5], "c": [1]}), tmp_path / "2.parquet")
-    source = open_source([tmp_path / "1.parquet", tmp_path / "2.parquet"])
+    source = open_files([tmp_path / "1.parquet", tmp_path / "2.parquet"])
     assert {name: Path(file).name for name, file in source.partly_missing().items()} == {
         "a": "2.parquet", "c": "1.parquet",
     }  # fmt: skip
@@ -149,11 +149,11 @@ def test_npz_and_libsvm(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X, y, task = rng.normal(size=(30, 3)), rng.normal(size=30), np.repeat([4, 5, 6], 10)
     np.savez(tmp_path / "a.npz", X=X, y=y, task=task, feature_names=np.array(["u", "v", "w"]), other=np.ones(7))
-    source = open_source([tmp_path / "a.npz"])
+    source = open_files([tmp_path / "a.npz"])
     assert source.names == ["u", "v", "w", "y", "task"]
     np.testing.assert_array_equal(source.read().columns.column("v").to_numpy(), X[:, 1])
     dump_svmlight_file(X, y, str(tmp_path / "a.svm"), zero_based=False, query_id=task)
-    batch = open_source([tmp_path / "a.svm"]).read()
+    batch = open_files([tmp_path / "a.svm"]).read()
     assert batch.columns.column("qid").to_pylist() == task.tolist()
     np.testing.assert_allclose(batch.block.toarray()[:, 1:], X)
 
@@ -162,7 +162,7 @@ def test_libsvm_in_pieces_is_the_whole(tmp_path: Path, monkeypatch: pytest.Monke
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 5)) * (rng.random((200, 5)) < 0.4)
     dump_svmlight_file(X, X[:, 0], str(tmp_path / "a.svm"))
-    source = open_source([tmp_path / "a.svm"])
+    source = open_files([tmp_path / "a.svm"])
     monkeypatch.setattr("dmtrl.tables.arrays.PIECE", 500)
     pieces = list(source.batches(["label"], features=4))
     assert len(pieces) > 10
@@ -175,7 +175,7 @@ def test_batches_know_how_far_they_are(tmp_path: Path, monkeypatch: pytest.Monke
     table = shops()
     for ending in (".csv", ".parquet", ".feather"):
         path = write(table, tmp_path / f"a{ending}")
-        batches = list(open_source([path, path]).batches(["price"]))
+        batches = list(open_files([path, path]).batches(["price"]))
         done = [batch.done for batch in batches]
         assert len(done) > 3
         assert done == sorted(done)
@@ -185,7 +185,7 @@ def test_batches_know_how_far_they_are(tmp_path: Path, monkeypatch: pytest.Monke
 
 def _refused(path: Path, match: str) -> None:
     with pytest.raises((ValueError, OSError), match=match):
-        open_source([path]).read()
+        open_files([path]).read()
 
 
 def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
@@ -196,19 +196,19 @@ def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
     wrong = {
         "empty.csv": (b"", "empty.csv is empty"),
         "blank.csv": (b"\n \n", "is empty"),
-        "binary.csv": (b"\x00\x01\x02" * 50, "is named as a CSV file but is a binary file"),
-        "parquet.csv": (parquet, "is named as a CSV file but is a Parquet file"),
+        "binary.csv": (b"\x00\x01\x02" * 50, "has the extension of a CSV file but is a binary file"),
+        "parquet.csv": (parquet, "has the extension of a CSV file but is a Parquet file"),
         "text.parquet": (csv, "is not a Parquet file"),
         "cut.parquet": (parquet[: len(parquet) // 2], "cut.parquet cannot be read as parquet"),
         "cut.feather": (feather[: len(feather) // 2], "cut.feather cannot be read as arrow"),
         "cut.csv.gz": (gzip.compress(csv)[:-400], "cut.csv.gz"),
-        "plain.csv.gz": (csv, "named as compressed CSV but is plain text"),
+        "plain.csv.gz": (csv, "has the extension of a compressed CSV file but is plain text"),
         "latin.csv": ("a,b\n1,ü\n".encode("latin-1"), "UTF-8"),
         "ragged.csv": (b"a,b\n1,2\n3\n", "Expected 2 columns, got 1"),
         "open.csv": (b'a,b\n1,"2\n' + b"3,4\n" * 800_000, "a quotation mark is not closed"),
         "twice.csv": (b"a,a\n1,2\n", "two columns named 'a'"),
         "cut.npz": (b"PK\x03\x04" + b"0" * 100, "cannot be read as npz"),
-        "what.xlsx": (b"PK\x03\x04", "has no ending that says how to read it"),
+        "what.xlsx": (b"PK\x03\x04", "has an unsupported extension"),
     }
     for name, (content, match) in wrong.items():
         (tmp_path / name).write_bytes(content)
@@ -217,7 +217,7 @@ def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     _refused(tmp_path / "folder", "no data file in the folder")
     with pytest.raises(ValueError, match=r"several formats \(csv, parquet\)"):
-        find_parts([tmp_path / "a.csv", tmp_path / "a.parquet"])
+        find_files([tmp_path / "a.csv", tmp_path / "a.parquet"])
 
 
 def test_nearest_names() -> None:

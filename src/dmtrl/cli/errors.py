@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import click
 
-from dmtrl.exceptions import WorkerLostError
+from dmtrl.exceptions import MixedColumnError, OutputExistsError, WorkerLostError
 
 INTERRUPTED = 130
 _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -32,11 +32,16 @@ def told_in_sentences() -> Iterator[None]:
         yield
     except BrokenPipeError:  # somebody reads only the head of the output; click ends quietly
         raise
+    except OutputExistsError as error:
+        message = f"{error.path} already exists; choose another name, or pass --force to replace it"
+        raise click.ClickException(printable(message, "\n")) from error
     except OSError as error:
         told = error.strerror and error.filename
         raise click.ClickException(
             printable(f"{error.filename}: {error.strerror}" if told else str(error), "\n")
         ) from error
+    except MixedColumnError as error:
+        raise click.ClickException(printable(_mixed_column(error), "\n")) from error
     except (ValueError, ArithmeticError, ImportError) as error:
         raise click.ClickException(printable(str(error), "\n")) from error
     except WorkerLostError as error:
@@ -44,3 +49,14 @@ def told_in_sentences() -> Iterator[None]:
         raise click.ClickException(printable(f"{error.args[0]}{resume}", "\n")) from error
     except MemoryError as error:
         raise click.ClickException("there is not enough memory for this; use fewer rows or columns") from error
+
+
+def _mixed_column(error: MixedColumnError) -> str:
+    """The message of a column of mixed cells, with the options that help."""
+    if error.is_target:
+        otherwise = "or --kind classification if its values are classes"
+    else:
+        column = shlex.quote(error.column)
+        otherwise = f"--drop {column} to leave the column out, or --category {column} if its values are names"
+    missing = f"--missing {shlex.quote(error.value)} if it means missing"
+    return f"{error.description}; correct it, or pass {missing}, {otherwise}"

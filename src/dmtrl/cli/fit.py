@@ -15,7 +15,7 @@ import click
 
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import INTERRUPTED, printable, told_in_sentences
-from dmtrl.tables.discovery import find_parts
+from dmtrl.tables.discovery import find_files
 from dmtrl.tables.output import check_output
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def command(
     began = time.perf_counter()
     page = None if no_page else Path(out).with_suffix(".html")
     with told_in_sentences():  # what is cheap to see is said before the numerical libraries are loaded
-        find_parts(data)
+        find_files(data)
         for path in (Path(out), page):
             if path is not None:
                 check_output(path, force, data)

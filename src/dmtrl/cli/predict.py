@@ -11,7 +11,7 @@ import click
 
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import INTERRUPTED, printable, told_in_sentences
-from dmtrl.tables.discovery import find_parts, is_model
+from dmtrl.tables.discovery import find_files, is_model
 from dmtrl.tables.output import check_output, check_table_name
 
 
@@ -49,7 +49,7 @@ def command(
             raise FileNotFoundError(f"there is no model file {model}")
         if not is_model(Path(model)):
             raise ValueError(f"{model} is not a dmtrl model; predict takes the model first, then the data")
-        find_parts(data)
+        find_files(data)
         if path is not None:
             check_table_name(path)
             check_output(path, force, [model, *data])

@@ -1,1 +1,1 @@
-"""Task data: rows sorted by task, blocks of them for workers, and sources that workers read themselves."""
+"""Rows sorted by task, blocks of rows for workers, and sources that workers read themselves."""

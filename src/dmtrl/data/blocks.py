@@ -1,8 +1,7 @@
-"""What a worker holds, and where it comes from.
+"""The rows of a worker, and the contract of a source that loads them.
 
-Room: the ground. `Blocks` are the rows of a worker's units laid one after the other; a unit is a task, or a shard
-of one. A `Source` is what travels to the place where a worker runs: it loads the blocks there, so rows need not
-pass through anybody else's hands.
+`Blocks` are the rows of a worker's units, one unit after the other. A unit is a task or a shard of a task. A `Source`
+is sent to the worker and loads the blocks there, so rows need not pass through the coordinator.
 """
 
 from collections.abc import Sequence
@@ -15,24 +14,25 @@ from scipy import sparse
 
 @dataclass(frozen=True)
 class Blocks:
+    """The rows of the units of one worker."""
+
     X: Any  # (n, d) array or CSR matrix, float32 or float64
     y: np.ndarray
     sample_weight: np.ndarray | None
     starts: np.ndarray  # unit i owns rows starts[i]:starts[i+1]
     tasks: np.ndarray  # number of each unit's task in the whole problem
-    shards: np.ndarray  # number of the shard within its task; 0 where a task is whole
-    names: Sequence[str]  # each unit's task in words, for error messages
+    shards: np.ndarray  # number of the shard within its task; 0 for a whole task
+    names: Sequence[str]  # name of each unit's task, for error messages
     groups: np.ndarray | None = None  # units with the same number hold the same rows (the classes of one task)
 
     def __post_init__(self) -> None:
         n = self.X.shape[0]
         if len(self.y) != n or self.starts[-1] != n or len(self.tasks) != len(self.starts) - 1:
             raise ValueError(
-                f"blocks do not fit: {n} rows in X, {len(self.y)} in y, the last unit ends at {self.starts[-1]}"
+                f"inconsistent blocks: X has {n} rows, y has {len(self.y)}, the last unit ends at row {self.starts[-1]}"
             )
-
         if len(np.unique(self.tasks)) != len(self.tasks):
-            raise ValueError("a worker was given several shards of one task; join them into one unit")
+            raise ValueError("a worker has several shards of one task; join them into one unit")
 
     @property
     def n_units(self) -> int:
@@ -44,13 +44,13 @@ class Blocks:
 
 
 class Source(Protocol):
+    """Loads the blocks of one worker, where the worker runs. It must be picklable for engines with processes."""
+
     def load(self) -> Blocks: ...
 
 
 def as_rows(X: Any) -> Any:
-    """X as the kernels read it: C-ordered or CSR with sorted, summed indices; float32 stays, all else becomes
-    float64.
-    """
+    """X as the kernels read it: C-ordered, or CSR with sorted and unique indices; float32 or else float64."""
     if sparse.issparse(X):
         X = X.tocsr()
         if not X.has_canonical_format:
@@ -66,7 +66,7 @@ def as_rows(X: Any) -> Any:
 
 
 def all_finite(numbers: np.ndarray) -> bool:
-    """No NaN or infinity; asked of the sum first, which needs no array of answers as large as the numbers."""
+    """Whether there is no NaN or infinity. Checks the sum first, which needs no temporary array."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = numbers.sum() if numbers.dtype.kind == "f" else 0.0
     return bool(np.isfinite(total)) or bool(np.isfinite(numbers).all())

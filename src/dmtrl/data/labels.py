@@ -50,7 +50,7 @@ def read_task_list(
         if not fits:
             raise ValueError(f"task {name!r}: {shapes}; they must have the same number of rows")
         if X.shape[1] != tables[0].shape[1]:
-            raise ValueError(f"task {name!r} has {X.shape[1]} features, the first task has {tables[0].shape[1]}")
+            raise ValueError(f"task {name!r} has {X.shape[1]} features, but task {names[0]!r} has {tables[0].shape[1]}")
         if X.shape[0] == 0:
             raise ValueError(f"task {name!r} has no rows; leave it out")
     return TaskList(names, tables, labels, weights)

@@ -1,8 +1,8 @@
-"""Data that stays where it is: a plan of which task lies where, and sources that each worker reads for itself.
+"""Plans for data that workers read themselves.
 
-Room: beside data, of which it is the counterpart for rows that never come here. Making a plan reads names of tasks and
-counts of rows, and a target of which one class is positive; a source travels to its worker and reads there. Paths and
-URLs must be seen by every machine.
+A `SourcePlan` knows which tasks there are and how much work each one is. Making it reads task names and row counts,
+and, if one class is positive, the target. Each worker gets a source that reads its own rows, so every machine must be
+able to open the paths and URLs.
 """
 
 import importlib
@@ -14,16 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from dmtrl.data.blocks import Blocks, Source
-from dmtrl.data.task_data import TaskData, cut, shards_of, share_out
-from dmtrl.tables import open_source
-from dmtrl.tables.by_task import Columns, Dataset, Files
+from dmtrl.data.task_data import TaskData, shard_edges, shards_per_task, split_units
+from dmtrl.tables import open_files
+from dmtrl.tables.by_task import ColumnRoles, DatasetReader, FileReader, open_dataset
 
 
 class Reader(Protocol):
-    """Travels to a worker and reads there."""
+    """Reads the rows of tasks. It must be picklable, because it is sent to the workers."""
 
     def only(self, names: Sequence[Any]) -> "Reader":
-        """What is needed to read these tasks."""
+        """A reader that is sufficient for these tasks."""
         ...
 
     def read(self, names: Sequence[Any]) -> Mapping[Any, tuple[Any, ...]]:
@@ -32,8 +32,8 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class _Unit:
-    """Shards first to last (exclusive) of the `of` into which a task is cut."""
+class TaskShards:
+    """Shards `first` to `last` (exclusive) of a task that is cut into `of` shards."""
 
     task: int
     name: Any
@@ -44,40 +44,43 @@ class _Unit:
 
 @dataclass(frozen=True)
 class TaskSource:
+    """A source that reads its units with a Reader."""
+
     reader: Reader
-    units: tuple[_Unit, ...]
+    units: tuple[TaskShards, ...]
 
     def load(self) -> Blocks:
-        found = self.reader.read([unit.name for unit in self.units])
+        names = [unit.name for unit in self.units]
+        found = self.reader.read(names)
         parts = []
         for unit in self.units:
             if unit.name not in found:
-                raise ValueError(f"task {unit.name!r} has no rows where they should be; make the plan anew")
+                raise ValueError(f"task {unit.name!r} has no rows any more; create the plan again")
             whole = found[unit.name]
-            edges = cut(_length(whole, unit.name), unit.of)
+            edges = shard_edges(_n_rows(whole, unit.name), unit.of)
             parts.append(tuple(part[edges[unit.first] : edges[unit.last]] for part in whole))
-        blocks = TaskData.from_list(parts, _as_given([unit.name for unit in self.units])).partition(1)[0]
+        blocks = TaskData.from_list(parts, _as_objects(names)).partition(1)[0]
         tasks, shards = ([unit.task for unit in self.units], [unit.first for unit in self.units])
         return replace(blocks, tasks=np.array(tasks), shards=np.array(shards))
 
 
-def _length(parts: tuple[Any, ...], name: Any) -> int:
-    """How many rows a task has; cut into shards, parts that do not fit together would not be found out any more."""
-    found = [np.shape(part) for part in parts]
-    if () in found or len({shape[0] for shape in found}) > 1:
-        listed = ", ".join(f"{what} {shape}" for what, shape in zip(("X", "y", "sample_weight"), found, strict=False))
-        raise ValueError(f"task {name!r}: all parts must have as many rows; their shapes are {listed}")
-    return int(found[0][0])
+def _n_rows(parts: tuple[Any, ...], name: Any) -> int:
+    """The number of rows of a task. Checked here because shards of unequal parts could have equal lengths."""
+    shapes = [np.shape(part) for part in parts]
+    if () in shapes or len({shape[0] for shape in shapes}) > 1:
+        found = ", ".join(f"{what} {shape}" for what, shape in zip(("X", "y", "sample_weight"), shapes, strict=False))
+        raise ValueError(f"task {name!r}: X, y and sample_weight must have the same number of rows; got {found}")
+    return int(shapes[0][0])
 
 
-def _as_given(names: Sequence[Any] | np.ndarray) -> np.ndarray:
-    """One object each, whatever they are: numpy would write [1, "a"] as texts and see a matrix in tuples."""
+def _as_objects(names: Sequence[Any] | np.ndarray) -> np.ndarray:
+    """One object per name: numpy would turn [1, "a"] into texts and tuples into a matrix."""
     return np.fromiter(names.tolist() if isinstance(names, np.ndarray) else names, dtype=object, count=len(names))
 
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """Which tasks there are, how much work each is, and who reads them. `solve` takes it in place of task data."""
+    """The tasks, the work that each one is, and the reader of their rows. `solve` accepts it instead of task data."""
 
     names: np.ndarray
     work: np.ndarray
@@ -92,41 +95,45 @@ class SourcePlan:
         return replace(self, names=self.names[tasks], work=self.work[tasks])
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
-        """One for each worker, of about equally much work; see TaskData.partition."""
-        per_task = shards_of(self.m, workers, shards)
-        task = np.repeat(np.arange(self.m), per_task)
-        shard = np.concatenate([np.arange(count) for count in per_task])
+        """One source for each worker, with about the same amount of work; see TaskData.partition."""
+        per_task = shards_per_task(self.m, workers, shards)
         work = np.append(0, np.cumsum(np.repeat(self.work / per_task, per_task)))
-        _, first = np.unique(share_out(work, workers), return_index=True)
-        made: list[Source] = []
-        for mine in np.split(np.arange(len(task)), first[1:]):
-            tasks, begin, count = np.unique(task[mine], return_index=True, return_counts=True)
-            starts = shard[mine[begin]]
+        sources: list[Source] = []
+        for tasks, first, last in split_units(work, per_task, workers):
             units = [
-                _Unit(int(i), self.names[i], int(start), int(end), int(per_task[i]))
-                for i, start, end in zip(tasks, starts, starts + count, strict=True)
+                TaskShards(int(i), self.names[i], int(start), int(end), int(per_task[i]))
+                for i, start, end in zip(tasks, first, last, strict=True)
             ]
-            made.append(TaskSource(self.reader.only([unit.name for unit in units]), tuple(units)))
-        return made
+            sources.append(TaskSource(self.reader.only([unit.name for unit in units]), tuple(units)))
+        return sources
 
     @classmethod
     def from_callable(
         cls, load: str | Callable[[Any], tuple[Any, ...]], tasks: Sequence[Any], work: Sequence[float] | None = None
     ) -> "SourcePlan":
-        """load(task) returns (X, y) or (X, y, sample_weight), and is called where the worker runs: a function, or
-        "package.module:function". work: about how much each task is, such as its rows."""
-        names = _as_given(tasks)
+        """Rows that a function returns.
+
+        Parameters
+        ----------
+        load : callable or str
+            load(task) returns (X, y) or (X, y, sample_weight). It runs on the worker. A str is
+            "package.module:function".
+        tasks : the names of the tasks
+        work : array of shape (n_tasks,), optional
+            The relative amount of work of each task, such as its number of rows.
+        """
+        names = _as_objects(tasks)
         if len(names) == 0 or len(set(names)) < len(names):
-            raise ValueError(f"tasks must be at least one name, each once; got {len(tasks)} names")
+            raise ValueError(f"tasks must hold at least one name and no name twice; got {len(tasks)} names")
         if isinstance(load, str) and load.count(":") != 1:
-            raise ValueError(f"{load!r} does not name a function; write it as package.module:function")
+            raise ValueError(f"load must be a function or 'package.module:function', got {load!r}")
         amount = np.ones(len(tasks)) if work is None else np.asarray(work, dtype=float)
-        good = np.isfinite(amount) & (amount >= 0)
-        if amount.shape != (len(tasks),) or not good.all() or not amount.any():
+        valid = np.isfinite(amount) & (amount >= 0)
+        if amount.shape != (len(tasks),) or not valid.all() or not amount.any():
             raise ValueError(
-                f"work must be one finite number for each of the {len(tasks)} tasks, none negative and not all zero"
+                f"work must hold one finite number for each of the {len(tasks)} tasks, none negative, not all zero"
             )
-        return cls(names, amount, _Called(load))
+        return cls(names, amount, _CallableReader(load))
 
     @classmethod
     def from_files(
@@ -139,21 +146,34 @@ class SourcePlan:
         positive: Any = None,
         constant: float | None = None,
     ) -> "SourcePlan":
-        """Files (CSV, Parquet, Arrow, npz) or folders of them. A folder may be laid out by task: `school=12/a.parquet`
-        makes a column `school`. Without `task` each file is one task.
+        """Rows in files (CSV, Parquet, Arrow, npz) or folders of them.
 
-        features: columns of numbers; None: all that are left. positive: the target's value that becomes +1, all others
-        -1; numbers are compared as such, and every row must say its class. constant: append a column of this number,
-        for `intercept_ridge`.
+        Parameters
+        ----------
+        paths : path or list of paths
+            A folder may be partitioned: `school=12/a.parquet` defines a column `school`.
+        target : str
+            The column to predict.
+        task : str, optional
+            The column that holds the task; None: each file is one task.
+        features : list of str, optional
+            Columns of numbers; None: all other columns.
+        weights : str, optional
+            The column that holds the sample weights.
+        positive : optional
+            The value of the target that becomes +1; all others become -1. Numbers are compared as numbers. Every row
+            needs a class.
+        constant : float, optional
+            Append a feature with this value, for `intercept_ridge`.
         """
-        table = open_source([paths] if isinstance(paths, str | Path) else list(paths))
+        table = open_files([paths] if isinstance(paths, str | Path) else list(paths))
         if task is None:
             task = "file"
             table = table.with_file_names(task)
         if table.format == "libsvm":
-            raise ValueError("a libsvm file does not name its columns; convert it to Parquet, or use from_callable")
-        columns = Columns.among(table.names, target, task, features, weights, positive, constant)
-        return cls._from_tables(Files(table, columns), columns)
+            raise ValueError("libsvm files have no named columns; convert them to Parquet, or use from_callable")
+        roles = ColumnRoles.choose(table.names, target, task, features, weights, positive, constant)
+        return cls._from_reader(FileReader(table, roles), roles)
 
     @classmethod
     def from_dataset(
@@ -166,28 +186,30 @@ class SourcePlan:
         positive: Any = None,
         constant: float | None = None,
     ) -> "SourcePlan":
-        """A Parquet data set that pyarrow can open: a folder or a URL (s3://, gs://, hdfs://), partitioned or not. A
-        worker reads only row groups that may hold its tasks. Parameters as in `from_files`."""
-        dataset = Dataset(str(url))
-        columns = Columns.among(dataset.opened().schema.names, target, task, features, weights, positive, constant)
-        return cls._from_tables(replace(dataset, columns=columns), columns)
+        """Rows in a Parquet data set that pyarrow can open: a folder or a URL (s3://, gs://, hdfs://).
+
+        A worker reads only the row groups that may hold its tasks. Other parameters as in `from_files`.
+        """
+        names = open_dataset(str(url)).schema.names
+        roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant)
+        return cls._from_reader(DatasetReader(str(url), roles), roles)
 
     @classmethod
-    def _from_tables(cls, reader: Any, columns: Columns) -> "SourcePlan":
-        rows, reader = reader.survey()
+    def _from_reader(cls, reader: FileReader | DatasetReader, roles: ColumnRoles) -> "SourcePlan":
+        rows, scanned = reader.scan()
         if not rows:
-            raise ValueError("there are no rows")
-        numbers = all(map(str.isdecimal, rows))
-        names = sorted(rows, key=lambda name: (len(name) if numbers else 0, name))
-        work = np.array([rows[name] for name in names]) * (len(columns.features) + 1.0)
-        return cls(_as_given(names), work, reader)
+            raise ValueError("the data has no rows")
+        are_numbers = all(map(str.isdecimal, rows))
+        names = sorted(rows, key=lambda name: (len(name) if are_numbers else 0, name))
+        work = np.array([rows[name] for name in names]) * (len(roles.features) + 1.0)
+        return cls(_as_objects(names), work, scanned)
 
 
 @dataclass(frozen=True)
-class _Called:
+class _CallableReader:
     load: str | Callable[[Any], tuple[Any, ...]]
 
-    def only(self, names: Sequence[Any]) -> "_Called":
+    def only(self, names: Sequence[Any]) -> "_CallableReader":
         return self
 
     def read(self, names: Sequence[Any]) -> Mapping[Any, tuple[Any, ...]]:

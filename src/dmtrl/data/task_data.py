@@ -1,10 +1,10 @@
-"""Task intake: the one funnel through which every shape of data becomes blocks.
+"""Rows of all tasks, and their partition into blocks for workers.
 
-Room: above the engines, below the estimators. Rows are sorted by task once (stable); a partition is a list of
-contiguous pieces of that order, so dense pieces are views and nothing is copied again.
+Rows are sorted by task once (stable sort). A partition is a list of contiguous pieces of that order, so dense pieces
+are views and nothing is copied again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,59 +108,72 @@ class TaskData:
         return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups)
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
-        """Contiguous pieces of about equally much work: rows, and where X is sparse its entries. `shards` says into
-        how many each task may be cut, so that one task can lie on several workers; shards that fall to the same worker
-        are joined again."""
-        per_task = shards_of(self.m, workers, shards)
-        tasks = np.repeat(np.arange(self.m), per_task)
-        shard = np.arange(len(tasks)) - (np.cumsum(per_task) - per_task)[tasks]
-        rows = np.diff(self.starts)[tasks]
-        edges = np.append(self.starts[tasks] + rows * shard // per_task[tasks], self.starts[-1])  # as in `cut`
+        """Contiguous pieces with about the same amount of work: rows and, if X is sparse, its entries.
+
+        shards: the number of shards into which each task may be cut, so that one task can use several workers. Shards
+        on the same worker are joined.
+        """
+        per_task = shards_per_task(self.m, workers, shards)
+        task = np.repeat(np.arange(self.m), per_task)
+        first_unit = np.cumsum(per_task) - per_task
+        rows, shard = np.diff(self.starts)[task], np.arange(len(task)) - first_unit[task]
+        edges = np.append(self.starts[task] + rows * shard // per_task[task], self.starts[-1])  # as in shard_edges
         work = edges + (self.X.indptr[edges] if sparse.issparse(self.X) else 0)
-        owner = share_out(work, workers)
-        _, first = np.unique(owner, return_index=True)
-        return [self._piece(units, edges, tasks) for units in np.split(np.arange(len(tasks)), first[1:])]
+        return [
+            self._piece(tasks, first, edges[first_unit[tasks] + first], edges[first_unit[tasks[-1]] + last[-1]])
+            for tasks, first, last in split_units(work, per_task, workers)
+        ]
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
-        """The same pieces as engines take them."""
+        """The pieces of `partition` as sources, which is what engines expect."""
         return list(self.partition(workers, shards))
 
-    def _piece(self, units: np.ndarray, edges: np.ndarray, tasks: np.ndarray) -> Blocks:
-        first, last = edges[units[0]], edges[units[-1] + 1]
-        mine, begin = np.unique(tasks[units], return_index=True)
-        starts = np.append(edges[units[begin]], last) - first
-        shard = units[begin] - np.searchsorted(tasks, mine)
-        rows = slice(first, last)
+    def _piece(self, tasks: np.ndarray, shards: np.ndarray, starts: np.ndarray, end: int) -> Blocks:
+        """The rows from starts[0] to `end` as blocks."""
+        rows = slice(starts[0], end)
         weight = None if self.sample_weight is None else self.sample_weight[rows]
-        names = [str(name) for name in self.names[mine]]
-        groups = None if self.groups is None else self.groups[mine]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, mine, shard, names, groups)
+        names = [str(name) for name in self.names[tasks]]
+        groups = None if self.groups is None else self.groups[tasks]
+        starts = np.append(starts, end) - starts[0]
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, groups)
 
 
-def shards_of(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:
-    """Into how many each of m tasks is to be cut."""
+def shards_per_task(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:
+    """The number of shards of each of m tasks."""
     per_task = np.broadcast_to(np.asarray(shards, dtype=int), m)
     if workers < 1 or (per_task < 1).any():
-        raise ValueError("the number of workers and of shards must be at least 1")
+        raise ValueError("workers and shards must be at least 1")
     return per_task
 
 
-def cut(n: int, count: int) -> np.ndarray:
-    """Where `count` shards of n rows begin and end."""
+def shard_edges(n: int, count: int) -> np.ndarray:
+    """The boundaries of `count` shards of n rows."""
     return n * np.arange(count + 1) // count
 
 
-def share_out(work: np.ndarray, workers: int) -> np.ndarray:
-    """The worker of each unit; unit i takes work[i + 1] - work[i], and neighbours stay together."""
-    units = len(work) - 1
-    if workers >= units:
-        return np.arange(units)
-    middle = (work[:-1] + work[1:]) / 2
-    return np.minimum((middle * workers / (work[-1] or 1)).astype(int), workers - 1)
+def split_units(
+    work: np.ndarray, per_task: np.ndarray, workers: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The units of each worker: their tasks, and the first and last (exclusive) shard of each.
+
+    work: cumulated over all shards of all tasks. Neighbouring shards stay together; those of one task are one unit.
+    """
+    n = len(work) - 1
+    owner = np.arange(n)
+    if workers < n:
+        middle = (work[:-1] + work[1:]) / 2
+        owner = np.minimum((middle * workers / (work[-1] or 1)).astype(int), workers - 1)
+    task = np.repeat(np.arange(len(per_task)), per_task)
+    first_unit = np.cumsum(per_task) - per_task
+    begins = np.unique(owner, return_index=True)[1]
+    for mine in np.split(np.arange(n), begins[1:]):
+        tasks, begin, count = np.unique(task[mine], return_index=True, return_counts=True)
+        first = mine[begin] - first_unit[tasks]
+        yield tasks, first, first + count
 
 
 def _part(X: Any, rows: slice) -> Any:
-    """Rows side by side, without a copy; slicing a CSR matrix would copy its entries."""
+    """Contiguous rows without a copy; slicing a CSR matrix would copy its entries."""
     if not sparse.issparse(X):
         return X[rows]
     indptr = X.indptr[rows.start : rows.stop + 1]

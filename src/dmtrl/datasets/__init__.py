@@ -1,7 +1,7 @@
-"""Named data sets: the paper's synthetic tasks, made on the spot, and real ones, read from files.
+"""Named data sets: the paper's synthetic tasks, and real ones that are read from files or downloaded.
 
-Room: beside solve and data. `synthetic` draws; `files` finds and reads archives, `real` says what is in them;
-`download` brings one that is missing, from a home in `sources`, by way of `convert`.
+`synthetic` generates tasks; `real` loads data sets from archives that `files` finds; `download` fetches a missing
+archive from the URLs in `registry` and converts it with `convert`.
 """
 
 from dmtrl.datasets.files import cache_folder, find_file

@@ -1,7 +1,6 @@
-"""Published files into the arrays of our archives: School (.mat), MNIST (idx), Multi-Domain Sentiment (text).
+"""Convert published files to the arrays of our archives: School (.mat), MNIST (idx), Multi-Domain Sentiment (text).
 
-Room: datasets. Pure: bytes in, arrays out, no files and no network. Every function raises when its input is not what it
-should be; `download` says so in a sentence.
+The functions turn bytes into arrays, without files or the network. They raise if the input is not as expected.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from scipy import sparse
 
-from dmtrl.datasets.sources import MDS_DOMAINS, SCHOOL_SPLITS, mds_file, mds_parts
+from dmtrl.datasets.registry import MDS_DOMAINS, SCHOOL_SPLITS, mds_file, mds_parts
 
 Files = Mapping[str, bytes]
 Arrays = dict[str, np.ndarray]
@@ -28,7 +27,7 @@ MDS_FOLDS = 10
 
 
 def school(files: Files) -> Arrays:
-    """Columns become rows, the list of task starts a task number a row, and MATLAB's indices are counted from zero."""
+    """Transpose to one row per pupil, with a task number for each row and indices that count from zero."""
     from scipy.io import loadmat
 
     def read(name: str) -> Mapping[str, np.ndarray]:
@@ -54,7 +53,7 @@ def school(files: Files) -> Arrays:
 
 
 def mnist(files: Files) -> Arrays:
-    """Training images before test images, values as they are."""
+    """Training images, then test images, with unchanged pixel values."""
     images = [idx_array(files[f"{part}-images-idx3-ubyte.gz"]) for part in ("train", "t10k")]
     labels = [idx_array(files[f"{part}-labels-idx1-ubyte.gz"]) for part in ("train", "t10k")]
     return {
@@ -66,30 +65,30 @@ def mnist(files: Files) -> Arrays:
 
 
 def idx_array(data: bytes) -> np.ndarray:
-    """An (unpacked) idx file of bytes: two zeros, the type 8, the number of axes, their lengths, the values."""
+    """Parse an idx file of bytes: two zeros, the type 8, the number of axes, their lengths, the values."""
     if len(data) < 4 or data[:3] != b"\0\0\x08":
-        raise ValueError("it is no idx file of bytes")
+        raise ValueError("not an idx file of bytes")
     head = 4 + 4 * data[3]
     shape = tuple(int.from_bytes(data[i : i + 4], "big") for i in range(4, head, 4))
     if len(data) != head + math.prod(shape):
-        raise ValueError("it is an idx file of the wrong length")
+        raise ValueError("an idx file of the wrong length")
     return np.frombuffer(data, dtype=np.uint8, offset=head).reshape(shape)
 
 
 def mds(files: Files) -> Arrays:
-    """Reviews as counts of the most frequent words and pairs of words; see `load_mds` for what the rows are.
+    """Reviews as counts of the most frequent words and pairs of words; `load_mds` describes the rows.
 
-    A row repeated within a domain, a row with the counts of an earlier one, and a row with no kept term are left out.
-    Which rows are `balanced`, and their `fold`, follows from a digest of each text: no random generator is asked.
+    Rows that repeat within a domain, rows with the counts of an earlier row, and rows without a kept term are dropped.
+    A digest of each text, not a random generator, determines `balanced` and `fold`.
     """
     rows = [row for number, domain in enumerate(MDS_DOMAINS) for row in _reviews(files, number, domain)]
     counts, vocab = _count_terms([text for text, *_ in rows])
     kept = _first_of_each(counts)
     counts = counts[kept]
     task, y, origin, part = np.array([rows[k][1:] for k in kept]).T
-    _compare_with_table(task, y, origin)
+    _check_counts(task, y, origin)
     key = [hashlib.sha256(rows[k][0].encode()).digest() for k in kept]
-    balanced, fold = _draw(key, task, y, origin)
+    balanced, fold = _assign_folds(key, task, y, origin)
     return {
         "data": counts.data.astype(np.uint16),
         "indices": counts.indices.astype(np.int32),
@@ -107,7 +106,7 @@ def mds(files: Files) -> Arrays:
 
 
 def _reviews(files: Files, number: int, domain: str) -> list[tuple[str, int, int, int, int]]:
-    """(text, task, label, origin, part) of a domain: origin 0 is labelled at four stars, origin 1 has one star."""
+    """(text, task, label, origin, part) of a domain. origin 0: labelled at four stars; 1: one-star reviews."""
     found: dict[str, tuple[str, int, int, int, int]] = {}
     for origin, threshold in enumerate((4, 2)):
         for part in mds_parts(domain):
@@ -119,13 +118,13 @@ def _reviews(files: Files, number: int, domain: str) -> list[tuple[str, int, int
 
 
 def labelled_texts(data: bytes) -> list[tuple[str, int]]:
-    """One review a line, a tab, and its label 1 or -1; a line of another form is passed over, as its publishers do."""
+    """Parse lines of a review, a tab, and its label 1 or -1. Other lines are skipped, as in the published code."""
     pairs = [line.strip().split("\t") for line in data.decode("utf-8", errors="replace").split("\n")]
     return [(pair[0], int(pair[1])) for pair in pairs if len(pair) == 2 and pair[1] in ("1", "-1")]
 
 
 def terms(text: str) -> list[str]:
-    """Words and pairs of neighbours; a token with no letter or digit is no word, and parts its neighbours."""
+    """Words and pairs of adjacent words. A token without a letter or digit is not a word and ends a pair."""
     found, before = [], ""
     for token in text.split():
         if not any(character.isalnum() for character in token):
@@ -139,12 +138,12 @@ def terms(text: str) -> list[str]:
 
 
 def _count_terms(texts: list[str]) -> tuple[sparse.csr_matrix, np.ndarray]:
-    """Counts of the most frequent terms, most frequent first, in alphabetical order where equal."""
+    """Counts of the most frequent terms, by frequency and then alphabetically."""
     from sklearn.feature_extraction.text import CountVectorizer
 
     counter = CountVectorizer(analyzer=terms)
     counts = counter.fit_transform(texts)
-    names = counter.get_feature_names_out()  # alphabetical, so that a stable sort leaves ties in that order
+    names = counter.get_feature_names_out()  # alphabetical; the stable sort keeps that order for ties
     kept = np.argsort(-np.asarray(counts.sum(axis=0)).ravel(), kind="stable")[:MDS_TERMS]
     counts = counts[:, kept].tocsr()
     counts.sort_indices()
@@ -152,7 +151,7 @@ def _count_terms(texts: list[str]) -> tuple[sparse.csr_matrix, np.ndarray]:
 
 
 def _first_of_each(counts: sparse.csr_matrix) -> list[int]:
-    """Rows with at least one term whose counts no earlier row has."""
+    """The rows that have at least one term and whose counts no earlier row has."""
     first: dict[tuple[bytes, bytes], int] = {}
     for row, (a, b) in enumerate(zip(counts.indptr[:-1], counts.indptr[1:], strict=True)):
         if a < b:
@@ -160,21 +159,25 @@ def _first_of_each(counts: sparse.csr_matrix) -> list[int]:
     return list(first.values())
 
 
-def _compare_with_table(task: np.ndarray, y: np.ndarray, origin: np.ndarray) -> None:
-    """The counts of every domain; a few rows may differ, where equally frequent terms fell on the other side."""
+def _check_counts(task: np.ndarray, y: np.ndarray, origin: np.ndarray) -> None:
+    """Compare with the known counts. A few rows may differ, depending on which of equally frequent terms are kept."""
     for number, (domain, stated) in enumerate(MDS_DOMAINS.items()):
         mine = task == number
         found = (int(mine.sum()), int((y[mine] > 0).sum()), int(origin[mine].sum()))
         if any(abs(a - b) > max(3, b // 100) for a, b in zip(found, stated, strict=True)):
             raise ValueError(
-                f"{domain} has {found[0]} reviews ({found[1]} positive, {found[2]} extra) where "
-                f"{stated[0]} ({stated[1]}, {stated[2]}) are known"
+                f"{domain} has {found[0]} reviews ({found[1]} positive, {found[2]} extra), expected "
+                f"{stated[0]} ({stated[1]}, {stated[2]})"
             )
 
 
-def _draw(key: list[bytes], task: np.ndarray, y: np.ndarray, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """balanced: of each domain as many of either label, those with the smallest keys. fold: dealt out like cards, in
-    order of key, to all rows of a kind (domain, label, origin, balanced) before those of the next.
+def _assign_folds(
+    key: list[bytes], task: np.ndarray, y: np.ndarray, origin: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Choose `balanced` and `fold` by the keys of the rows.
+
+    balanced: equally many rows of both labels in each domain, those with the smallest keys. fold: assigned in turn, in
+    order of key, to the rows of each kind (domain, label, origin, balanced).
     """
     order = np.array(sorted(range(len(key)), key=key.__getitem__), dtype=int)
     balanced, fold = np.zeros(len(key), dtype=bool), np.zeros(len(key), dtype=np.int8)
@@ -182,7 +185,7 @@ def _draw(key: list[bytes], task: np.ndarray, y: np.ndarray, origin: np.ndarray)
         sides = [order[(task[order] == number) & (y[order] == label)] for label in (-1, 1)]
         for side in sides:
             balanced[side[: min(map(len, sides))]] = True
-    dealt = order[np.lexsort((balanced[order], origin[order], y[order], task[order]))]  # lexsort keeps ties in order
+    dealt = order[np.lexsort((balanced[order], origin[order], y[order], task[order]))]  # lexsort is stable
     fold[dealt] = np.arange(len(dealt)) % MDS_FOLDS
     return balanced, fold
 

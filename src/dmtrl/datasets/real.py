@@ -1,7 +1,7 @@
-"""Real data sets: School, MNIST and Multi-Domain Sentiment from files, scikit-learn's digits from the package itself.
+"""Real data sets: School, MNIST, Multi-Domain Sentiment, and scikit-learn's digits.
 
-Room: datasets. Nothing is centred or scaled unless the docstring says so; that is the model's business. A file is
-looked for in `folder`, in DMTRL_DATA and in the cache folder, and downloaded into the cache where none of them has it.
+Features are not centred or scaled unless the docstring says so. A file is searched in `folder`, in the environment
+variable DMTRL_DATA and in the cache folder; otherwise it is downloaded into the cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from scipy import sparse
 from dmtrl.data.task_data import TaskData
 from dmtrl.datasets.download import locate
 from dmtrl.datasets.files import read_arrays
-from dmtrl.datasets.sources import SCHOOL_SPLITS
+from dmtrl.datasets.registry import SCHOOL_SPLITS
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class TaskSplit:
 
 @dataclass(frozen=True)
 class School:
+    """Rows of all schools, with the published splits."""
+
     X: np.ndarray  # (15362, 28) float32; the last column is the constant 1
     y: np.ndarray  # exam score
     task: np.ndarray  # number of each row's school
@@ -58,12 +60,21 @@ def load_mnist_tasks(
     seed: int = 0,
     max_positives: int | None = None,
 ) -> TaskSplit:
-    """One-vs-rest tasks, each with as many negatives drawn at random from the other nine digits, as in the paper.
+    """MNIST as balanced one-vs-rest tasks: the negatives of a digit are drawn from the other nine, as in the paper.
 
-    The official division into training and test images, about 12,000 training rows a task; pixels scaled to 0..1 in
+    Uses the official training and test images, with about 12,000 training rows per task. Pixels are scaled to 0..1 in
     float32 (380 MB for all training rows).
-    digits: which digits get a task, in this order (default: all ten); a digit's rows do not depend on the others asked
-    for. max_positives: caps the images of a digit in the training part, and in the test part at a fifth of it.
+
+    Parameters
+    ----------
+    folder : path, optional
+        A folder that holds mnist.npz.
+    digits : iterable of int, optional
+        The digits that get a task, in this order; default: all ten. The rows of a digit do not depend on the others.
+    seed : int
+        Seed of the draws.
+    max_positives : int, optional
+        The maximum number of training images of a digit; for test images a fifth of it.
     """
     chosen = _choose_digits(digits)
     if max_positives is not None and max_positives < 1:
@@ -80,14 +91,14 @@ def load_mnist_tasks(
 def load_digits_tasks(*, digits: Iterable[int] | None = None, seed: int = 0, test_share: float = 0.3) -> TaskSplit:
     """scikit-learn's 1,797 digits of 8 x 8 pixels as balanced one-vs-rest tasks; needs no file and no network.
 
-    The images are divided first, so that no test image of one task is a training image of another. Pixels are scaled
-    to 0..1. digits: as in `load_mnist_tasks`.
+    The images are split first, so that no test image of one task is a training image of another. Pixels are scaled to
+    0..1. test_share: the share of test images. Other parameters as in `load_mnist_tasks`.
     """
     from sklearn.datasets import load_digits
 
     chosen = _choose_digits(digits)
     if not 0 < test_share < 1:
-        raise ValueError(f"test_share must lie between 0 and 1, got {test_share!r}")
+        raise ValueError(f"test_share must be between 0 and 1, got {test_share!r}")
     X, y = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(y))
@@ -106,17 +117,28 @@ def load_mds(
 ) -> TaskSplit:
     """Sentiment of Amazon reviews in 22 product domains (a subset of the collection), as CSR rows of 10,000 terms.
 
-    domains: names, or a number: so many of the domains with the most rows (default: all 22). Tasks in order of name.
-    rows: "balanced" (as many positives as negatives in each domain), "natural" (each domain's own share) or "all".
-    test_folds: which of the ten fixed folds are the test part; three of them are the paper's 70/30.
-    tfidf: term weights learned from the training rows, each row scaled to length one; otherwise raw counts.
+    Parameters
+    ----------
+    folder : path, optional
+        A folder that holds mds.npz.
+    domains : int, str or iterable of str, optional
+        Names of domains, or the number of domains, those with the most rows first; default: all 22. Tasks are sorted
+        by name.
+    rows : "balanced", "natural" or "all"
+        "balanced": as many positives as negatives in each domain. "natural": the original share of each domain.
+    test_folds : sequence of int
+        Which of the ten fixed folds are test rows; three of them give the paper's 70/30 split.
+    tfidf : bool
+        Weight terms by tf-idf, learned from the training rows, and scale each row to norm one; otherwise raw counts.
 
-    Of the collection (Blitzer, Dredze and Pereira 2007) a download holds the tokenised part that Yu et al. published
-    with "Diverse few-shot text classification with multiple metrics" (2018): one third of each domain (of books, dvd,
-    electronics, kitchen_housewares, music and video less), labelled at four stars, and as further negatives the
-    one-star reviews of another third. We know no checksum of these texts; instead, the rows of every domain are
-    counted. `fold` and `balanced` are ours, drawn from a digest of each text: an mds.npz made in another way has (all
-    but) the same reviews in other folds, and gives slightly different errors.
+    Notes
+    -----
+    The download holds the tokenised part of the collection (Blitzer, Dredze and Pereira 2007) that Yu et al. published
+    with "Diverse few-shot text classification with multiple metrics" (2018): one third of each domain (less of books,
+    dvd, electronics, kitchen_housewares, music and video), labelled at four stars, and the one-star reviews of another
+    third as further negatives. There is no known checksum of these texts; instead, the rows of every domain are
+    counted. `fold` and `balanced` come from a digest of each text. An mds.npz made in another way has almost the same
+    reviews in other folds and gives slightly different errors.
     """
     choices = ("balanced", "natural", "all")
     if rows not in choices:
@@ -157,30 +179,30 @@ def _choose_digits(digits: Iterable[int] | None) -> list[int]:
     chosen: list[Any] = list(digits)
     for digit in chosen:
         if isinstance(digit, bool) or not isinstance(digit, int | np.integer) or not 0 <= digit <= 9:
-            raise ValueError(f"digits must be whole numbers from 0 to 9, got {digit!r}")
+            raise ValueError(f"digits must be integers from 0 to 9, got {digit!r}")
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"digits must name at least one digit, and each of them once, got {chosen!r}")
+        raise ValueError(f"digits must hold at least one digit and no digit twice, got {chosen!r}")
     return [int(digit) for digit in chosen]
 
 
 def _choose_domains(domains: int | str | Iterable[str] | None, names: np.ndarray, task: np.ndarray) -> np.ndarray:
-    """Numbers of the domains asked for; `task` is the domain of each row that could be used."""
+    """The numbers of the chosen domains. task: the domain of each row that can be used."""
     known = [str(name) for name in names]
     if domains is None:
         return np.arange(len(known))
     if isinstance(domains, int | np.integer):
         if isinstance(domains, bool) or not 1 <= domains <= len(known):
-            raise ValueError(f"there are {len(known)} domains; ask for 1 to {len(known)} of them, got {domains!r}")
+            raise ValueError(f"the number of domains must be from 1 to {len(known)}, got {domains!r}")
         sizes = np.bincount(task, minlength=len(known))
         return np.argsort(-sizes, kind="stable")[:domains]
     if not isinstance(domains, Iterable):
-        raise ValueError(f"domains must be names of domains, or how many of them, got {domains!r}")
+        raise ValueError(f"domains must be names of domains or their number, got {domains!r}")
     chosen = [domains] if isinstance(domains, str) else list(domains)
     for domain in chosen:
         if domain not in known:
             raise ValueError(f"there is no domain {domain!r}; the domains are {', '.join(known)}")
     if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"domains must name at least one domain, and each of them once, got {chosen!r}")
+        raise ValueError(f"domains must hold at least one name and no name twice, got {chosen!r}")
     return np.array([known.index(domain) for domain in chosen])
 
 
@@ -193,9 +215,9 @@ def _one_vs_rest(
     rng: np.random.Generator,
     max_positives: int | None = None,
 ) -> TaskData:
-    """A digit's task: the rows that show it, and as many drawn without replacement from the others."""
+    """The task of each digit: its images, and as many that are drawn without replacement from the others."""
     drawn = {}
-    for k in range(10):  # all ten, so that the draws for one digit do not depend on which are asked for
+    for k in range(10):  # all ten, so that the draws for one digit do not depend on the chosen digits
         positive = rows[y[rows] == k]
         if max_positives is not None and len(positive) > max_positives:
             positive = np.sort(rng.choice(positive, max_positives, replace=False))

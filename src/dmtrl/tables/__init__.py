@@ -1,10 +1,12 @@
-"""Data files as batches of named columns, whatever their format and however many there are.
+"""Data files as batches of named columns, and columns as features.
 
-Room: beside intake. `discovery` finds the files and what their names say, `readers` and `arrays` open one file each,
-`columns` turns a column into numbers, texts or dates. Nothing here knows what a column will be used for.
+`discovery` finds the files; `readers` and `arrays` read one file each; `table_files` joins several into one table;
+`columns` and `cells` turn a column into numbers, texts or dates; `by_task` reads the rows of single tasks;
+`preparation` turns columns into features, as `learning` decided; `output` writes tables.
 """
 
-from dmtrl.tables.discovery import FORMATS, Part, find_parts
-from dmtrl.tables.source import Batch, Source, nearest, open_source
+from dmtrl.tables.discovery import FORMATS, DataFile, find_files
+from dmtrl.tables.names import nearest, require_column
+from dmtrl.tables.table_files import Batch, TableFiles, open_files
 
-__all__ = ["FORMATS", "Batch", "Part", "Source", "find_parts", "nearest", "open_source"]
+__all__ = ["FORMATS", "Batch", "DataFile", "TableFiles", "find_files", "nearest", "open_files", "require_column"]

@@ -1,73 +1,74 @@
-"""Rows of some tasks out of files that hold many: the columns that count, as (X, y) of each task.
+"""The rows of single tasks from files that hold many tasks: (X, y) of each.
 
-Room: tables. Both readers can be sent to another machine, where they open the files for themselves. Names of tasks are
-texts, whatever the column's type.
+A reader can be sent to another machine and opens the files there. Task names are texts, whatever the column's type.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from dmtrl.exceptions import CellError
 from dmtrl.tables import columns as read
-from dmtrl.tables.cells import CellError
-from dmtrl.tables.classes import Seen, signs
-from dmtrl.tables.source import Source, nearest, require_pyarrow
+from dmtrl.tables.classes import ClassScan, signs
+from dmtrl.tables.names import require_column
+from dmtrl.tables.readers import decode_dictionaries
+from dmtrl.tables.table_files import TableFiles, require_pyarrow
 
-_ROW_NUMBERS = re.compile(r"__index_level_\d+__$|unnamed_\d+$")  # as pandas writes them
+_ROW_NUMBERS = re.compile(r"__index_level_\d+__$|unnamed_\d+$")  # index columns that pandas writes
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What each column is for."""
+class ColumnRoles:
+    """What each column is used for."""
 
     task: str
     target: str
     features: tuple[str, ...]
     weights: str | None = None
-    positive: Any = None  # the target's value that becomes +1, all others -1
-    constant: float | None = None  # what stands in a last column that is appended
-    meant: frozenset[str] = frozenset()  # how `positive` is written, once the target has been surveyed
+    positive: Any = None  # the value of the target that becomes +1; all others become -1
+    constant: float | None = None  # the value of an additional last feature
+    positive_texts: frozenset[str] = frozenset()  # how the files write `positive`; known after a scan
 
     @classmethod
-    def among(
+    def choose(
         cls,
-        known: Sequence[str],
+        names: Sequence[str],
         target: str,
         task: str,
         features: Sequence[str] | None,
         weights: str | None,
         positive: Any,
         constant: float | None,
-    ) -> "Columns":
-        """features None: all that are left, without the row numbers of pandas. Refuses a column that is not there."""
+    ) -> "ColumnRoles":
+        """features None: all other columns, except the index columns of pandas."""
         others = [task, target, *([weights] if weights is not None else [])]
         for name in (*others, *(features or ())):
-            if name not in known:
-                meant = nearest(name, known)
-                hint = f"did you mean {meant!r}?" if meant else f"there are {', '.join(known[:20])}"
-                raise ValueError(f"there is no column {name!r}; {hint}")
-        left = (name for name in known if name not in others and not _ROW_NUMBERS.match(name))
-        chosen = tuple(left if features is None else features)
+            require_column(name, names)
+        rest = (name for name in names if name not in others and not _ROW_NUMBERS.match(name))
+        chosen = tuple(rest if features is None else features)
         if not chosen:
-            raise ValueError("there is no column left for the features")
+            raise ValueError("no column is left for the features")
         return cls(task, target, chosen, weights, positive, constant)
 
     @property
-    def surveyed(self) -> list[str]:
+    def scanned(self) -> list[str]:
+        """The columns that a scan reads."""
         return [self.task] if self.positive is None else [self.task, self.target]
-
-    def after(self, seen: Seen) -> "Columns":
-        """With what a survey has found out about the target."""
-        return self if self.positive is None else replace(self, meant=seen.written_as(self.positive, self.target))
 
     @property
     def all(self) -> list[str]:
         return [self.task, self.target, *self.features, *([self.weights] if self.weights is not None else [])]
 
-    def names(self, table: Any) -> np.ndarray:
+    def after_scan(self, classes: ClassScan) -> "ColumnRoles":
+        if self.positive is None:
+            return self
+        return replace(self, positive_texts=classes.texts_of(self.positive, self.target))
+
+    def task_names(self, table: Any) -> np.ndarray:
         names = read.texts(table.column(self.task))
         for row, name in enumerate(names):
             if name is None:
@@ -76,15 +77,16 @@ class Columns:
 
     def split(self, table: Any) -> dict[str, tuple[np.ndarray, ...]]:
         """(X, y) or (X, y, weight) of each task in a table, in the order of its rows."""
-        names = self.names(table)
+        names = self.task_names(table)
         try:
             arrays = self._arrays(table)
-        except CellError as error:  # its row is one of those that were asked for, which nobody can find in a file
-            raise error.at(f"in task {names[error.row]!r}") from None
-        kinds, codes, counts = np.unique(names.astype(str), return_inverse=True, return_counts=True)
+        except CellError as error:  # the table is filtered, so its row numbers are not those of a file
+            error.where = f"in task {names[error.row]!r}"
+            raise
+        tasks, codes, counts = np.unique(names.astype(str), return_inverse=True, return_counts=True)
         order, ends = np.argsort(codes, kind="stable"), np.cumsum(counts)
-        parts = (np.split(array[order], ends)[:-1] for array in arrays)  # behind the last end there is nothing
-        return dict(zip(kinds.tolist(), zip(*parts, strict=True), strict=True))
+        parts = (np.split(array[order], ends)[:-1] for array in arrays)
+        return dict(zip(tasks.tolist(), zip(*parts, strict=True), strict=True))
 
     def _arrays(self, table: Any) -> list[np.ndarray]:
         parts = [read.numbers(table.column(name), name) for name in self.features]
@@ -93,113 +95,103 @@ class Columns:
         if self.positive is None:
             y = read.numbers(table.column(self.target), self.target)
         else:
-            y = signs(read.texts(table.column(self.target)), self.meant, self.target)
+            y = signs(read.texts(table.column(self.target)), self.positive_texts, self.target)
         weights = [] if self.weights is None else [read.numbers(table.column(self.weights), self.weights)]
         return [np.column_stack(parts), y, *weights]
 
-
-def _count(batches: Iterator[Any], columns: Columns, seen: Seen) -> dict[str, int]:
-    rows: dict[str, int] = {}
-    for batch in batches:
-        tasks = columns.names(batch)
-        if columns.positive is not None:
-            seen.add(read.texts(batch.column(columns.target)), tasks)
-        names, counts = np.unique(tasks.astype(str), return_counts=True)
-        for name, count in zip(names.tolist(), counts.tolist(), strict=True):
-            rows[name] = rows.get(name, 0) + count
-    return rows
+    def count_rows(self, tables: Iterator[Any], classes: ClassScan) -> Counter[str]:
+        """The number of rows of each task; adds the values of a target of classes to `classes`."""
+        rows: Counter[str] = Counter()
+        for table in tables:
+            tasks = self.task_names(table)
+            if self.positive is not None:
+                classes.add(read.texts(table.column(self.target)), tasks)
+            names, counts = np.unique(tasks.astype(str), return_counts=True)
+            rows.update(dict(zip(names.tolist(), counts.tolist(), strict=True)))
+        return rows
 
 
 @dataclass(frozen=True)
-class Files:
-    """Files of any format; a worker opens those that hold a row of its tasks."""
+class FileReader:
+    """Reads files of any format; a worker opens only the files that hold rows of its tasks."""
 
-    table: Source
-    columns: Columns
-    where: Mapping[str, frozenset[int]] | None = None  # numbers of the files that hold each task
+    table: TableFiles
+    roles: ColumnRoles
+    files_of: Mapping[str, frozenset[int]] | None = None  # task -> numbers of the files with its rows
 
-    def survey(self) -> tuple[dict[str, int], "Files"]:
-        """The tasks, how many rows each has, and a reader that knows which files hold which; of all columns only that
-        of the task is read, and where one class is positive that of the target."""
-        rows: dict[str, int] = {}
-        seen = Seen()
-        where: dict[str, set[int]] = {}
-        for number, part in enumerate(self.table.parts):
-            batches = (batch.columns for batch in Source((part,)).batches(self.columns.surveyed))
-            for name, count in _count(batches, self.columns, seen).items():
-                rows[name] = rows.get(name, 0) + count
-                where.setdefault(name, set()).add(number)
+    def scan(self) -> tuple[Counter[str], "FileReader"]:
+        """The number of rows of each task, and a reader that knows which files hold them.
+
+        Reads only the task column and, if one class is positive, the target.
+        """
+        rows: Counter[str] = Counter()
+        classes = ClassScan()
+        files_of: dict[str, set[int]] = {}
+        for number, file in enumerate(self.table.files):
+            tables = (batch.columns for batch in TableFiles((file,)).batches(self.roles.scanned))
+            found = self.roles.count_rows(tables, classes)
+            rows.update(found)
+            for name in found:
+                files_of.setdefault(name, set()).add(number)
         with self.table.located():
-            columns = self.columns.after(seen)
-        files = {name: frozenset(numbers) for name, numbers in where.items()}
-        return rows, replace(self, columns=columns, where=files)
+            roles = self.roles.after_scan(classes)
+        return rows, replace(self, roles=roles, files_of={name: frozenset(files) for name, files in files_of.items()})
 
-    def only(self, names: Sequence[str]) -> "Files":
-        if self.where is None:
+    def only(self, names: Sequence[str]) -> "FileReader":
+        if self.files_of is None:
             return self
-        wanted: set[int] = set().union(*(self.where[name] for name in names))
-        parts = tuple(part for number, part in enumerate(self.table.parts) if number in wanted)
-        return replace(self, table=Source(parts), where=None)
+        wanted: set[int] = set().union(*(self.files_of[name] for name in names))
+        files = tuple(file for number, file in enumerate(self.table.files) if number in wanted)
+        return replace(self, table=TableFiles(files), files_of=None)
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
         import pyarrow as pa
 
         found: dict[str, list[tuple[np.ndarray, ...]]] = {}
-        mine = set(names)
-        for batch in self.table.batches(self.columns.all):
-            keep = pa.array([name in mine for name in self.columns.names(batch.columns)], pa.bool_())
-            for name, part in self.columns.split(batch.columns.filter(keep)).items():
+        wanted = set(names)
+        for batch in self.table.batches(self.roles.all):
+            keep = pa.array([name in wanted for name in self.roles.task_names(batch.columns)], pa.bool_())
+            for name, part in self.roles.split(batch.columns.filter(keep)).items():
                 found.setdefault(name, []).append(part)
         return {name: tuple(map(np.concatenate, zip(*parts, strict=True))) for name, parts in found.items()}
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """A Parquet data set; what can be told from its statistics and partitions is not read."""
+class DatasetReader:
+    """Reads a Parquet data set; its statistics and partitions show which row groups need not be read."""
 
     url: str
-    columns: Columns | None = None
+    roles: ColumnRoles
 
-    def opened(self) -> Any:
-        require_pyarrow()
-        from pyarrow import dataset
-
-        try:
-            return dataset.dataset(self.url, format="parquet", partitioning="hive")
-        except (OSError, ValueError) as error:
-            raise type(error)(f"{self.url} cannot be read as a Parquet data set: {error}") from error
-
-    def survey(self) -> tuple[dict[str, int], "Dataset"]:
+    def scan(self) -> tuple[Counter[str], "DatasetReader"]:
+        """As FileReader.scan."""
         import pyarrow as pa
 
-        assert self.columns is not None
-        seen = Seen()
-        batches = self.opened().to_batches(columns=self.columns.surveyed)
-        rows = _count((_plain(pa.Table.from_batches([batch])) for batch in batches), self.columns, seen)
-        return rows, replace(self, columns=self.columns.after(seen))
+        classes = ClassScan()
+        batches = open_dataset(self.url).to_batches(columns=self.roles.scanned)
+        tables = (decode_dictionaries(pa.Table.from_batches([batch])) for batch in batches)
+        rows = self.roles.count_rows(tables, classes)
+        return rows, replace(self, roles=self.roles.after_scan(classes))
 
-    def only(self, names: Sequence[str]) -> "Dataset":
+    def only(self, names: Sequence[str]) -> "DatasetReader":
         return self
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        assert self.columns is not None
-        opened = self.opened()
-        kind = opened.schema.field(self.columns.task).type
+        dataset = open_dataset(self.url)
+        kind = dataset.schema.field(self.roles.task).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        mine = pc.field(self.columns.task).isin(pc.cast(pa.array(list(names), pa.string()), kind))
-        return self.columns.split(_plain(opened.to_table(columns=self.columns.all, filter=mine)))
+        wanted = pc.field(self.roles.task).isin(pc.cast(pa.array(list(names), pa.string()), kind))
+        return self.roles.split(decode_dictionaries(dataset.to_table(columns=self.roles.all, filter=wanted)))
 
 
-def _plain(table: Any) -> Any:
-    """Without dictionaries, which keys of a path become."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def open_dataset(url: str) -> Any:
+    require_pyarrow()
+    from pyarrow import dataset
 
-    made = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        coded = pa.types.is_dictionary(column.type)
-        made[name] = pc.cast(column, column.type.value_type) if coded else column
-    return pa.table(made)
+    try:
+        return dataset.dataset(url, format="parquet", partitioning="hive")
+    except (OSError, ValueError) as error:
+        raise type(error)(f"{url} cannot be read as a Parquet data set: {error}") from error

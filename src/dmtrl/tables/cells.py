@@ -1,7 +1,7 @@
-"""How the cells of a column without types are written: as numbers, with which decimal sign, as dates, or otherwise.
+"""How the cells of a text column are written: as numbers, with which decimal sign, as dates, or as text.
 
-Room: tables, below columns. A column is judged as a whole, and by its cells, not by its different values: one cell that
-was mistyped must not turn a column of numbers into text without a word, so a look says which cell that is.
+A column is judged as a whole. One mistyped cell must not silently turn a column of numbers into text, so the summary
+names that cell.
 """
 
 from dataclasses import dataclass
@@ -9,117 +9,127 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.exceptions import CellError, MixedColumnError
 from dmtrl.tables.readers import MISSING
 
 NUMBER, TEXT, DATE, NESTED = "number", "text", "date", "nested"
-# Words that stand for nothing where all other cells are numbers or dates; in lower case.
-MARKS = (
+# Words, in lower case, that count as missing if all other cells are numbers or dates.
+MISSING_WORDS = (
     "na", "n/a", "n.a.", "nan", "null", "none", "nil", "missing", "unknown", "-", "--", "---", "\u2013", "\u2014", "?",
     ".", "..", "...", "*", "#n/a", "#na", "#value!", "#div/0!", "#num!", "#ref!", "#name?", "#null!",
 )  # fmt: skip
-MOST = 0.8  # with so many cells written as numbers, the others are rather mistakes
-DATE_FORM = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z?)?$"
+MOSTLY = 0.8  # if at least this share of the cells are numbers (or dates), the others are probably mistakes
+DATE_PATTERN = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z?)?$"
 _NUMBER = r"^[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?)$"
 _POINT = r"\."
 _COMMA = r"^[+-]?(\d+,\d*|,\d+)([eE][+-]?\d+)?$"
 _THOUSANDS = r"^[+-]?[1-9]\d{0,2}(,\d{3})+$"
 _CODE = r"^[+-]?0\d+$"
-_TRUTH = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
-
-
-class CellError(ValueError):
-    """A cell that cannot be read as the column wants it: `row` counts from 0 in the column; `where`, once it is known,
-    says where that is in the files."""
-
-    def __init__(self, before: str, text: str, row: int, after: str, where: str | None = None):
-        super().__init__(f"{before} {text!r} ({where or f'row {row + 1}'}){after}")
-        self.row, self._parts = row, (before, text, row, after)
-
-    def at(self, where: str) -> "CellError":
-        return CellError(*self._parts, where)
+_BOOLEAN = r"^([tT]rue|TRUE|[fF]alse|FALSE)$"
 
 
 @dataclass(frozen=True)
-class Look:
-    """kind: what the column holds. comma: its numbers have decimal commas. marks: words that count as missing, in
-    `marked` cells. almost: of text, what most of its cells are, number or date. strays: cells that are something else,
-    the first of them `stray` in `row`. example: a cell with a decimal comma."""
+class CellSummary:
+    """How the cells of a text column are written.
+
+    Attributes
+    ----------
+    kind : NUMBER, TEXT, DATE or NESTED
+        What the column holds.
+    n_cells : int
+        Cells that are not missing.
+    decimal_comma : bool
+        Whether the numbers have decimal commas, as in `example`.
+    missing_words : tuple of str
+        Words such as "?" that count as missing, in `n_missing` cells.
+    mostly : NUMBER, DATE or None
+        What most cells of a text column hold. The other `n_bad` cells are probably mistakes; the first is `first_bad`
+        in row `first_bad_row`, counted from 0.
+    """
 
     kind: str
-    cells: int = 0
-    comma: bool = False
+    n_cells: int = 0
+    decimal_comma: bool = False
     example: str = ""
-    marks: tuple[str, ...] = ()
-    marked: int = 0
-    almost: str | None = None
-    strays: int = 0
-    stray: str = ""
-    row: int = 0
+    missing_words: tuple[str, ...] = ()
+    n_missing: int = 0
+    mostly: str | None = None
+    n_bad: int = 0
+    first_bad: str = ""
+    first_bad_row: int = 0
 
-    def refusal(self, before: str, after: str) -> CellError:
-        """The sentence about the first cell that is no number (or date) among many that are."""
-        share = f"{self.strays:,} of {self.cells:,} cells {'does' if self.strays == 1 else 'do'} not"
-        thousands = ""
-        if _matches_one(self.stray, _THOUSANDS):
-            thousands = " (if its comma is for thousands, write the number without)"
-        elif self.almost == NUMBER and "," in self.stray:
-            thousands = " (decimal commas are read where all numbers of a column have them and none has a point)"
-        first = "" if self.strays == 1 else "the first "
-        return CellError(f"{before} holds {self.almost}s, but {share}: {first}".rstrip(), self.stray, self.row,
-                         f"{thousands}; {after}")  # fmt: skip
+    def cell_error(self, subject: str, problem: str) -> CellError:
+        """An error about the first bad cell."""
+        return CellError(subject, self.first_bad, self.first_bad_row, problem)
+
+    def mixed_error(self, column: str, is_target: bool = False) -> MixedColumnError:
+        """The error to raise if the bad cells are not acceptable."""
+        subject = f"{'the target' if is_target else 'column'} {column!r} holds {self.mostly}s, except for "
+        subject += f"{self.n_bad:,} of {self.n_cells:,} cells" + (":" if self.n_bad == 1 else "; the first is")
+        hint = ""
+        if _matches(self.first_bad, _THOUSANDS):
+            hint = " (if its comma separates thousands, remove the comma)"
+        elif self.mostly == NUMBER and "," in self.first_bad:
+            hint = " (commas are decimal signs only if no number of the column has a decimal point)"
+        return MixedColumnError(subject, self.first_bad, self.first_bad_row, hint, column, is_target)
 
 
-def look_at(column: Any, semicolons: bool = False) -> Look:
-    """What an arrow column of text holds; nothing at all counts as numbers. semicolons: these separate the columns of
-    the file, so that a comma in a number is a decimal sign."""
+def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
+    """Summarize an arrow column of text. A column without values counts as numbers.
+
+    semicolons: whether semicolons separate the columns of the file; then a comma in a number is a decimal sign.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    words = present(column)
+    words = trimmed(column)
     counted = pc.value_counts(words.drop_null())
     values, counts = counted.field(0), counted.field(1).to_numpy(zero_copy_only=False)
-    cells = int(counts.sum())
+    n_cells = int(counts.sum())
 
-    def match(form: str) -> np.ndarray:
-        found = pc.match_substring_regex(values, form)
+    def match(pattern: str) -> np.ndarray:
+        found = pc.match_substring_regex(values, pattern)
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=bool)
 
     number, codes = match(_NUMBER), match(_CODE)
     if number.all():
-        return Look(TEXT if codes.any() else NUMBER, cells)
-    mark = np.asarray(is_mark(values).to_numpy(zero_copy_only=False), dtype=bool)
-    marked: dict[str, Any] = {
-        "marks": tuple(values.filter(pa.array(mark)).to_pylist()),
-        "marked": int(counts[mark].sum()),
+        return CellSummary(TEXT if codes.any() else NUMBER, n_cells)
+    missing = np.asarray(is_missing_word(values).to_numpy(zero_copy_only=False), dtype=bool)
+    ignored: dict[str, Any] = {
+        "missing_words": tuple(values.filter(pa.array(missing)).to_pylist()),
+        "n_missing": int(counts[missing].sum()),
     }
-    truth, date, comma, thousands = match(_TRUTH), match(DATE_FORM), match(_COMMA), match(_THOUSANDS)
-    rest = ~mark
+    date, comma, thousands = match(DATE_PATTERN), match(_COMMA), match(_THOUSANDS)
+    rest = ~missing
     with_comma = comma | (number & ~match(_POINT))
     decimal = bool((comma & (semicolons | ~thousands)).any() and counts[with_comma].sum() > counts[number].sum())
     good = with_comma if decimal else number
     if rest.any():
-        if truth[rest].all():
-            return Look(NUMBER, cells, **marked)
+        if match(_BOOLEAN)[rest].all():
+            return CellSummary(NUMBER, n_cells, **ignored)
         if good[rest].all() and not codes.any():
             example = values.filter(pa.array(comma))[0].as_py() if decimal else ""
-            return Look(NUMBER, cells, decimal, example, **marked)
+            return CellSummary(NUMBER, n_cells, decimal, example, **ignored)
         if date[rest].all():
-            parsed = _are_dates(values.filter(pa.array(rest)))
-            return Look(DATE, cells, **marked) if parsed else Look(TEXT, cells)
-    almost, asked = None, max(MOST * counts[rest].sum(), 1)
-    if counts[good | comma | thousands].sum() >= asked and not codes.any():
-        almost = NUMBER
-    elif counts[date].sum() >= asked:
-        almost, good = DATE, date
-    stray = rest & ~good
-    if not stray.any():
-        return Look(TEXT, cells)
-    row = pc.index(pc.is_in(words, value_set=values.filter(pa.array(stray))), True).as_py()
-    return Look(TEXT, cells, decimal, "", (), 0, almost, int(counts[stray].sum()), words[row].as_py(), row)
+            valid = _are_dates(values.filter(pa.array(rest)))
+            return CellSummary(DATE, n_cells, **ignored) if valid else CellSummary(TEXT, n_cells)
+    mostly, enough = None, max(MOSTLY * counts[rest].sum(), 1)
+    if counts[good | comma | thousands].sum() >= enough and not codes.any():
+        mostly = NUMBER
+    elif counts[date].sum() >= enough:
+        mostly, good = DATE, date
+    bad = rest & ~good
+    if not bad.any():
+        return CellSummary(TEXT, n_cells)
+    row = pc.index(pc.is_in(words, value_set=values.filter(pa.array(bad))), True).as_py()
+    n_bad = int(counts[bad].sum())
+    return CellSummary(
+        TEXT, n_cells, decimal, mostly=mostly, n_bad=n_bad, first_bad=words[row].as_py(), first_bad_row=row
+    )
 
 
-def present(column: Any) -> Any:
-    """Text in one piece, without blanks around it, and nothing where a word stands for nothing."""
+def trimmed(column: Any) -> Any:
+    """Text without surrounding blanks, as one arrow array; null where the text means missing."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -128,12 +138,12 @@ def present(column: Any) -> Any:
     return pc.if_else(pc.is_in(words, pa.array(MISSING)), pa.scalar(None, pa.string()), words)
 
 
-def is_mark(words: Any) -> Any:
-    """Which words stand for nothing among numbers."""
+def is_missing_word(words: Any) -> Any:
+    """Which words count as missing among numbers or dates."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return pc.is_in(pc.utf8_lower(words), pa.array(MARKS))
+    return pc.is_in(pc.utf8_lower(words), pa.array(MISSING_WORDS))
 
 
 def has_decimal_commas(words: Any) -> bool:
@@ -141,42 +151,42 @@ def has_decimal_commas(words: Any) -> bool:
     import pyarrow.compute as pc
 
     commas = pc.match_substring_regex(words, _COMMA)
-    sure = pc.and_(commas, pc.invert(pc.match_substring_regex(words, _THOUSANDS)))
-    return bool(pc.any(sure).as_py())
+    certain = pc.and_(commas, pc.invert(pc.match_substring_regex(words, _THOUSANDS)))
+    return bool(pc.any(certain).as_py())
 
 
 def without(column: Any, missing: tuple[str, ...]) -> Any:
-    """The column with nothing where one of these texts stands, or where a number is the one that they write."""
+    """The column with null instead of these texts; in a column of numbers, instead of the numbers that they write."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not missing:
         return column
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        gone = pc.is_in(pc.utf8_trim_whitespace(pc.cast(column, pa.string())), pa.array(missing))
+        found = pc.is_in(pc.utf8_trim_whitespace(pc.cast(column, pa.string())), pa.array(missing))
     elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-        numbers = [float(text) for text in missing if _matches_one(text, _NUMBER)]
-        gone = pc.is_in(pc.cast(column, pa.float64(), safe=False), pa.array(numbers, pa.float64()))
+        numbers = [float(text) for text in missing if _matches(text, _NUMBER)]
+        found = pc.is_in(pc.cast(column, pa.float64(), safe=False), pa.array(numbers, pa.float64()))
     else:
         return column
-    return pc.if_else(gone, pa.scalar(None, column.type), column)
+    return pc.if_else(found, pa.scalar(None, column.type), column)
 
 
-def parsed_dates(column: Any) -> np.ndarray:
+def parse_dates(column: Any) -> np.ndarray:
     values = [None if text is None else text.removesuffix("Z") for text in column.to_pylist()]
     return np.array(values, dtype="datetime64[us]")
 
 
 def _are_dates(values: Any) -> bool:
     try:
-        parsed_dates(values)
-    except ValueError:  # as 2023-02-31
+        parse_dates(values)
+    except ValueError:  # such as 2023-02-31
         return False
     return True
 
 
-def _matches_one(text: str, form: str) -> bool:
+def _matches(text: str, pattern: str) -> bool:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    return bool(pc.match_substring_regex(pa.scalar(text, pa.string()), form).as_py())
+    return bool(pc.match_substring_regex(pa.scalar(text, pa.string()), pattern).as_py())

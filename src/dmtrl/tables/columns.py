@@ -1,8 +1,8 @@
-"""One column as numbers, texts or dates.
+"""One arrow column as numbers, texts, dates or labels.
 
-Room: tables. A column whose file has no types is looked at as a whole: it holds numbers if all of its values read as
-numbers and none is written like a code (007), dates if all are ISO dates, and text otherwise. The same functions read a
-column again at predict, batch by batch, so what was text in fit stays text.
+A column from a file without types holds numbers if all of its values read as numbers and none is written like a code
+(007), dates if all are ISO dates, and text otherwise. Prediction reads batches with the same functions, so a column
+keeps the kind it had in fit.
 """
 
 import re
@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.exceptions import CellError
 from dmtrl.tables import cells
-from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT, CellError
+from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT
 
 _WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
 
 
 def kind_of(column: Any, untyped: bool) -> str:
-    """What a column holds; a column of nothing counts as numbers."""
+    """What a column holds. A column without values counts as numbers."""
     import pyarrow as pa
 
     kind = column.type
     if is_text(kind):
-        return cells.look_at(column).kind if untyped else TEXT
+        return cells.summarize_cells(column).kind if untyped else TEXT
     if pa.types.is_null(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
         return NUMBER
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -31,8 +32,10 @@ def kind_of(column: Any, untyped: bool) -> str:
 
 
 def numbers(column: Any, name: str, comma: bool | None = None) -> np.ndarray:
-    """As floats, NaN where there is nothing; CellError says which value is no number. comma: whether a comma is the
-    decimal sign; None: where it can be nothing else."""
+    """The column as floats, with NaN for missing values. Raises CellError for a value that is not a number.
+
+    comma: whether a comma is the decimal sign; None: only if it can be nothing else.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -41,10 +44,10 @@ def numbers(column: Any, name: str, comma: bool | None = None) -> np.ndarray:
     elif pa.types.is_boolean(column.type):
         column = pc.cast(column, pa.uint8())
     elif kind_of(column, untyped=False) != NUMBER:
-        raise ValueError(f"column {name!r} holds {column.type}, and numbers were expected there")
+        raise ValueError(f"column {name!r} holds {column.type}, not numbers")
     values = np.asarray(pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=float)
     if np.isinf(values).any():
-        raise ValueError(f"column {name!r} holds infinity (inf); replace it, leave it empty, or leave the column out")
+        raise ValueError(f"column {name!r} holds infinity (inf); replace it, leave the cell empty, or drop the column")
     return values
 
 
@@ -52,34 +55,35 @@ def _numbers_of_texts(column: Any, name: str, comma: bool | None) -> Any:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    words = cells.present(column)
+    words = cells.trimmed(column)
     try:
         return pc.cast(words, pa.float64())
-    except pa.ArrowInvalid:  # marks, decimal commas, True and False, or no numbers
-        words = pc.if_else(cells.is_mark(words), pa.scalar(None, pa.string()), words)
+    except pa.ArrowInvalid:  # words for missing, decimal commas, booleans, or not numbers
+        words = pc.if_else(cells.is_missing_word(words), pa.scalar(None, pa.string()), words)
     decimal = comma or (comma is None and cells.has_decimal_commas(words))
     written = pc.replace_substring(words, ",", ".") if decimal else words
     encoded = written.dictionary_encode()
-    meaning = [_number(text) for text in encoded.dictionary.to_pylist()]
-    if None in meaning:
-        wrong = pc.is_in(encoded.indices, pa.array([i for i, value in enumerate(meaning) if value is None], pa.int32()))
-        row = pc.index(wrong, True).as_py()
+    values = [_number(text) for text in encoded.dictionary.to_pylist()]
+    if None in values:
+        wrong = pa.array([i for i, value in enumerate(values) if value is None], pa.int32())
+        row = pc.index(pc.is_in(encoded.indices, wrong), True).as_py()
         raise CellError(f"column {name!r} holds", words[row].as_py(), row, ", which is not a number")
-    return pa.array(meaning, pa.float64()).take(encoded.indices)
+    return pa.array(values, pa.float64()).take(encoded.indices)
 
 
 def _number(text: str) -> float | None:
-    truth = {"true": 1.0, "false": 0.0}.get(text.lower())
+    boolean = {"true": 1.0, "false": 0.0}.get(text.lower())
     try:
-        return float(text) if truth is None else truth
+        return float(text) if boolean is None else boolean
     except ValueError:
         return None
 
 
 def texts(column: Any) -> np.ndarray:
-    """As Python strings without blanks around them, None where there is nothing. Whole numbers are written as such."""
-    values = _trimmed(as_strings(column)).to_numpy(zero_copy_only=False)
-    values = np.asarray(values, dtype=object)
+    """The column as Python strings without surrounding blanks, None for missing values; 3.0 becomes "3"."""
+    import pyarrow.compute as pc
+
+    values = np.asarray(pc.utf8_trim_whitespace(as_strings(column)).to_numpy(zero_copy_only=False), dtype=object)
     values[values == ""] = None
     return values
 
@@ -91,7 +95,7 @@ def as_strings(column: Any) -> Any:
 
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
         return pc.strftime(column, format="%Y-%m-%d" if pa.types.is_date(column.type) else "%Y-%m-%dT%H:%M:%S")
-    if pa.types.is_floating(column.type):  # as Python writes them, whole ones without a point
+    if pa.types.is_floating(column.type):  # as Python writes them, whole numbers without a decimal point
         values = column.to_pylist()
         words = [
             None if v is None or v != v else str(int(v)) if v == v // 1 and abs(v) < 2**63 else repr(v) for v in values
@@ -101,35 +105,35 @@ def as_strings(column: Any) -> Any:
 
 
 def dates(column: Any, name: str) -> np.ndarray:
-    """As datetime64[us], NaT where there is nothing."""
+    """The column as datetime64[us], with NaT for missing values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if is_text(column.type):
-        column = cells.present(column)
-        column = pc.if_else(cells.is_mark(column), pa.scalar(None, pa.string()), column)
-        matches = pc.match_substring_regex(column, cells.DATE_FORM)
+        column = cells.trimmed(column)
+        column = pc.if_else(cells.is_missing_word(column), pa.scalar(None, pa.string()), column)
+        matches = pc.match_substring_regex(column, cells.DATE_PATTERN)
         if pc.any(pc.invert(matches)).as_py():
             row = pc.index(matches, False).as_py()
             raise CellError(f"column {name!r} holds", column[row].as_py(), row, ", which is not a date like 2024-01-31")
         try:
-            return cells.parsed_dates(column)
+            return cells.parse_dates(column)
         except ValueError as error:
             raise ValueError(f"column {name!r}: {error}") from None
     if pa.types.is_null(column.type):
         return np.full(len(column), np.datetime64("NaT", "us"))
     if kind_of(column, untyped=False) != DATE:
-        raise ValueError(f"column {name!r} holds {column.type}, and dates were expected there")
+        raise ValueError(f"column {name!r} holds {column.type}, not dates")
     zone = getattr(column.type, "tz", None)
     column = pc.cast(column, pa.timestamp("us", zone), safe=False)
     return np.asarray(column.to_numpy(), dtype="datetime64[us]")
 
 
 def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Names of tasks or classes, and which are missing: whole numbers where all are written so, else text."""
+    """Names of tasks or classes, and a mask of missing ones. Names are integers if all are written so, else text."""
     import pyarrow as pa
 
-    if pa.types.is_integer(column.type):  # the quick way, with what would come out below
+    if pa.types.is_integer(column.type):  # a shortcut with the same result as below
         return np.asarray(column.fill_null(0).to_numpy(), dtype=np.int64), column.is_null().to_numpy()
     words = texts(column)
     missing = np.array([word is None for word in words], dtype=bool)
@@ -148,10 +152,3 @@ def is_text(kind: Any) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _trimmed(column: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return pc.utf8_trim_whitespace(pc.cast(column, pa.string()))

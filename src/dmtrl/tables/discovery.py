@@ -1,7 +1,7 @@
-"""Which files are meant, of which format, and what their names say about their rows.
+"""Find data files, their formats, and the columns that their paths define.
 
-Room: tables. A folder stands for the data files in it; `key=value` in a path is a column (Hive's way of partitioning).
-A file is looked at before it is believed: its first bytes must be those of the format that its name promises.
+A folder stands for the data files in it; `key=value` in a path is a column (Hive partitioning). The first bytes of a
+file must match the format that its name promises.
 """
 
 import zipfile
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
 
-# how a name ends -> the format
+# file extension -> format
 FORMATS = {
     ".csv": "csv",
     ".csv.gz": "csv",
@@ -27,7 +27,7 @@ FORMATS = {
     ".npz": "npz",
 }
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "feather1", b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip"}
-_IN_WORDS = {
+_DESCRIPTIONS = {
     "csv": "a CSV file",
     "parquet": "a Parquet file",
     "arrow": "an Arrow file",
@@ -39,13 +39,13 @@ _IN_WORDS = {
     "model": "a dmtrl model",
     "binary": "a binary file",
 }
-_A_MODEL = "is a dmtrl model, not data; give data files (a model and then data: dmtrl predict, dmtrl report)"
-_NOTHING = "__HIVE_DEFAULT_PARTITION__"  # Hive's word for a key without a value
+_IS_MODEL = "is a dmtrl model, not data; pass data files"
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive writes a key without a value
 
 
 @dataclass(frozen=True)
-class Part:
-    """One file. `constants` are columns that its path gives to all of its rows; `stem` is its name without endings."""
+class DataFile:
+    """One file. `stem` is its name without the extension; `constants` are columns that its path defines."""
 
     path: Path
     format: str
@@ -53,60 +53,54 @@ class Part:
     constants: dict[str, str | None] = field(default_factory=dict)
 
 
-def find_parts(paths: Sequence[str | Path]) -> list[Part]:
-    """The data files meant by files and folders, in the order given; those of a folder in the order of their names."""
-    parts: list[Part] = []
+def find_files(paths: Sequence[str | Path]) -> list[DataFile]:
+    """The data files among files and folders, in the given order; those of a folder are sorted by name."""
+    files: list[DataFile] = []
     for path in map(Path, paths):
         if path.is_dir():
-            found = [_part(file) for file in _files_in(path)]
+            found = [_data_file(file) for file in _files_in(path)]
             if not found:
-                raise FileNotFoundError(f"there is no data file in the folder {path}; dmtrl reads {readable()}")
-            parts += found
+                raise FileNotFoundError(f"there is no data file in the folder {path}; supported: {', '.join(FORMATS)}")
+            files += found
         elif not path.exists():
             raise FileNotFoundError(f"there is no file {path}")
         else:
-            parts.append(_part(path))
-    formats = sorted({part.format for part in parts})
+            files.append(_data_file(path))
+    formats = sorted({file.format for file in files})
     if len(formats) > 1:
-        raise ValueError(f"the files are of several formats ({', '.join(formats)}); give files of one format")
-    for part in parts:
-        _look_at(part)
-    return parts
-
-
-def readable() -> str:
-    """The endings that are read, in words."""
-    return ", ".join(FORMATS)
+        raise ValueError(f"the files have several formats ({', '.join(formats)}); pass files of one format")
+    for file in files:
+        _check_content(file)
+    return files
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """Data files below a folder. What starts with a dot or an underscore is somebody's bookkeeping."""
+    """Data files below a folder, without those that start with a dot or an underscore, such as _SUCCESS."""
     return sorted(
         file
         for file in folder.rglob("*")
-        if _ending(file) and file.is_file() and not any(p[0] in "._" for p in file.relative_to(folder).parts)
+        if _extension(file) and file.is_file() and not any(p[0] in "._" for p in file.relative_to(folder).parts)
     )
 
 
-def _ending(path: Path) -> str | None:
+def _extension(path: Path) -> str | None:
     name = path.name.lower()
-    return max((ending for ending in FORMATS if name.endswith(ending)), key=len, default=None)
+    return max((extension for extension in FORMATS if name.endswith(extension)), key=len, default=None)
 
 
-def _part(path: Path) -> Part:
-    ending = _ending(path)
-    if ending is None:
-        kind = _looks_like(path)
-        if kind == "model":
-            raise ValueError(f"{path} {_A_MODEL}")
-        raise ValueError(f"{path} has no ending that says how to read it; dmtrl reads {readable()}")
+def _data_file(path: Path) -> DataFile:
+    extension = _extension(path)
+    if extension is None:
+        if _detect(path) == "model":
+            raise ValueError(f"{path} {_IS_MODEL}")
+        raise ValueError(f"{path} has an unsupported extension; supported: {', '.join(FORMATS)}")
     keys = (name.split("=", 1) for name in path.parts[:-1] if "=" in name)
-    constants = {unquote(key): None if value == _NOTHING else unquote(value) for key, value in keys}
-    return Part(path, FORMATS[ending], path.name[: -len(ending)], constants)
+    constants = {unquote(key): None if value == _HIVE_NULL else unquote(value) for key, value in keys}
+    return DataFile(path, FORMATS[extension], path.name[: -len(extension)], constants)
 
 
-def _looks_like(path: Path) -> str:
-    """What the first bytes say: a format, "text", "utf-16", "binary" or "empty"."""
+def _detect(path: Path) -> str:
+    """What the first bytes look like: a format, "text", "utf-16", "binary" or "empty"."""
     with open(path, "rb") as file:
         head = file.read(4096)
     if not head:
@@ -120,33 +114,33 @@ def _looks_like(path: Path) -> str:
 
 
 def is_model(path: Path) -> bool:
-    """Whether a file begins as a saved model does; one that is cut short may still do."""
-    return path.is_file() and _looks_like(path) == "model"
+    """Whether a file starts like a saved model. It may still be truncated."""
+    return path.is_file() and _detect(path) == "model"
 
 
 def _is_utf16(head: bytes) -> bool:
-    """By its mark; without one by the zeros that plain letters have as their other half."""
+    """Recognized by its byte order mark, or by the zero bytes that ASCII letters have in UTF-16."""
     return head[:2] in (b"\xff\xfe", b"\xfe\xff") or (
         len(head) > 3 and (b"\0" in head) and any(set(head[i::2]) == {0} and 0 not in head[1 - i :: 2] for i in (0, 1))
     )
 
 
-def _look_at(part: Part) -> None:
-    """Refuse a file that is not what its name says."""
-    kind = _looks_like(part.path)
+def _check_content(file: DataFile) -> None:
+    """Raise ValueError if a file is not what its name says."""
+    kind = _detect(file.path)
     if kind == "empty":
-        raise ValueError(f"{part.path} is empty")
+        raise ValueError(f"{file.path} is empty")
     if kind == "model":
-        raise ValueError(f"{part.path} {_A_MODEL}")
+        raise ValueError(f"{file.path} {_IS_MODEL}")
     if kind == "utf-16":
-        raise ValueError(f"{part.path} is text in UTF-16, as some programs write it; save it as UTF-8")
-    compressed = part.path.name.lower().endswith(".gz")
-    expected = {"csv": "gzip" if compressed else "text", "libsvm": "text", "npz": "zip"}.get(part.format, part.format)
-    if kind == expected or (part.format == "npz" and zipfile.is_zipfile(part.path)):
+        raise ValueError(f"{file.path} is UTF-16 text; save it as UTF-8")
+    compressed = file.path.name.lower().endswith(".gz")
+    expected = {"csv": "gzip" if compressed else "text", "libsvm": "text", "npz": "zip"}.get(file.format, file.format)
+    if kind == expected or (file.format == "npz" and zipfile.is_zipfile(file.path)):
         return
-    if part.format in ("parquet", "arrow") and kind in ("binary", "text"):
-        raise ValueError(f"{part.path} is not {_IN_WORDS[part.format]}, or its beginning is lost; write it again")
-    named = "compressed CSV" if compressed else _IN_WORDS[part.format]
+    if file.format in ("parquet", "arrow") and kind in ("binary", "text"):
+        raise ValueError(f"{file.path} is not {_DESCRIPTIONS[file.format]}, or is damaged; recreate it")
+    named = "a compressed CSV file" if compressed else _DESCRIPTIONS[file.format]
     raise ValueError(
-        f"{part.path} is named as {named} but is {_IN_WORDS.get(kind, 'plain text')}; give it its own ending"
+        f"{file.path} has the extension of {named} but is {_DESCRIPTIONS.get(kind, 'plain text')}; rename it"
     )

@@ -1,6 +1,7 @@
-"""Tables written piece by piece: to a temporary name, which becomes the real one when all is there.
+"""Write tables one batch at a time.
 
-Room: tables. The ending says the format, as for reading; without a file name it is CSV on standard output.
+The file extension sets the format; without a file the output is CSV on standard output. A file appears under its final
+name only after it is complete.
 """
 
 import contextlib
@@ -11,34 +12,36 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dmtrl.exceptions import OutputExistsError
 from dmtrl.storage import whole_file
 
 _WRITABLE = (".csv", ".csv.gz", ".tsv", ".parquet", ".pq", ".arrow", ".feather")
 
 
 def check_output(path: Path, force: bool, inputs: Sequence[str | Path] = ()) -> None:
-    """Refuse a place that cannot be written, or that holds something, before any work is done."""
+    """Raise OSError, before any work is done, if an output file cannot be written or must not be replaced."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give the name of a file")
+        raise IsADirectoryError(f"{path} is a folder; pass the name of a file")
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} in; make it first")
+        raise FileNotFoundError(f"there is no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(f"no permission to write in the folder {path.parent}")
     if path.exists():
         if any(Path(other).exists() and path.samefile(other) for other in inputs):
-            raise FileExistsError(f"{path} is the data itself; write to another file")
+            raise FileExistsError(f"{path} is an input file; choose another name")
         if not force:
-            raise FileExistsError(f"{path} is there already; choose another name, or say --force to replace it")
+            raise OutputExistsError(path)
 
 
 def check_table_name(path: Path) -> None:
+    """Raise ValueError if the extension is not one that can be written."""
     if not path.name.lower().endswith(_WRITABLE):
-        raise ValueError(f"{path} has no ending that says how to write it; dmtrl writes {', '.join(_WRITABLE)}")
+        raise ValueError(f"{path} has an unsupported extension; supported: {', '.join(_WRITABLE)}")
 
 
 @contextmanager
 def table_writer(path: Path | None) -> Iterator[Any]:
-    """Something with `write(table)`. The file gets its name only when everything has gone well."""
+    """An object with a method `write(table)`; path None: standard output."""
     if path is None:
         with contextlib.closing(_Writer(sys.stdout.buffer, ".csv")) as writer:
             yield writer
@@ -48,7 +51,7 @@ def table_writer(path: Path | None) -> Iterator[Any]:
 
 
 class _Writer:
-    """Opens its format with the first piece, whose columns all later pieces are given."""
+    """Writes one format. The first table sets the column types of all tables."""
 
     def __init__(self, file: Any, name: str):
         self._file, self._name = file, name

@@ -24,9 +24,10 @@ from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.losses.builtin import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, home_of, newest
-from dmtrl.tables import Source, nearest, open_source
+from dmtrl.tables import TableFiles, nearest, open_files, require_column
 from dmtrl.tables import columns as read
-from dmtrl.tables.preparation import Block, Dropped, Preparation, learn, without_missing
+from dmtrl.tables.learning import learn
+from dmtrl.tables.preparation import Block, Dropped, Preparation, without_missing
 from dmtrl.workflows.targets import check_target, read_target
 
 MOST_TASKS = 10_000  # above, the task column is rather a mistake; --many-tasks says it is not
@@ -106,24 +107,24 @@ def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
     """Read the files and decide what becomes of every column and row."""
     watcher = watcher or Silence()
     watcher.stage("reading")
-    source = open_source(request.data)
+    source = open_files(request.data)
     notes = [f"column {n!r} is not in {file}: missing there" for n, file in list(source.partly_missing().items())[:3]]
     source, task, by_file = task_of(source, request.task, notes)
     target = _target_of(source, request.target)
     named = [request.weights] if request.weights else []
     for name in (*request.drop, *request.category, *request.number, *named):
-        require(name, source.names)
+        require_column(name, source.names)
     if task == target:
         raise ValueError(f"the column {task!r} is given as task and as target; they must be two")
     batch = source.read(watcher.share)
     frame, total = batch.columns, batch.columns.num_rows
     if total == 0:
-        raise ValueError(f"{source.parts[0].path} has columns but no rows")
+        raise ValueError(f"{source.files[0].path} has columns but no rows")
     frame = without_missing(frame, request.missing)
     tasks, no_task = read.labels(frame.column(task), source.is_untyped(task))
     commas = source.has_semicolons
     with source.located():
-        y, no_target, loss, look = read_target(
+        y, no_target, loss, summary = read_target(
             frame.column(target), target, source.is_untyped(target), request.kind, request.loss, commas, notes
         )
         weight = None if request.weights is None else read.numbers(frame.column(request.weights), request.weights)
@@ -140,7 +141,7 @@ def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
         block = batch.block
     _check_tasks(tasks, task, request.many_tasks, notes)
     with source.located():
-        check_target(y, target, loss, look)
+        check_target(y, target, loss, summary)
     watcher.stage("preparing the columns")
     rows = np.flatnonzero(keep)
     with source.located(lambda row: int(rows[row])):
@@ -157,27 +158,17 @@ def prepare(request: FitRequest, watcher: Watcher | None = None) -> Prepared:
             (Block("features", block.shape[1]), *rest), task, target, by_file, tuple(request.missing)
         )
     if not preparation.feature_names:
-        why = "; ".join(f"{column.name}: {column.words[1]}" for column in preparation.columns[:3])
+        why = "; ".join(f"{column.name}: {column.summary[1]}" for column in preparation.columns[:3])
         raise ValueError(f"no column is left to learn from beside task and target{f' ({why})' if why else ''}")
     X = preparation.transform(frame, block)
     return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes))
 
 
-def require(name: str, names: Sequence[str]) -> None:
-    """Refuse a column that is not there, and say which was probably meant."""
-    if name not in names:
-        close = nearest(name, names)
-        few = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-        raise ValueError(
-            f"there is no column {name!r}" + (f"; did you mean {close!r}?" if close else f"; there are {few}")
-        )
-
-
-def task_of(source: Source, asked: str | None, notes: list[str]) -> tuple[Source, str, bool]:
+def task_of(source: TableFiles, asked: str | None, notes: list[str]) -> tuple[TableFiles, str, bool]:
     """The task column. Where several files have none by that name, each file is a task of its own."""
     names = source.names
     if asked is None:
-        keys = sorted({key for part in source.parts for key in part.constants})
+        keys = sorted({key for part in source.files for key in part.constants})
         guess = {"npz": "task", "libsvm": "qid"}.get(source.format)
         asked = keys[0] if len(keys) == 1 else guess if guess in names else None
         if asked is None:
@@ -186,29 +177,29 @@ def task_of(source: Source, asked: str | None, notes: list[str]) -> tuple[Source
             )
     if asked in names:
         return source, asked, False
-    if len(source.parts) < 2 or nearest(asked, names):
-        require(asked, names)
-    notes.append(f"no file has a column {asked!r}: the file names are the tasks, as {source.parts[0].stem!r}")
+    if len(source.files) < 2 or nearest(asked, names):
+        require_column(asked, names)
+    notes.append(f"no file has a column {asked!r}: the file names are the tasks, as {source.files[0].stem!r}")
     return source.with_file_names(asked), asked, True
 
 
-def open_as_fitted(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
+def open_as_fitted(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> TableFiles:
     """New data of the kind that a model was fitted on, with a task column."""
-    source = open_source(data)
+    source = open_files(data)
     if (source.format == "libsvm") != (preparation.width is not None):
         fitted = "a libsvm file" if preparation.width is not None else "named columns"
-        raise ValueError(f"the model was fitted on {fitted}, and {source.parts[0].path} is {source.format}")
+        raise ValueError(f"the model was fitted on {fitted}, and {source.files[0].path} is {source.format}")
     if preparation.task not in source.names and preparation.task_is_file_name:
         return source.with_file_names(preparation.task)
     return task_of(source, preparation.task, notes)[0]
 
 
-def _target_of(source: Source, asked: str | None) -> str:
+def _target_of(source: TableFiles, asked: str | None) -> str:
     if asked is None:
         asked = {"npz": "y", "libsvm": "label"}.get(source.format)
     if asked is None:
         raise ValueError("say with --target which column to predict; there are " + ", ".join(source.names[:8]))
-    require(asked, source.names)
+    require_column(asked, source.names)
     return asked
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from dmtrl.estimators.model_file import load
-from dmtrl.tables import Batch, Source
+from dmtrl.tables import Batch, TableFiles, require_column
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation
-from dmtrl.workflows.fit import Silence, Watcher, open_as_fitted, require
+from dmtrl.workflows.fit import Silence, Watcher, open_as_fitted
 
 PIECE = 4_000_000  # numbers in the feature matrix of one piece
 PREDICTION = "prediction"
@@ -65,7 +65,7 @@ def predict(request: PredictRequest, watcher: Watcher | None = None) -> dict[str
         model.set_params(unknown_tasks="common")
     kept = [name for name in (source.names if "*" in request.keep else request.keep) if name != preparation.task]
     for name in kept:
-        require(name, source.names)
+        require_column(name, source.names)
     answers = _Answers(model, request.unknown)
     taken = set(answers.columns) & {*kept, preparation.task}
     if taken:
@@ -85,7 +85,7 @@ def predict(request: PredictRequest, watcher: Watcher | None = None) -> dict[str
                 writer.write(_table(columns | answers.of(X, words)))
             watcher.share(batch.done, f"{answers.rows:,} rows")
         if answers.rows == 0:
-            raise ValueError(f"{source.parts[0].path} has columns but no rows")
+            raise ValueError(f"{source.files[0].path} has columns but no rows")
     notes += [f"column {name!r}: {count:,} {what}" for (name, what), count in tally.items()]
     notes += answers.notes()
     return {
@@ -94,13 +94,13 @@ def predict(request: PredictRequest, watcher: Watcher | None = None) -> dict[str
     }  # fmt: skip
 
 
-def _open(request: PredictRequest, preparation: Preparation, notes: list[str]) -> Source:
+def _open(request: PredictRequest, preparation: Preparation, notes: list[str]) -> TableFiles:
     """The data, with a task column, and with all columns that the model needs."""
     source = open_as_fitted(request.data, preparation, notes)
     absent = [name for name in preparation.used if name not in source.names]
     if absent and not request.fill:
         try:
-            require(absent[0], source.names)
+            require_column(absent[0], source.names)
         except ValueError as error:
             raise ValueError(
                 f"the model needs the column {absent[0]!r}: {error}; or say --fill to take it as missing"

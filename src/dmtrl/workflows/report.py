@@ -14,10 +14,10 @@ import numpy as np
 from dmtrl.estimators.model_file import load
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.page import require_packages
-from dmtrl.tables import Source
+from dmtrl.tables import TableFiles, require_column
 from dmtrl.tables import columns as read
 from dmtrl.tables.preparation import Preparation, without_missing
-from dmtrl.workflows.fit import Silence, Watcher, open_as_fitted, require
+from dmtrl.workflows.fit import Silence, Watcher, open_as_fitted
 
 
 def report(
@@ -87,16 +87,16 @@ def read_rows(
     kept = np.concatenate(answers) if answers else np.zeros(0)
     if len(kept) == 0:
         raise ValueError(
-            f"{source.parts[0].path} has no row of a task of the model with a known {preparation.target!r}"
+            f"{source.files[0].path} has no row of a task of the model with a known {preparation.target!r}"
         )
     X = sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
     return X, kept if classes is None else classes[kept], model.tasks_[np.concatenate(codes)]
 
 
-def _open(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> Source:
+def _open(data: Sequence[str | Path], preparation: Preparation, notes: list[str]) -> TableFiles:
     source = open_as_fitted(data, preparation, notes)
     for name in (*preparation.used, preparation.target):
-        require(name, source.names)
+        require_column(name, source.names)
     return source
 
 

@@ -3,7 +3,6 @@
 Room: beside fitting. What is guessed is noted; a target that is neither is refused, with the cell that is the reason.
 """
 
-import shlex
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy as np
 from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 from dmtrl.tables import columns as read
 from dmtrl.tables import nearest
-from dmtrl.tables.cells import DATE, NUMBER, TEXT, CellError, Look, look_at
-from dmtrl.tables.preparation import LARGEST, notes_on_writing
+from dmtrl.tables.cells import DATE, NUMBER, TEXT, CellSummary, summarize_cells
+from dmtrl.tables.learning import LARGEST, reading_notes
 
 MOST_CLASSES = 50
 FEW_VALUES = 20  # so few different whole numbers may be classes
@@ -33,11 +32,11 @@ def parse_loss(text: str) -> Loss:
 
 def read_target(
     column: Any, name: str, untyped: bool, kind: str | None, loss_name: str | None, semicolons: bool, notes: list[str]
-) -> tuple[np.ndarray, np.ndarray, Loss, Look]:
+) -> tuple[np.ndarray, np.ndarray, Loss, CellSummary]:
     """The target, where it is missing, the loss, and how the cells are written."""
     is_text = read.is_text(column.type)
-    look = look_at(column, semicolons) if is_text else Look(read.kind_of(column, untyped=False))
-    holds = TEXT if is_text and not untyped else look.kind
+    summary = summarize_cells(column, semicolons) if is_text else CellSummary(read.kind_of(column, untyped=False))
+    holds = TEXT if is_text and not untyped else summary.kind
     if holds not in (NUMBER, TEXT):
         raise ValueError(
             f"the target {name!r} holds {'dates' if holds == DATE else column.type}; it must be numbers or text"
@@ -46,39 +45,35 @@ def read_target(
     kind = kind or (None if loss is None else loss.kind)
     if loss is not None and loss.kind != kind:
         raise ValueError(f"the {loss.name} loss is for {loss.kind}, and --kind says {kind}; leave one of them out")
-    if holds == TEXT and untyped and look.almost == NUMBER and kind != CLASSIFICATION:
-        gone = f"--missing {shlex.quote(look.stray)} if that means missing"
-        classes = (
-            "; for classes use --kind classification" if kind else ", or --kind classification if these are classes"
-        )
-        raise look.refusal(f"the target {name!r}", f"correct the file, or say {gone}{classes}")
+    if holds == TEXT and untyped and summary.mostly == NUMBER and kind != CLASSIFICATION:
+        raise summary.mixed_error(name, is_target=True)
     if kind is None:
-        kind = _guess(column, name, look if holds == look.kind else Look(holds), notes)
+        kind = _guess(column, name, summary if holds == summary.kind else CellSummary(holds), notes)
     if kind == REGRESSION:
         if holds == TEXT:
             what = f"the {loss.name} loss" if loss is not None else "regression"
-            raise _not_numbers(name, column, look, what)
-        y = read.numbers(column, name, look.comma or None)
-        notes += notes_on_writing({name: look})
-        return y, np.isnan(y), loss or BUILTIN["squared"](), look
+            raise _not_numbers(name, column, summary, what)
+        y = read.numbers(column, name, summary.decimal_comma or None)
+        notes += reading_notes({name: summary})
+        return y, np.isnan(y), loss or BUILTIN["squared"](), summary
     y, missing = read.labels(column, untyped)
-    return y, missing, loss or BUILTIN["logistic"](), look
+    return y, missing, loss or BUILTIN["logistic"](), summary
 
 
-def _not_numbers(name: str, column: Any, look: Look, what: str) -> ValueError:
+def _not_numbers(name: str, column: Any, summary: CellSummary, what: str) -> ValueError:
     needs = f", and {what} needs numbers; for classes use --kind classification"
-    if look.strays:
-        more = f", as {look.strays:,} of {look.cells:,} cells" if look.strays > 1 else ""
-        return CellError(f"the target {name!r} holds", look.stray, look.row, f", which is not a number{more}{needs}")
+    if summary.n_bad:
+        more = f", as {summary.n_bad:,} of {summary.n_cells:,} cells" if summary.n_bad > 1 else ""
+        return summary.cell_error(f"the target {name!r} holds", f", which is not a number{more}{needs}")
     example = next(word for word in read.texts(column) if word is not None)  # codes as 007, or text by its file's type
     return ValueError(f"the target {name!r} holds text, as {example!r}{needs}")
 
 
-def _guess(column: Any, name: str, look: Look, notes: list[str]) -> str:
-    if look.kind == TEXT:
+def _guess(column: Any, name: str, summary: CellSummary, notes: list[str]) -> str:
+    if summary.kind == TEXT:
         notes.append(f"target {name!r} is text: classification")
         return CLASSIFICATION
-    values = read.numbers(column, name, look.comma or None)
+    values = read.numbers(column, name, summary.decimal_comma or None)
     values = np.unique(values[~np.isnan(values)])
     if len(values) == 2:
         notes.append(f"target {name!r} has two values, {values[0]:g} and {values[1]:g}: classification")
@@ -94,7 +89,7 @@ def _guess(column: Any, name: str, look: Look, notes: list[str]) -> str:
     return REGRESSION
 
 
-def check_target(y: np.ndarray, name: str, loss: Loss, look: Look) -> None:
+def check_target(y: np.ndarray, name: str, loss: Loss, summary: CellSummary) -> None:
     """Refuse what nothing can be learned from."""
     distinct = np.unique(y)
     if len(distinct) == 1:
@@ -103,8 +98,9 @@ def check_target(y: np.ndarray, name: str, loss: Loss, look: Look) -> None:
         raise ValueError(f"the target {name!r} holds numbers as large as {np.abs(distinct).max():.3g}; correct them")
     if loss.kind == CLASSIFICATION and len(distinct) > MOST_CLASSES:
         many = f"{len(distinct):,} different values, too many for classes (at most {MOST_CLASSES})"
-        if 0 < look.strays < look.cells:  # somebody may have meant numbers
-            before = f"the target {name!r} has {many}, and {look.strays:,} of its {look.cells:,} cells are no numbers: "
-            raise CellError(before + "the first", look.stray, look.row, "; correct the file or choose another target")
-        amounts = "; for amounts say --kind regression" if distinct.dtype.kind == "i" or look.kind == NUMBER else ""
+        if 0 < summary.n_bad < summary.n_cells:  # somebody may have meant numbers
+            cells = f"{summary.n_bad:,} of its {summary.n_cells:,} cells are not numbers"
+            subject = f"the target {name!r} has {many}, and {cells}; the first is"
+            raise summary.cell_error(subject, "; correct the file or choose another target")
+        amounts = "; for amounts say --kind regression" if distinct.dtype.kind == "i" or summary.kind == NUMBER else ""
         raise ValueError(f"the target {name!r} has {many}{amounts}")

@@ -1,8 +1,7 @@
-"""Where the data sets live in public, and how they are recognised: the one table of addresses and digests.
+"""The URLs and checksums of the data sets that can be downloaded.
 
-Room: datasets. Add a home or a data set here; `download` fetches, `convert` turns the files of a home into arrays.
-A home holds the published files as they are, not our archives, so the digests are of what does not depend on packing:
-of a file's unpacked bytes, or of the arrays made from all files (`download.arrays_digest`).
+A mirror holds the published files, which `convert` turns into our archives. A checksum is of the decompressed bytes of
+a file, or of the arrays made from all files (`download.arrays_digest`), so it does not depend on compression.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ _PYMTL = "tjanez/PyMTL/970607e070b2a0d616d6c6248e6485b99cbb0d8c"
 _FEW_SHOT = "Gorov/DiverseFewShot_Amazon/7417f3d7fec58a31150678213491cb4a2d290917"
 
 SCHOOL_SPLITS = 10
-# rows, positive rows, and those that are extra one-star reviews, of each domain: what a conversion has to come to
+# the rows, positive rows, and extra one-star reviews of each domain, which a conversion must give
 MDS_DOMAINS: Mapping[str, tuple[int, int, int]] = {
     "apparel": (3330, 2603, 286),
     "automotive": (278, 192, 35),
@@ -38,16 +37,18 @@ MDS_DOMAINS: Mapping[str, tuple[int, int, int]] = {
     "toys_games": (4881, 3472, 554),
     "video": (1583, 1289, 88),
 }
-# of these two the training part is left out, as in the counts above
+# domains without their training part; the counts above are without it too
 MDS_WITHOUT_TRAIN = ("music", "video")
 
 
 @dataclass(frozen=True)
-class Source:
-    loader: str  # the function that people call
-    homes: tuple[str, ...]  # tried in turn; each holds all files
-    files: Mapping[str, str | None]  # file -> SHA-256 of its unpacked bytes, where it is known
-    arrays_sha256: str | None = None  # of the converted arrays, where the bytes of the files are not known
+class RemoteDataset:
+    """The published files of one data set."""
+
+    loader: str  # the public function that loads the data set
+    mirrors: tuple[str, ...]  # base URLs, tried in turn; each one has all files
+    files: Mapping[str, str | None]  # file -> SHA-256 of its decompressed bytes, if known
+    arrays_sha256: str | None = None  # of the converted arrays, if the checksums of the files are not known
 
 
 def mds_file(domain: str, threshold: int, part: str) -> str:
@@ -58,14 +59,14 @@ def mds_parts(domain: str) -> tuple[str, ...]:
     return ("dev", "test") if domain in MDS_WITHOUT_TRAIN else ("train", "dev", "test")
 
 
-SOURCES: dict[str, Source] = {
-    "school.npz": Source(
+REGISTRY: dict[str, RemoteDataset] = {
+    "school.npz": RemoteDataset(
         "load_school",
         (f"{_GITHUB}/{_PYMTL}/data/school/",),
         dict.fromkeys(["school_b.mat", *(f"school_{k}_indexes.mat" for k in range(1, SCHOOL_SPLITS + 1))]),
         arrays_sha256="094c4a41df9552a78c4143bc4514111bdb894a1b1e646aa0bf372f7adb10c4da",
     ),
-    "mnist.npz": Source(
+    "mnist.npz": RemoteDataset(
         "load_mnist_tasks",
         ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/"),
         {
@@ -75,8 +76,8 @@ SOURCES: dict[str, Source] = {
             "t10k-labels-idx1-ubyte.gz": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         },
     ),
-    # No digest of these texts is known to us: the address names a commit, and the conversion compares row counts.
-    "mds.npz": Source(
+    # There is no known checksum of these texts: the URL names a commit, and the conversion compares row counts.
+    "mds.npz": RemoteDataset(
         "load_mds",
         (f"{_GITHUB}/{_FEW_SHOT}/Amazon_few_shot/",),
         dict.fromkeys(mds_file(d, t, part) for d in MDS_DOMAINS for t in (4, 2) for part in mds_parts(d)),

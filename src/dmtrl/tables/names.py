@@ -1,0 +1,25 @@
+"""Names in error messages: the closest match for a misspelled name, and short lists of names."""
+
+import difflib
+from collections.abc import Sequence
+
+
+def nearest(word: str, words: Sequence[str]) -> str | None:
+    """The word that was probably meant: the same except for case, or a similar one."""
+    folded = {other.casefold(): other for other in words}
+    found = difflib.get_close_matches(word.casefold(), list(folded), n=1, cutoff=0.7)
+    return folded[found[0]] if found else None
+
+
+def listed(names: Sequence[object], most: int = 8) -> str:
+    """The first `most` names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def require_column(name: str, names: Sequence[str]) -> None:
+    """Raise ValueError if `name` is not among the columns, with the closest name or the existing ones."""
+    if name not in names:
+        close = nearest(name, names)
+        hint = f"did you mean {close!r}?" if close else f"the columns are {listed(names)}"
+        raise ValueError(f"there is no column {name!r}; {hint}")

@@ -1,0 +1,184 @@
+"""Several files as one table, read batch by batch or as a whole.
+
+A column that a file lacks has missing values there; the keys of a path become columns. `readers` and `arrays` hold what
+depends on the format.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dmtrl.exceptions import CellError
+from dmtrl.tables.discovery import DataFile, find_files
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some rows: named columns (a pyarrow table) and, for libsvm files, the features as a CSR matrix."""
+
+    columns: Any
+    block: Any
+    done: float  # share of all files read so far
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    files: tuple[DataFile, ...]
+
+    @cached_property
+    def headers(self) -> list[list[str]]:
+        """The columns in each file, without those of its path."""
+        return [_reader(file).column_names(file) for file in self.files]
+
+    @cached_property
+    def _known(self) -> list[frozenset[str]]:
+        return [frozenset(header) for header in self.headers]
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Every column, in the order of its first appearance."""
+        names: dict[str, None] = {}
+        for header, file in zip(self.headers, self.files, strict=True):
+            names.update(dict.fromkeys([*header, *file.constants]))
+        return list(names)
+
+    @property
+    def format(self) -> str:
+        return self.files[0].format
+
+    def is_untyped(self, name: str) -> bool:
+        """Whether a column is text only because its file format, or a path, has no types."""
+        return self.format == "csv" or not any(name in known for known in self._known)
+
+    def partly_missing(self) -> dict[str, str]:
+        """The columns that some files lack, each with the first such file."""
+        lacking: dict[str, str] = {}
+        for known, file in zip(self._known, self.files, strict=True):
+            for name in self.names:
+                if name not in known and name not in file.constants:
+                    lacking.setdefault(name, str(file.path))
+        return lacking
+
+    def with_file_names(self, column: str) -> "TableFiles":
+        """With an additional column that holds the name of each file, without its extension."""
+        return TableFiles(tuple(replace(file, constants={**file.constants, column: file.stem}) for file in self.files))
+
+    def batches(self, names: Iterable[str] | None = None, features: int | None = None) -> Iterator[Batch]:
+        """The rows in order, with these columns (None: all). features: the number of features of a libsvm file."""
+        import pyarrow as pa
+
+        wanted = self.names if names is None else list(dict.fromkeys(names))
+        sizes = [max(file.path.stat().st_size, 1) for file in self.files]
+        before = 0
+        for file, known, size in zip(self.files, self._known, sizes, strict=True):
+            present = [name for name in wanted if name in known]
+            for table, block, share in _reader(file).batches(file, present, features):
+                n = table.num_rows
+                columns = {name: table.column(name) for name in present}
+                for name in wanted:
+                    if name not in columns:
+                        value = file.constants.get(name)
+                        columns[name] = pa.nulls(n) if value is None else pa.repeat(pa.scalar(value, pa.string()), n)
+                ordered = pa.table({name: columns[name] for name in wanted})
+                yield Batch(ordered, block, (before + share * size) / sum(sizes))
+            before += size
+
+    @cached_property
+    def has_semicolons(self) -> bool:
+        """Whether semicolons separate the columns of the first file; then commas are decimal signs."""
+        from dmtrl.tables.readers import Csv
+
+        return self.format == "csv" and Csv.delimiter(self.files[0]) == ";"
+
+    def position(self, row: int) -> str:
+        """The line (or row) of a row that is counted from 0 over all files; if there are several, also the file."""
+        for file, header in zip(self.files, self.headers, strict=True):
+            rows = row + 1
+            if len(self.files) > 1:
+                rows = sum(table.num_rows for table, _, _ in _reader(file).batches(file, header[:1]))
+            if row < rows:
+                break
+            row -= rows
+        line = _reader(file).line_of(file, row) if file.format == "csv" else None
+        position = f"row {row + 1}" if line is None else f"line {line}"
+        return position if len(self.files) == 1 else f"{position} of {file.path}"
+
+    @contextmanager
+    def located(self, row_of: Callable[[int], int] = lambda row: row) -> Iterator[None]:
+        """Add the position in the files to a CellError. row_of: from the row of the error to that of the table."""
+        try:
+            yield
+        except CellError as error:
+            error.where = self.position(row_of(error.row))
+            raise
+
+    def read(self, on_progress: Callable[[float], object] = lambda done: None) -> Batch:
+        """All columns and rows at once. on_progress: called with the share that has been read."""
+        import pyarrow as pa
+        from scipy import sparse
+
+        batches = []
+        for batch in self.batches():
+            batches.append(batch)
+            on_progress(batch.done)
+        tables = [batch.columns for batch in batches]
+        if not tables:
+            columns = pa.table({name: pa.nulls(0) for name in self.names})
+            return Batch(columns, None, 1.0)
+        block = None
+        if batches[0].block is not None:
+            width = max(batch.block.shape[1] for batch in batches)
+            for batch in batches:
+                batch.block.resize(batch.block.shape[0], width)
+            block = sparse.vstack([batch.block for batch in batches], format="csr")
+        return Batch(_concatenated(tables), block, 1.0)
+
+
+def open_files(paths: Sequence[str | Path]) -> TableFiles:
+    """One table from files and folders of files."""
+    require_pyarrow()
+    table = TableFiles(tuple(find_files(paths)))
+    for file, header in zip(table.files, table.headers, strict=True):
+        if not header:
+            raise ValueError(f"{file.path} has no columns")
+    return table
+
+
+def require_pyarrow() -> None:
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ImportError('reading data files needs pyarrow: pip install "dmtrl[frames]"') from error
+
+
+def _reader(file: DataFile) -> Any:
+    from dmtrl.tables import arrays, readers
+
+    return {
+        "csv": readers.Csv,
+        "parquet": readers.Parquet,
+        "arrow": readers.Arrow,
+        "libsvm": arrays.Libsvm,
+        "npz": arrays.Npz,
+    }[file.format]
+
+
+def _concatenated(tables: list[Any]) -> Any:
+    """One table. A column whose type differs between files becomes floats if all are numbers, else text."""
+    import pyarrow as pa
+
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        from dmtrl.tables.columns import as_strings
+
+        names = tables[0].column_names
+        kinds = {name: {str(table.schema.field(name).type) for table in tables} - {"null"} for name in names}
+        texts = {name for name, types in kinds.items() if len(types) > 1}
+        return pa.concat_tables(
+            [pa.table({n: as_strings(t.column(n)) if n in texts else t.column(n) for n in names}) for t in tables],
+            promote_options="permissive",
+        )
