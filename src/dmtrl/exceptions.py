@@ -3,8 +3,9 @@
 DmtrlError
 ├── CellError              a cell of a table cannot be read (also a ValueError)
 │   └── MixedColumnError   a few cells of a column of numbers or dates are something else
-├── LossError              a custom loss contradicts itself (also a ValueError)
+├── LossError              a loss violates its contract (also a ValueError)
 ├── OutputExistsError      an output file already exists (also a FileExistsError)
+├── RelationshipError      a relationship violates its contract (also a ValueError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
@@ -84,7 +85,11 @@ class MixedColumnError(CellError):
 
 
 class LossError(DmtrlError, ValueError):
-    """A custom loss contradicts itself: its value, conjugate and dual step do not belong together."""
+    """A loss violates its contract; the message lists every kind of violation."""
+
+
+class RelationshipError(DmtrlError, ValueError):
+    """A relationship violates its contract; the message lists every kind of violation."""
 
 
 class OutputExistsError(DmtrlError, FileExistsError):

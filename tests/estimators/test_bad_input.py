@@ -196,7 +196,7 @@ def test_classes():
         MTRLClassifier(on_single_class="constant").fit(X, np.full(12, 3), tasks=TASKS)
     with refuses(r"Unknown label type: continuous"):
         MTRLClassifier().fit(X, Y, tasks=TASKS)
-    with refuses(r"poisson loss needs counts that are not negative"):
+    with refuses(r"poisson loss needs non-negative counts"):
         MTRLRegressor("poisson").fit(X, Y, tasks=TASKS)
 
 
@@ -213,7 +213,7 @@ def test_classes():
         ({"common": -1}, "must be at least 0 and finite, got -1"),
         ({"common": "much"}, "common must be 'auto', got 'much'"),
         ({"relationship": "friends"}, "unknown relationship 'friends'; choose learned, independent"),
-        ({"relationship": np.eye(2)}, "the given task relationship is for 2 tasks, the data has 3"),
+        ({"relationship": np.eye(2)}, "the task relationship has 2 tasks, the data has 3"),
         ({"fit_intercept": "free"}, "fit_intercept must be True or False or 'penalised', got 'free'"),
         ({"feature_map": "fourier"}, "unknown feature_map 'fourier'; choose 'rff'"),
         ({"feature_map": 3}, "feature_map must be None, 'rff' or a scikit-learn transformer, got 3"),

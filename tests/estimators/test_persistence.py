@@ -19,7 +19,7 @@ import dmtrl
 from dmtrl import RFF, CustomLoss, MTRLClassifier, MTRLRegressor, NotConvergedWarning, TaskCovariance, get_loss
 from dmtrl.estimators.model_file import load, save, verify
 from dmtrl.losses import builtin as losses
-from dmtrl.relationship.penalties import Fixed, Learned, shared
+from dmtrl.relationship import Fixed, Learned, shared
 
 M, N, D = 4, 12, 3
 TASKS = np.repeat(np.arange(M), N)

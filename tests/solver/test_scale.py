@@ -24,8 +24,9 @@ from dmtrl.estimators.problem import Coordinates, UnitLabels, build_problem
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench import scale, scale_run
 from dmtrl.numerics import rowwise
+from dmtrl.relationship import Learned, shared
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import Learned, nuclear_prox, shared
+from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.similarity import nearest_tasks, strongest_pairs, unit_vectors
 from dmtrl.relationship.spectrum import nuclear_norm
 from dmtrl.report.model_facts import gather

@@ -6,7 +6,7 @@ import pytest
 from dmtrl import Settings, TaskData, solve
 from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import FreeIntercept, Learned
+from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods import splitting
 from dmtrl.solver.methods.base import Answers

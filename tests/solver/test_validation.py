@@ -6,7 +6,7 @@ import pytest
 from dmtrl import Settings, TaskData, get_loss, solve
 from dmtrl.engines import LocalEngine
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship import Learned
 from dmtrl.solver.cross_validation import cross_validate
 from support.problems import random_problem
 

@@ -10,9 +10,9 @@ import numpy as np
 from dmtrl import Settings, TaskData
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Relationship, get_relationship
+from dmtrl.relationship import Relationship, get_relationship
 from dmtrl.solver.coordinator import Coordinator, Outcome, RoundRecord
 from dmtrl.solver.pace import Trace
 from dmtrl.worker.worker import Worker

@@ -12,16 +12,16 @@ from dmtrl.cli.display import display
 from dmtrl.cli.errors import told_in_sentences
 
 if TYPE_CHECKING:
-    from dmtrl.lab.experiments.collection import Collection, Drawn
+    from dmtrl.lab.experiments.collection import Collection, Output
     from dmtrl.lab.experiments.runner import Experiment, Run
 
 
-def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Drawn":
+def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Output":
     """What was drawn; raises SystemExit(1) where data was missing, after all else is done."""
     with told_in_sentences():
-        plan = collection.work(which, quick, folder)
-        if plan.todo:
-            done = plan.runs - len(plan.todo)
+        plan = collection.plan(which, quick, folder)
+        if plan.pending:
+            done = plan.runs - len(plan.pending)
             what = f"{done} of {plan.runs} runs are there already; the rest" if done else f"{plan.runs} runs"
             minutes = _duration(plan.seconds)
             click.echo(f"{what} will take about {minutes} on 2 cores. Records: {folder}/records.jsonl", err=True)
@@ -35,7 +35,7 @@ def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Dra
                 shown.share(min(passed / max(plan.seconds, 1e-9), 0.999), f"{experiment.name}: {words}")
                 passed += run.seconds
 
-            result = collection.carry_out(which, quick, folder, tell)
+            result = collection.run(which, quick, folder, tell)
     for one in result.missing:
         click.echo(f"Left out: {one.experiment}. {one.reason}", err=True)
     if result.page is not None:

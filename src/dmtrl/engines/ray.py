@@ -25,7 +25,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.engines.warm_up import warm_up
-from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker

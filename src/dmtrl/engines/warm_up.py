@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks, Source
-from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.protocol.message import Message, Scalar
 from dmtrl.worker.rows import CHUNK
 from dmtrl.worker.worker import Worker

@@ -23,7 +23,7 @@ from dmtrl.estimators.problem import (
     restrict,
 )
 from dmtrl.estimators.task_model import TaskModel, check_choice
-from dmtrl.losses.builtin import BUILTIN, get_loss
+from dmtrl.losses import BUILTIN, get_loss
 from dmtrl.progress import live_line
 from dmtrl.relationship import (
     FreeIntercept,

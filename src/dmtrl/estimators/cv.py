@@ -23,7 +23,7 @@ from dmtrl.estimators.mtrl import (
     MTRLRegressor,
 )
 from dmtrl.estimators.problem import FitProblem
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, get_loss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.progress import bar
 from dmtrl.solver.checkpoint import Keeper
 from dmtrl.solver.coordinator import Callback

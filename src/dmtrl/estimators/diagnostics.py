@@ -12,7 +12,7 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.base import MTRLBase
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
-from dmtrl.losses.builtin import CLASSIFICATION, get_loss
+from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, Relationship, TaskCovariance, independent, is_learned
 from dmtrl.solver.api import thread_count

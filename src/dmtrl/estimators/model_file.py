@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted
 from dmtrl.data.blocks import as_rows
 from dmtrl.estimators.inputs import lookup
 from dmtrl.estimators.problem import Coordinates, build_problem
-from dmtrl.losses.builtin import BUILTIN, CustomLoss, Loss
+from dmtrl.losses import BUILTIN, CustomLoss, Loss
 from dmtrl.relationship import Fixed, Learned, TaskCovariance
 from dmtrl.solver import cross_validation
 from dmtrl.solver.certificate import Certificate

@@ -15,7 +15,7 @@ from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import UnitLabels, by_task
 from dmtrl.estimators.task_model import check_choice
-from dmtrl.losses.builtin import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
+from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
 from dmtrl.solver.coordinator import Callback
 
 ABSENT_CLASS_SCORE = -1e6  # score of a class that does not occur in a task

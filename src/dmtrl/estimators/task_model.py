@@ -12,7 +12,7 @@ from dmtrl.data.blocks import as_rows
 from dmtrl.data.labels import plain
 from dmtrl.estimators import inputs, model_file
 from dmtrl.estimators.problem import Coordinates, row_products
-from dmtrl.losses.builtin import REGRESSION, AnyLoss
+from dmtrl.losses import REGRESSION, AnyLoss
 from dmtrl.relationship import TaskCovariance
 from dmtrl.relationship.covariance import DENSE_LIMIT
 from dmtrl.solver.certificate import Certificate

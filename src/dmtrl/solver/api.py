@@ -18,9 +18,9 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines import choose_engine
 from dmtrl.engines.base import Engine
 from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLostError
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.progress import live_line
-from dmtrl.relationship.penalties import FreeIntercept, get_relationship
+from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, keeper_for, within
 from dmtrl.solver.coordinator import Callback, Coordinator, Outcome, Watch
 from dmtrl.solver.settings import Settings

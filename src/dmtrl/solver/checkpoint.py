@@ -26,8 +26,8 @@ from dmtrl.engines.base import Engine
 from dmtrl.exceptions import CheckpointWarning
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.protocol.message import Message
+from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.base import Start
 from dmtrl.solver.settings import Settings

@@ -16,8 +16,8 @@ from threadpoolctl import ThreadpoolController
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.rowwise import threads
 from dmtrl.protocol.message import Message, Scalar
+from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import FreeIntercept, Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint import FIT, Keeper, State, problem_of, restore_workers
 from dmtrl.solver.layout import Layout

@@ -12,9 +12,9 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Relationship
+from dmtrl.relationship import Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.coordinator import Coordinator, DualPoint, Outcome
 from dmtrl.solver.settings import Settings
