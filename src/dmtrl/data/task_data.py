@@ -17,7 +17,23 @@ from dmtrl.data.labels import check_one_per_row, read_task_list, task_labels
 
 @dataclass(frozen=True)
 class TaskData:
-    """Rows of all tasks, sorted by task: task i owns rows starts[i]:starts[i+1]."""
+    """Rows of all tasks, sorted by task: task i owns rows starts[i]:starts[i + 1].
+
+    Parameters
+    ----------
+    X : ndarray or CSR matrix of shape (n, d)
+        Rows in float32 or float64.
+    y : ndarray of shape (n,)
+        Numeric labels.
+    sample_weight : ndarray of shape (n,) or None
+        Weights of the rows.
+    starts : ndarray of shape (m + 1,)
+        The first row of each task, and the number of rows.
+    names : ndarray of shape (m,)
+        Task names.
+    groups : ndarray of shape (m,), default=None
+        Tasks with the same number hold the same rows, such as the classes of a one-vs-rest problem.
+    """
 
     X: Any
     y: np.ndarray
@@ -100,7 +116,17 @@ class TaskData:
         return cls(as_rows(X), y, weight, found.starts, np.array(found.names))
 
     def only(self, tasks: np.ndarray) -> "TaskData":
-        """These tasks, by number, in this order."""
+        """Select tasks by number, in the given order.
+
+        Parameters
+        ----------
+        tasks : ndarray of int
+            Task numbers.
+
+        Returns
+        -------
+        TaskData
+        """
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
         weight = None if self.sample_weight is None else self.sample_weight[rows]
@@ -108,10 +134,21 @@ class TaskData:
         return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups)
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
-        """Contiguous pieces with about the same amount of work: rows and, if X is sparse, its entries.
+        """Split the rows into contiguous pieces with about the same amount of work.
 
-        shards: the number of shards into which each task may be cut, so that one task can use several workers. Shards
-        on the same worker are joined.
+        Work is the number of rows and, if X is sparse, of its entries.
+
+        Parameters
+        ----------
+        workers : int
+            Number of pieces.
+        shards : int or sequence of int, default=1
+            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
+            the same worker are joined.
+
+        Returns
+        -------
+        list of Blocks
         """
         per_task = shards_per_task(self.m, workers, shards)
         task = np.repeat(np.arange(self.m), per_task)
@@ -125,7 +162,20 @@ class TaskData:
         ]
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
-        """The pieces of `partition` as sources, which is what engines expect."""
+        """Return the pieces of `partition` as sources, which is what engines expect.
+
+        Parameters
+        ----------
+        workers : int
+            Number of pieces.
+        shards : int or sequence of int, default=1
+            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
+            the same worker are joined.
+
+        Returns
+        -------
+        list of Source
+        """
         return list(self.partition(workers, shards))
 
     def _piece(self, tasks: np.ndarray, shards: np.ndarray, starts: np.ndarray, end: int) -> Blocks:

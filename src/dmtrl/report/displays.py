@@ -65,7 +65,21 @@ class TaskCorrelationDisplay(_Display):
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
-        """The correlations of a fitted estimator; `options` are those of `plot`."""
+        """Plot the task correlations of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+            A fitted estimator.
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        **options : object
+            Further arguments of `plot`.
+
+        Returns
+        -------
+        TaskCorrelationDisplay
+        """
         check_is_fitted(estimator)
         names = estimator.unit_names_.tolist()
         return cls(estimator.covariance_.correlation(), names).plot(ax, **options)
@@ -79,10 +93,24 @@ class TaskCorrelationDisplay(_Display):
         colorbar: bool = True,
         max_labels: int = 40,
     ) -> Self:
-        """Draw; blue is alike, red is opposed.
+        """Draw the heat map. Blue means alike, red means opposed.
 
-        order: "similarity", or None for the order of the model. max_labels: of more tasks only every second, third and
-        so on is named.
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        order : "similarity" or None, default="similarity"
+            Order of the tasks. None means the order of the model.
+        cmap : str or matplotlib Colormap, default="RdBu"
+            Colours from -1 to 1.
+        colorbar : bool, default=True
+            Whether to draw a colour bar.
+        max_labels : int, default=40
+            The largest number of tasks to label.
+
+        Returns
+        -------
+        TaskCorrelationDisplay
         """
         if order not in ("similarity", None):
             raise ValueError(f"order must be 'similarity' or None, got {order!r}")
@@ -128,13 +156,42 @@ class ConvergenceDisplay(_Display):
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
-        """The rounds of a fitted estimator; `options` are those of `plot`."""
+        """Plot the rounds of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+            A fitted estimator.
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        **options : object
+            Further arguments of `plot`.
+
+        Returns
+        -------
+        ConvergenceDisplay
+        """
         check_is_fitted(estimator)
         return cls(estimator.history_, estimator.tol).plot(ax, **options)
 
     def plot(self, ax: Any = None, *, x: str = "rounds", name: str | None = None, **line: Any) -> Self:
-        """Draw. x: "rounds", "seconds" or "bytes". name: for the legend, where several are drawn on one `ax`. Further
-        options go to matplotlib's `plot`."""
+        """Draw the relative gap.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        x : {"rounds", "seconds", "bytes"}, default="rounds"
+            Quantity on the horizontal axis.
+        name : str, default=None
+            Label in the legend.
+        **line : object
+            Further arguments of matplotlib's `plot`.
+
+        Returns
+        -------
+        ConvergenceDisplay
+        """
         if x not in _AXES:
             raise ValueError(f"x must be one of {', '.join(_AXES)}, got {x!r}")
         if not self.history:
@@ -186,11 +243,49 @@ class TaskComparisonDisplay(_Display):
         ax: Any = None,
         **options: Any,
     ) -> Self:
-        """Compare with a fitted estimator's settings, which takes several fits; `options` are those of `plot`."""
+        """Compare with the settings of a fitted estimator, which takes several fits, and plot the result.
+
+        Parameters
+        ----------
+        estimator : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+            A fitted estimator.
+        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
+            Rows of the tasks of the model, in any form that `fit` accepts.
+        y : array-like of shape (n,) or (n, m), default=None
+            Labels, in any form that `fit` accepts.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows.
+        cv : int, default=5
+            Number of folds.
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        **options : object
+            Further arguments of `plot`.
+
+        Returns
+        -------
+        TaskComparisonDisplay
+        """
         return cls(estimator.compare(X, y, tasks, sample_weight, cv)).plot(ax, **options)
 
     def plot(self, ax: Any = None, *, max_tasks: int = 60, pooled: bool = True) -> Self:
-        """Draw. max_tasks: of more tasks, those at the two ends are shown. pooled: False leaves that way out."""
+        """Draw the errors of the tasks.
+
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        max_tasks : int, default=60
+            The largest number of tasks to draw: those with the largest and the smallest gain.
+        pooled : bool, default=True
+            Whether to draw the errors of the pooled model.
+
+        Returns
+        -------
+        TaskComparisonDisplay
+        """
         found = self.comparison
         gain = found.alone - found.together
         order = np.argsort(-np.where(np.isnan(gain), -np.inf, gain), kind="stable")
