@@ -193,7 +193,13 @@ class NotConvergedWarning(DmtrlWarning):
 
 
 class TasksLeftOutWarning(DmtrlWarning):
-    """Tasks were left out because their worker was lost; `tasks` holds their numbers."""
+    """Tasks were left out because their worker was lost.
+
+    Attributes
+    ----------
+    tasks : list of int
+        The numbers of these tasks.
+    """
 
     def __init__(self, message: str, tasks: Sequence[int] = ()) -> None:
         super().__init__(message)

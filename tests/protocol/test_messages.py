@@ -8,7 +8,6 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.losses import squared
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import (
@@ -164,7 +163,7 @@ def test_a_missing_field_is_refused(kind: type) -> None:
 
 def new_worker() -> Worker:
     data = random_problem("squared", m=UNITS, d=FEATURES)
-    return Worker(ArraySource(data.partition(1)[0]), squared())
+    return Worker(data.partition(1)[0], squared())
 
 
 def fault(request: Any, answer: object) -> str:

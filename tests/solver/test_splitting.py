@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, TaskData, solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
 from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
 from dmtrl.relationship import FreeIntercept, Learned
@@ -77,7 +76,7 @@ def test_weights_that_were_reported_are_never_written_over() -> None:
 def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target: float) -> None:
     data = _data(classes=get_loss(loss).kind == CLASSIFICATION)
     data.y[:] = np.abs(data.y) if loss == "poisson" else data.y
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
+    worker = Worker(data.partition(1, 1)[0], get_loss(loss))
     m, d = data.m, data.X.shape[1]
     options = {"sampling": "shuffled", "max_passes": 200, "local_solver": "sdca", "seed": 3, "density": 1.0}
     total = np.diff(data.starts).astype(float)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, TaskData, get_loss, solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.engines import LocalEngine
 from dmtrl.protocol.messages import HoldOut
 from dmtrl.solver.api import ProblemSpec
@@ -13,7 +12,7 @@ from support.problems import random_problem
 
 
 def _engine(data: TaskData, loss: str, workers: int = 1) -> LocalEngine:
-    return LocalEngine([ArraySource(blocks) for blocks in data.partition(workers)], get_loss(loss))
+    return LocalEngine(data.partition(workers), get_loss(loss))
 
 
 def _spec(data: TaskData, loss: str, settings: Settings | None = None) -> ProblemSpec:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl import NotConvergedWarning, Outcome, RoundRecord, Settings, TaskData, solve
-from dmtrl.data.blocks import ArraySource, Source
+from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
@@ -114,7 +114,7 @@ ONE_SLOW = (1.0, 1.0, 10.0, 1.0)
 
 
 def sources_of(data: TaskData, workers: int, shards: int = 1) -> list[Source]:
-    return [ArraySource(blocks) for blocks in data.partition(workers, shards)]
+    return data.partition(workers, shards)
 
 
 def virtual(data: TaskData, loss: str, slowness: Sequence[float] = ONE_SLOW, shards: int = 1) -> VirtualEngine:
@@ -155,7 +155,7 @@ def prepared(
     data: TaskData, loss: str | Sequence[AnyLoss], fold: int = -1, w: np.ndarray | None = None
 ) -> tuple[Worker, Prepared]:
     """A worker with all rows, of which fold `fold` of three is held out, and its last answer."""
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss) if isinstance(loss, str) else loss)
+    worker = Worker(data.partition(1, 1)[0], get_loss(loss) if isinstance(loss, str) else loss)
     description = decode(worker.answer(encode(HoldOut(fold=fold, folds=3, seed=0))))
     request = Prepare(
         seed=0,

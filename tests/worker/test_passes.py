@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from dmtrl import solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import get_loss, scalar
 from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
@@ -27,7 +26,7 @@ def _data(n: int = 400, d: int = 12, seed: int = 0, tasks: int = 3) -> TaskData:
 
 
 def _prepared(data: TaskData, loss: str, steps: int = 0, **options: object) -> Worker:
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
+    worker = Worker(data.partition(1, 1)[0], get_loss(loss))
     scalars = {"sampling": "shuffled", "max_passes": 20, "local_solver": "sdca", "density": 1.0, "seed": 3} | options
     total = np.diff(data.starts).astype(float)
     worker.answer(encode(Prepare(keep=False, total_weight=total, steps=np.full(data.m, steps), **scalars)))

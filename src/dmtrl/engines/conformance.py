@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source
+from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import AnyLoss, get_loss
@@ -72,7 +72,7 @@ def _sources(tasks: Sequence[Sequence[int]], csr: bool = False, dtype: type = np
         shards = np.array([worker if any(task in other for other in tasks[:worker]) else 0 for task in own])
         weight = rng.random(starts[-1]) + 0.5
         names = [f"task {task}" for task in own]
-        sources.append(ArraySource(Blocks(X, y, weight, starts, np.array(own), shards, names)))
+        sources.append(Blocks(X, y, weight, starts, np.array(own), shards, names))
     return sources
 
 

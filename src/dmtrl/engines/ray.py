@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source
+from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
@@ -37,24 +37,25 @@ class RayOptions:
 
     Parameters
     ----------
-    address : str, optional
-        Of a running cluster; "auto" finds the one on this machine. None starts a cluster here, without dashboard or
-        telemetry, and stops it afterwards. If Ray is already initialised in this process, that cluster is used.
-    workers : int, optional
-        Number of actors. None: one per CPU, or fewer if there are fewer tasks.
-    cpus : float, optional
-        CPUs each actor reserves, may be a fraction. None divides the cluster's CPUs, at most one each; an actor that
-        replaces a lost one reserves none.
-    resources : mapping of str to float, default {}
+    address : str, default=None
+        Address of a running cluster; "auto" finds the one on this machine. None starts a cluster here, without
+        dashboard or telemetry, and stops it afterwards. If Ray is already initialised in this process, that cluster is
+        used.
+    workers : int, default=None
+        Number of actors. None means one per CPU, or fewer if there are fewer tasks.
+    cpus : float, default=None
+        CPUs that each actor reserves; may be a fraction. None divides the CPUs of the cluster, at most one each; an
+        actor that replaces a lost one reserves none.
+    resources : mapping of str to float, default={}
         Custom resources of each actor.
-    strategy : str or object, default "SPREAD"
+    strategy : str or object, default="SPREAD"
         Ray's scheduling strategy: "SPREAD", "DEFAULT" or one of Ray's objects.
-    recovery_timeout : float, default 120.0
+    recovery_timeout : float, default=120.0
         Seconds within which a lost worker must be replaced; then the run ends.
-    answer_timeout : float, optional
-        Seconds one answer, and the reading of rows, may take before the worker counts as lost. None: no limit.
-    namespace : str, optional
-        Ray namespace of the connection. None: an anonymous one.
+    answer_timeout : float, default=None
+        Seconds that one answer, or the reading of rows, may take before the worker counts as lost. None means no limit.
+    namespace : str, default=None
+        Ray namespace of the connection. None means an anonymous one.
     """
 
     address: str | None = None
@@ -84,9 +85,25 @@ class RayOptions:
             raise ValueError(f"answer_timeout must be None or a positive number of seconds, got {answer_timeout!r}")
 
     def session(self) -> AbstractContextManager[object]:
+        """Return a context in which engines that are started one after the other share a cluster."""
         return cluster(self)
 
     def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+        """Start an engine.
+
+        Parameters
+        ----------
+        pieces : callable
+            pieces(n) returns the sources of n workers.
+        losses : Loss, CustomLoss or sequence of them
+            One loss for all tasks, or one per task.
+        names : sequence of str, default=None
+            Task names for error messages.
+
+        Returns
+        -------
+        Engine
+        """
         with cluster(self) as processors:
             return RayEngine(pieces(self.workers or processors), losses, self, names)
 
@@ -357,7 +374,7 @@ def _check_sendable(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLos
         if isinstance(loss, CustomLoss):
             _check_picklable(cloudpickle, loss, f"the loss {loss.name!r}")
     for k, source in enumerate(sources):
-        if not isinstance(source, ArraySource):
+        if not isinstance(source, Blocks):
             _check_picklable(cloudpickle, source, f"the source of worker {k}")
 
 

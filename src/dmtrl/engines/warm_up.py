@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source
+from dmtrl.data.blocks import Blocks, Source
 from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.protocol.messages import Prepare, Round, encode
 from dmtrl.worker.rows import CHUNK
@@ -18,8 +18,8 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
     """For rows and losses like these. Without it, actors on one machine would all compile at the same moment."""
     kinds = {(np.dtype(float), False)}
     for source in sources:
-        if isinstance(source, ArraySource):
-            kinds.add((source.blocks.X.dtype, sparse.issparse(source.blocks.X)))
+        if isinstance(source, Blocks):
+            kinds.add((source.X.dtype, sparse.issparse(source.X)))
     some = losses if isinstance(losses, Sequence) else [losses]
     built_in = next((loss for loss in some if not isinstance(loss, CustomLoss)), None)
     if built_in is None:
@@ -28,7 +28,7 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
         X = np.ones((2, _WIDTH), dtype=dtype)
         first = np.arange(1)
         blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), first, first, [""])
-        worker = Worker(ArraySource(blocks), built_in)
+        worker = Worker(blocks, built_in)
         prepare = Prepare(
             seed=0,
             local_solver="auto",

@@ -19,7 +19,23 @@ CLASSIFICATION, REGRESSION = "classification", "regression"
 
 @dataclass(frozen=True)
 class Loss:
-    """A built-in loss. Its methods accept scalars and arrays; see `AnyLoss` for their meaning."""
+    """A built-in loss. Its methods accept scalars and arrays; see `AnyLoss` for their meaning.
+
+    Parameters
+    ----------
+    name : str
+        Name of the loss.
+    id : int
+        Number of the compiled functions in `dmtrl.losses.scalar`.
+    kind : {"classification", "regression"}
+        For classification the labels are -1 and 1.
+    smoothness : float
+        Upper bound of l''.
+    lipschitz : float
+        Upper bound of |l'|.
+    param : float, default=0.0
+        Parameter of the loss: gamma, epsilon, delta or the quantile.
+    """
 
     name: str
     id: int
@@ -29,24 +45,87 @@ class Loss:
     param: float = 0.0
 
     def value(self, z: Any, y: Any) -> Any:
+        """Return l(z, y).
+
+        Parameters
+        ----------
+        z : float or ndarray
+            Predictions.
+        y : float or ndarray
+            Labels.
+
+        Returns
+        -------
+        float or ndarray
+        """
         return _elementwise(scalar.loss_value, self.id, self.param, z, y)
 
     def conjugate(self, a: Any, y: Any) -> Any:
-        """Return l*(-a), which is infinite outside the domain."""
+        """Return l*(-a), which is infinite outside the domain.
+
+        Parameters
+        ----------
+        a : float or ndarray
+            Dual variables.
+        y : float or ndarray
+            Labels.
+
+        Returns
+        -------
+        float or ndarray
+        """
         return _elementwise(scalar.loss_conjugate, self.id, self.param, a, y)
 
     def step(self, a: Any, z: Any, y: Any, sq: Any) -> Any:
-        """Return the a' that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2."""
+        """Return the a' that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2.
+
+        Parameters
+        ----------
+        a : float or ndarray
+            Dual variables.
+        z : float or ndarray
+            Predictions.
+        y : float or ndarray
+            Labels.
+        sq : float or ndarray
+            Curvature of the quadratic term.
+
+        Returns
+        -------
+        float or ndarray
+        """
         return _elementwise(scalar.loss_step, self.id, self.param, a, z, y, sq)
 
     def slope(self, z: Any, y: Any) -> Any:
-        """Return -l'(z), the dual variable that belongs to z. Differentiable losses only."""
+        """Return -l'(z), the dual variable that belongs to z. Differentiable losses only.
+
+        Parameters
+        ----------
+        z : float or ndarray
+            Predictions.
+        y : float or ndarray
+            Labels.
+
+        Returns
+        -------
+        float or ndarray
+        """
         if not self.differentiable:
             raise ValueError(f"the {self.name} loss is not differentiable and has no slope; use a smooth loss")
         return _elementwise(scalar.loss_slope, self.id, self.param, z, y)
 
     def domain(self, y: float) -> tuple[float, float]:
-        """Return the interval of feasible a for label y."""
+        """Return the interval of feasible a for label y.
+
+        Parameters
+        ----------
+        y : float
+            A label.
+
+        Returns
+        -------
+        tuple of float
+        """
         if self.kind == CLASSIFICATION:
             upper = math.inf if self.id == scalar.SQUARED_HINGE else 1.0
             return (0.0, upper) if y > 0 else (-upper, 0.0)
@@ -64,7 +143,15 @@ class Loss:
         return math.isfinite(self.smoothness) or self.id == scalar.POISSON
 
     def check_labels(self, y: np.ndarray, where: str) -> None:
-        """Raise ValueError with the first label for which the loss is not defined."""
+        """Raise ValueError with the first label for which the loss is not defined.
+
+        Parameters
+        ----------
+        y : ndarray
+            Labels.
+        where : str
+            Start of the error message.
+        """
         if self.kind == CLASSIFICATION:
             wrong = (y != 1) & (y != -1)
             rule = "labels -1 and +1"
@@ -110,6 +197,15 @@ class CustomLoss:
     differentiable = False  # the local solvers have no slope
 
     def check_labels(self, y: np.ndarray, where: str) -> None:
+        """Raise ValueError if the loss is not finite at z = 0 for some label.
+
+        Parameters
+        ----------
+        y : ndarray
+            Labels.
+        where : str
+            Start of the error message.
+        """
         if not np.isfinite([self.value(0.0, float(label)) for label in np.unique(y)[:100]]).all():
             raise ValueError(f"{where}: the loss {self.name!r} is not finite at z = 0 for some labels")
 
@@ -209,7 +305,17 @@ BUILTIN: dict[str, Callable[..., Loss]] = {
 
 
 def get_loss(loss: str | AnyLoss) -> AnyLoss:
-    """Return a loss by name, or the loss itself."""
+    """Return a loss by name, or the loss itself.
+
+    Parameters
+    ----------
+    loss : str, Loss or CustomLoss
+        The name of a built-in loss, or a loss.
+
+    Returns
+    -------
+    Loss or CustomLoss
+    """
     if isinstance(loss, Loss | CustomLoss):
         return loss
     if isinstance(loss, str) and loss in BUILTIN:

@@ -35,11 +35,32 @@ class TaskCovariance:
 
     @classmethod
     def identity(cls, m: int) -> "TaskCovariance":
+        """Return I / m.
+
+        Parameters
+        ----------
+        m : int
+            Number of tasks.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         return cls(np.zeros((m, 0)), np.zeros(0), 1.0 / m)
 
     @classmethod
     def from_dense(cls, sigma: np.ndarray) -> "TaskCovariance":
-        """Return a given covariance, scaled to trace one. Raise ValueError if it is not a covariance."""
+        """Return a given covariance, scaled to trace one. Raise ValueError if it is not a covariance.
+
+        Parameters
+        ----------
+        sigma : array-like of shape (m, m)
+            A symmetric positive semidefinite matrix.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         sigma = np.asarray(sigma, dtype=float)
         if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
             raise ValueError(f"a task covariance must be square, got shape {sigma.shape}")
@@ -71,6 +92,19 @@ class TaskCovariance:
 
         Up to DENSE_LIMIT tasks Sigma is exact. Above, the `rank` smoothest directions are exact, and all others get the
         smallest value among these.
+
+        Parameters
+        ----------
+        adjacency : array-like or sparse matrix of shape (m, m)
+            Symmetric, non-negative edge weights.
+        strength : float, default=1.0
+            How strongly an edge pulls its tasks together.
+        rank : int, default=256
+            Number of exact directions above DENSE_LIMIT tasks.
+
+        Returns
+        -------
+        TaskCovariance
         """
         A = sparse.csr_matrix(adjacency, dtype=float)
         if A.shape[0] != A.shape[1]:
@@ -97,23 +131,65 @@ class TaskCovariance:
         return len(self.basis)
 
     def apply(self, B: np.ndarray) -> np.ndarray:
-        """Return Sigma B."""
+        """Return Sigma B.
+
+        Parameters
+        ----------
+        B : ndarray of shape (m, d)
+            One row per task.
+
+        Returns
+        -------
+        ndarray of shape (m, d)
+        """
         return self.basis @ (self.values[:, None] * gram(self.basis, B)) + self.floor * B
 
     def shrink(self, V: np.ndarray, t: float) -> np.ndarray:
-        """Return Sigma (Sigma + t I)^-1 V, the proximal map of a fixed Sigma (19)."""
+        """Return Sigma (Sigma + t I)^-1 V, the proximal map of a fixed Sigma (19).
+
+        Parameters
+        ----------
+        V : ndarray of shape (m, d)
+            One row per task.
+        t : float
+            Step size.
+
+        Returns
+        -------
+        ndarray of shape (m, d)
+        """
         low = self.floor / (self.floor + t)
         gain = (self.values + self.floor) / (self.values + self.floor + t) - low
         return self.basis @ (gain[:, None] * gram(self.basis, V)) + low * V
 
     def quadratic(self, B: np.ndarray) -> float:
-        """Return tr(B^T Sigma B)."""
+        """Return tr(B^T Sigma B).
+
+        Parameters
+        ----------
+        B : ndarray of shape (m, d)
+            One row per task.
+
+        Returns
+        -------
+        float
+        """
         inside = gram(self.basis, B)
         own = float(self.values @ np.einsum("ij,ij->i", inside, inside))
         return own + (self.floor * float(np.einsum("ij,ij->", B, B)) if self.floor else 0.0)
 
     def inverse_quadratic(self, W: np.ndarray) -> float:
-        """Return tr(W^T Sigma^-1 W), which is infinite if W is not in the range of Sigma."""
+        """Return tr(W^T Sigma^-1 W), which is infinite if W is not in the range of Sigma.
+
+        Parameters
+        ----------
+        W : ndarray of shape (m, d)
+            One row per task.
+
+        Returns
+        -------
+        float
+        """
         inside = self.basis.T @ W
         left = float(((W - self.basis @ inside) ** 2).sum())
         # Rounding moves a W in the range of Sigma out of it by about 1e-16.
@@ -122,9 +198,11 @@ class TaskCovariance:
         return float((inside**2 / (self.values + self.floor)[:, None]).sum() + outside)
 
     def diagonal(self) -> np.ndarray:
+        """Return the diagonal of Sigma."""
         return (self.basis**2) @ self.values + self.floor
 
     def trace(self) -> float:
+        """Return the trace of Sigma."""
         return float(self.values.sum() + self.m * self.floor)
 
     def factor(self) -> np.ndarray:
@@ -132,12 +210,23 @@ class TaskCovariance:
         return self.basis * np.sqrt(self.values)
 
     def block(self, tasks: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return Sigma[tasks, tasks] as an array."""
+        """Return Sigma[tasks, tasks] as an array.
+
+        Parameters
+        ----------
+        tasks : sequence of int
+            Task numbers.
+
+        Returns
+        -------
+        ndarray
+        """
         F = self.factor()[tasks]
         tasks = np.asarray(tasks)
         return F @ F.T + self.floor * (tasks[:, None] == tasks[None, :])
 
     def dense(self) -> np.ndarray:
+        """Return Sigma as an array. Raise ValueError above DENSE_LIMIT tasks."""
         if self.m > DENSE_LIMIT:
             raise ValueError(
                 f"the covariance of {self.m} tasks is too large for an array ({self.m**2:,} numbers); "
@@ -146,7 +235,17 @@ class TaskCovariance:
         return self.block(np.arange(self.m))
 
     def only(self, tasks: np.ndarray) -> "TaskCovariance":
-        """Return Sigma[tasks, tasks], scaled to trace one."""
+        """Return Sigma[tasks, tasks], scaled to trace one.
+
+        Parameters
+        ----------
+        tasks : ndarray of int
+            Task numbers.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         F = self.factor()[tasks]
         basis, s, _ = np.linalg.svd(F, full_matrices=False)
         basis[~F.any(axis=1)] = 0.0  # keep zeros exact, as in from_dense
@@ -166,7 +265,17 @@ class TaskCovariance:
         return np.clip(correlation, -1.0, 1.0)
 
     def plus_common(self, tau: float) -> "TaskCovariance":
-        """Return Sigma + tau 1 1^T: a component that all tasks share (docs/math.md section 7)."""
+        """Return Sigma + tau 1 1^T: a component that all tasks share (docs/math.md section 7).
+
+        Parameters
+        ----------
+        tau : float
+            Strength of the common component.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         if tau == 0:
             return self
         F = np.column_stack([self.factor(), np.full(self.m, np.sqrt(tau))])
@@ -175,7 +284,17 @@ class TaskCovariance:
         return TaskCovariance(basis[:, keep], s[keep] ** 2, self.floor)
 
     def paper_rho(self, unit_tasks: np.ndarray | None = None) -> float:
-        """Return max_i sum_i' |sigma_ii'| / sigma_ii, the paper's bound (8)."""
+        """Return max_i sum_i' |sigma_ii'| / sigma_ii, the paper's bound (8).
+
+        Parameters
+        ----------
+        unit_tasks : ndarray of int, default=None
+            The task of each unit. None means one unit per task.
+
+        Returns
+        -------
+        float
+        """
         F = self.factor()
         F = F if unit_tasks is None else F[unit_tasks]
         tasks = np.arange(self.m) if unit_tasks is None else unit_tasks
@@ -196,6 +315,17 @@ class TaskCovariance:
 
         Exact up to a few hundred units. Above, it is the low-rank value (11): safe, exact if floor is zero, and
         otherwise above the exact value by at most the number of workers that share a task.
+
+        Parameters
+        ----------
+        unit_tasks : ndarray of int, default=None
+            The task of each unit. None means one unit per task.
+        owner : ndarray of int, default=None
+            The worker of each unit. None means one worker per unit.
+
+        Returns
+        -------
+        float
         """
         tasks = np.arange(self.m) if unit_tasks is None else np.asarray(unit_tasks)
         owner = np.arange(len(tasks)) if owner is None else np.asarray(owner)

@@ -35,5 +35,5 @@ def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationshi
 
 
 def is_learned(relationship: Any) -> bool:
-    """Whether a relationship, as an object or by name, is learned from the data."""
+    """Whether a `relationship` argument, by name or as an object, is learned from the data."""
     return isinstance(relationship, Learned) or (isinstance(relationship, str) and relationship == "learned")

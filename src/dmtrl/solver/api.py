@@ -65,44 +65,47 @@ def solve(
         One loss for all tasks, or one per task.
     reg_lambda : float
         Strength of the regularisation.
-    relationship : str, array, sparse matrix, TaskCovariance or Relationship, default "learned"
-        "learned", "independent", "shared", a covariance, a graph's adjacency, or an object of your own.
-    common : float, default 0.0
+    relationship : str, array, sparse matrix, TaskCovariance or Relationship, default="learned"
+        "learned", "independent", "shared", a covariance, the adjacency of a graph, or a Relationship.
+    common : float, default=0.0
         Strength of a component that all tasks share.
-    settings : Settings, optional
-        Everything about the algorithm.
-    engine : "local", "ray", RayOptions or Engine, default "local"
-        Where workers run. An Engine is used as it is and not closed.
-    n_jobs : int, optional
-        Threads of the local engine; -1 for all cores.
-    workers : int, optional
-        Number of pieces into which tasks are partitioned. None: one per thread or CPU; `data.m` is one task per worker.
-    shards : int or sequence of int, default 1
+    settings : Settings, default=None
+        Settings of the algorithm. None means Settings().
+    engine : {"local", "ray"}, RayOptions or Engine, default="local"
+        Where workers run. An Engine already holds the tasks; it is not closed.
+    n_jobs : int, default=None
+        Threads of the local engine. None means 1, and -1 means all cores.
+    workers : int, default=None
+        Number of pieces into which tasks are partitioned. None means one per thread or CPU; `data.m` is one task per
+        worker.
+    shards : int or sequence of int, default=1
         Number of pieces into which each task is cut first, so that a task can be spread over several workers.
-    intercept_ridge : float, optional
+    intercept_ridge : float, default=None
         The last column of X is a constant whose weights stay outside the relationship and carry only this ridge.
-    start : Outcome or StartPoint, optional
+    start : Outcome or StartPoint, default=None
         Weights from which to start.
-    callbacks : sequence of callables
-        Each is called with the RoundRecord of every round. One that raises KeyboardInterrupt stops the run; the
-        checkpoint is written first.
-    watch : callable, optional
-        Called with the RoundRecord and the weights of every round.
-    verbose : int, default 0
-        1: a live line on a terminal; 2: a line per round.
-    checkpoint : path, URL or Checkpoint, optional
-        Where, and how often, to write checkpoints.
-    resume : path, URL or bool, optional
-        A checkpoint to resume from; True: that of `checkpoint`, if there is one. Unless the work depends on time
-        (max_staleness, balance), the result has the same bits as an uninterrupted run.
-    on_lost : "stop" or "go_on", default "stop"
-        What to do when a worker cannot be replaced: "stop" raises WorkerLostError; "go_on" starts again without its
-        tasks on the workers that are left, with a TasksLeftOutWarning. The rows of W are then the remaining tasks
-        (their numbers are `tasks` of the outcome), and checkpoints continue in a subfolder `again-1`.
+    callbacks : sequence of callable, default=()
+        Functions that are called with the RoundRecord of each round. One that raises KeyboardInterrupt stops the run;
+        the checkpoint is written first.
+    watch : callable, default=None
+        Called with the RoundRecord and the weights of each round.
+    verbose : int, default=0
+        1 shows a progress line on a terminal, 2 prints a line per round.
+    checkpoint : str, path or Checkpoint, default=None
+        Folder or fsspec URL to write checkpoints to. A Checkpoint also sets how often.
+    resume : str, path or bool, default=None
+        A checkpoint to resume from; True means the one at `checkpoint`, if it exists. The result is bitwise equal to
+        that of an uninterrupted run, unless the work depends on time (max_staleness, balance).
+    on_lost : {"stop", "go_on"}, default="stop"
+        What to do when a worker cannot be replaced. "stop" raises WorkerLostError. "go_on" starts again without its
+        tasks on the remaining workers and emits a TasksLeftOutWarning. The rows of W are then the remaining tasks
+        (their numbers are `tasks` of the outcome), and checkpoints continue in the subfolder `again-1`; to resume from
+        there, pass the remaining tasks as data and the number of workers that the warning names.
 
     Returns
     -------
     Outcome
+        Weights, task covariance, certificate and history.
     """
     spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings or Settings(), shards, intercept_ridge)
     return solve_problem(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses import AnyLoss
@@ -113,7 +112,7 @@ def extend(
     if new.X.shape[1] != d:
         raise ValueError(f"the new task has {new.X.shape[1]} features, the model has {d}")
     blocks = replace(new.partition(1)[0], tasks=np.array([m]))
-    engine = _TwoWorkers(_FixedTasks(W, dual.B), Worker(ArraySource(blocks), loss))
+    engine = _TwoWorkers(_FixedTasks(W, dual.B), Worker(blocks, loss))
     settings = replace(settings, method="splitting", max_staleness=0)
     together = ProblemSpec(m + 1, loss, relationship, settings)
     outcome = solve_on(engine, together, reg_lambda, 0.0, CheckpointSession())

@@ -12,10 +12,41 @@ from dmtrl.solver.certificate import Certificate
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, as kept in `history_`.
+    """One round, as stored in `history_`. Gaps are relative.
 
-    Gaps are relative; `primal` and `dual` are the best so far. With the default method `w_gap` is the smaller of this
-    round's W-step gap and the best pair's joint gap, which bounds that pair's W-step gap.
+    Attributes
+    ----------
+    round : int
+        Number of the round, from 0.
+    gap : float
+        Gap between the best primal and dual values so far.
+    primal : float
+        Best joint objective so far.
+    dual : float
+        Best lower bound so far.
+    w_gap : float
+        Gap of the W-step. With the default method the smaller of the W-step gap of the round and the joint gap of the
+        best pair, which bounds the W-step gap of that pair.
+    objective : float
+        Joint objective at the weights of the round.
+    dual_now : float
+        Dual objective of the W-step before the round.
+    rho : float
+        Coupling of the tasks.
+    step : float
+        Step size of the splitting.
+    solver : str
+        Local solvers that the workers used.
+    passes : float
+        Mean number of passes over the rows.
+    omega : bool
+        Whether the task covariance was updated.
+    bytes_sent : int
+        Bytes of the messages to the workers.
+    bytes_received : int
+        Bytes of the answers of the workers.
+    seconds : float
+        Duration of the round.
     """
 
     round: int
@@ -23,8 +54,8 @@ class RoundRecord:
     primal: float
     dual: float
     w_gap: float
-    objective: float  # joint objective at this round's weights
-    dual_now: float  # W-step dual objective before the round
+    objective: float
+    dual_now: float
     rho: float
     step: float
     solver: str
@@ -35,6 +66,7 @@ class RoundRecord:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the record as a dict."""
         return asdict(self)
 
 
@@ -75,18 +107,23 @@ class Outcome:
     Attributes
     ----------
     W : ndarray of shape (m, d)
+        Weights of each task.
     common : ndarray of shape (d,)
         The part of every row of W that all tasks share.
     covariance : TaskCovariance
-        Of the tasks' own part, with trace one.
+        Covariance of the part of W that is not shared, with trace one.
     certificate : Certificate
+        Proven bounds of the optimum.
     dual : DualPoint
-        The point at which the certificate's dual bound was found.
+        The point of the dual bound.
     history : list of RoundRecord
+        One record per round.
     converged : bool
+        Whether the relative gap reached tol.
     method : str
-    tasks : ndarray, optional
-        Numbers of the tasks in the rows of W. None: all tasks, in order.
+        The method that was used.
+    tasks : ndarray of int or None
+        Numbers of the tasks in the rows of W. None means all tasks, in order.
     """
 
     W: np.ndarray

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine, begin_request
 from dmtrl.exceptions import NotConvergedWarning
@@ -110,7 +109,7 @@ class RecordingEngine(Engine):
 
 
 def workers_of(data: TaskData, loss: str, workers: int) -> list[Worker]:
-    return [Worker(ArraySource(blocks), get_loss(loss)) for blocks in data.partition(workers)]
+    return [Worker(blocks, get_loss(loss)) for blocks in data.partition(workers)]
 
 
 def run(engine: Engine, data: TaskData, loss: str, reg_lambda: float, settings: Settings) -> Outcome:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.warm_up import warm_up
@@ -94,7 +93,7 @@ class PacedEngine(LocalEngine):
 
     def __init__(self, task: PaperProblem, slowness: Sequence[float], stretch: float):
         k = len(slowness)
-        super().__init__([ArraySource(blocks) for blocks in task.train.partition(k, 1)], get_loss(task.loss), threads=k)
+        super().__init__(task.train.partition(k, 1), get_loss(task.loss), threads=k)
         self.paced = [PacedWorker(one, stretch * k * slow) for one, slow in zip(self._workers, slowness, strict=True)]
         self._workers = self.paced  # type: ignore[assignment]
 
