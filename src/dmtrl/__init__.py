@@ -19,11 +19,13 @@ if TYPE_CHECKING:
         CheckpointWarning,
         LossError,
         NotConvergedWarning,
+        RelationshipError,
         TasksLeftOutWarning,
         WorkerLostError,
     )
     from dmtrl.losses.builtin import CustomLoss, Loss, get_loss
     from dmtrl.losses.check import check_loss
+    from dmtrl.relationship.check import check_relationship
     from dmtrl.relationship.covariance import TaskCovariance
     from dmtrl.report.displays import ConvergenceDisplay, TaskComparisonDisplay, TaskCorrelationDisplay
     from dmtrl.solver.api import solve
@@ -35,10 +37,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "exceptions": ["CheckpointWarning", "LossError", "NotConvergedWarning", "TasksLeftOutWarning", "WorkerLostError"],
+    "exceptions": [
+        "CheckpointWarning",
+        "LossError",
+        "NotConvergedWarning",
+        "RelationshipError",
+        "TasksLeftOutWarning",
+        "WorkerLostError",
+    ],
     "solver.certificate": ["Certificate"],
     "solver.checkpoint": ["Checkpoint"],
     "solver.coordinator": ["Outcome", "RoundRecord"],
+    "relationship.check": ["check_relationship"],
     "relationship.covariance": ["TaskCovariance"],
     "data.task_data": ["TaskData"],
     "report.displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
@@ -72,6 +82,7 @@ __all__ = [
     "NotConvergedWarning",
     "Outcome",
     "RayOptions",
+    "RelationshipError",
     "RoundRecord",
     "Settings",
     "SourcePlan",
@@ -82,6 +93,7 @@ __all__ = [
     "TasksLeftOutWarning",
     "WorkerLostError",
     "check_loss",
+    "check_relationship",
     "get_loss",
     "load",
     "per_task_scores",

@@ -5,9 +5,10 @@ DmtrlError
 │   └── MixedColumnError   a few cells of a column of numbers or dates are something else
 ├── CheckpointExistsError  a fit would overwrite the checkpoint of another one (also a FileExistsError)
 ├── InputError             wrong input that a parameter can fix (also a ValueError)
-├── LossError              a custom loss contradicts itself (also a ValueError)
+├── LossError              a loss violates its contract (also a ValueError)
 ├── NotAModelError         a file is not a saved model (also a ValueError)
 ├── OutputExistsError      an output file already exists (also a FileExistsError)
+├── RelationshipError      a relationship violates its contract (also a ValueError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
@@ -126,7 +127,11 @@ class InputError(DmtrlError, ValueError):
 
 
 class LossError(DmtrlError, ValueError):
-    """A custom loss contradicts itself: its value, conjugate and dual step do not belong together."""
+    """A loss violates its contract; the message lists every kind of violation."""
+
+
+class RelationshipError(DmtrlError, ValueError):
+    """A relationship violates its contract; the message lists every kind of violation."""
 
 
 class NotAModelError(DmtrlError, ValueError):
@@ -185,7 +190,13 @@ class NotConvergedWarning(DmtrlWarning):
 
 
 class TasksLeftOutWarning(DmtrlWarning):
-    """Tasks were left out because their worker was lost; `tasks` holds their numbers."""
+    """Tasks were left out because their worker was lost.
+
+    Attributes
+    ----------
+    tasks : list of int
+        The numbers of these tasks.
+    """
 
     def __init__(self, message: str, tasks: Sequence[int] = ()) -> None:
         super().__init__(message)

@@ -19,7 +19,7 @@ from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.lab.bench.cluster import measure, section
 from dmtrl.lab.experiments.records import Record
-from dmtrl.losses.builtin import BUILTIN, AnyLoss, get_loss
+from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.report.files import markdown_text
 from dmtrl.solver.coordinator import Outcome

@@ -16,7 +16,7 @@ from dmtrl.engines.log import IN_MEMORY, Log
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship import Learned
 from dmtrl.solver.coordinator import Coordinator
 from support.fragile import Fragile
 from support.problems import random_problem

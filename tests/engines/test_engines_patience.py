@@ -17,9 +17,9 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship import Learned
 from dmtrl.solver.coordinator import Coordinator, Outcome
 from dmtrl.worker.worker import Worker
 from support.fragile import Fragile

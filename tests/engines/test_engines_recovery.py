@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines import LocalEngine, recovery
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned, covariance, get_relationship
+from dmtrl.relationship import Learned, covariance, get_relationship
 from dmtrl.solver.checkpoint import newest
 from dmtrl.solver.coordinator import Coordinator, Outcome
 from support.fragile import Fragile
@@ -56,7 +55,7 @@ def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: str, preset: str) -> None:
     data = random_problem(loss, m=5, rows=8)
     options = STANDARD if preset == "default" else Settings.paper(T=5, P=3)
-    with LocalEngine([ArraySource(blocks) for blocks in data.partition(3)], get_loss(loss)) as engine:
+    with LocalEngine(data.partition(3), get_loss(loss)) as engine:
         undisturbed = _run(engine, data, options)
     with RecoveringEngine(carrier := Fragile(data, loss, 3, faults)) as engine:
         outcome = _run(engine, data, options)
@@ -305,7 +304,7 @@ def test_who_can_stay_without_tasks_is_known_before() -> None:
         solve(data, on_lost="shrug", **common)
     with pytest.raises(ValueError, match="a Stubborn does not say what then becomes of it"):
         solve(data, on_lost="go_on", relationship=Stubborn(), **common)
-    with pytest.raises(ValueError, match="no variance at all"):
+    with pytest.raises(ValueError, match="task covariance of these tasks is zero"):
         TaskCovariance.from_dense(np.diag([1.0, 0.0, 0.0])).only(np.array([1, 2]))
 
 

@@ -31,12 +31,12 @@ def refuses(sentence):
 @pytest.mark.parametrize(("value", "word"), [(np.nan, "NaN"), (np.inf, "infinity"), (-np.inf, "infinity")])
 @pytest.mark.parametrize("form", [np.asarray, sparse.csr_matrix, sparse.csr_array])
 def test_not_finite_in_X(value, word, form):
-    where = rf"task 'south', row 5, column 2: X holds {word}.*; fill it in or drop the row"
+    where = rf"task 'south', row 5, column 2: X contains {word}.*; impute it or drop the row"
     with refuses(where):
         MTRLRegressor().fit(form(spoil(X, 5, 2, value)), Y, tasks=TASKS)
     with refuses(where):
         FITTED.predict(form(spoil(X, 5, 2, value)), tasks=TASKS)
-    with refuses(rf"^row 5, column 2: X holds {word}"):
+    with refuses(rf"^row 5, column 2: X contains {word}"):
         MTRLRegressor().fit(form(spoil(X, 5, 2, value)), Y)
 
 
@@ -44,9 +44,9 @@ def test_not_finite_in_X(value, word, form):
     "frame", [lambda f: f, pl.from_pandas, lambda f: pa.Table.from_pandas(f, preserve_index=False)]
 )
 def test_not_finite_in_a_frame_is_named_by_its_column(frame):
-    with refuses(r"task 'east', row 9, column 'price': X holds infinity"):
+    with refuses(r"task 'east', row 9, column 'price': X contains infinity"):
         MTRLRegressor().fit(frame(FRAME.assign(price=spoil(X, 9, 2, np.inf)[:, 2])), Y, tasks=TASKS)
-    with refuses(r"task 'east', row 9, column 'price': X holds NaN"):
+    with refuses(r"task 'east', row 9, column 'price': X contains NaN"):
         missing = FRAME.assign(price=pd.array([None if i == 9 else 1.0 for i in range(12)], dtype="Float64"))
         MTRLRegressor().fit(frame(missing), Y, tasks=TASKS)
 
@@ -54,51 +54,51 @@ def test_not_finite_in_a_frame_is_named_by_its_column(frame):
 def test_not_finite_in_a_list_of_tasks_is_numbered_within_the_task():
     parts = {name: (X[name == TASKS], Y[name == TASKS]) for name in ("north", "south")}
     parts["south"] = (spoil(parts["south"][0], 1, 0, np.nan), parts["south"][1])
-    with refuses(r"task 'south', row 1, column 0: X holds NaN"):
+    with refuses(r"task 'south', row 1, column 0: X contains NaN"):
         MTRLRegressor().fit(parts)
 
 
 def test_not_finite_in_y():
     bad = Y.copy()
     bad[6] = np.nan
-    with refuses(r"task 'south', row 6: y holds NaN or nothing; drop the row"):
+    with refuses(r"task 'south', row 6: y contains NaN or None; drop the row"):
         MTRLRegressor().fit(X, bad, tasks=TASKS)
     bad[6] = np.inf
-    with refuses(r"task 'south', row 6: y holds infinity"):
+    with refuses(r"task 'south', row 6: y contains infinity"):
         MTRLRegressor().fit(X, bad, tasks=TASKS)
-    with refuses(r"task 0, row 6: y holds infinity"):  # in a 2-D y NaN is a missing label, infinity is not
+    with refuses(r"task 0, row 6: y contains infinity"):  # in a 2-D y NaN is a missing label, infinity is not
         MTRLRegressor().fit(X, np.column_stack([bad, Y]))
     words = np.array(["no", "yes"], dtype=object)[LABELS]
     words[3] = None
-    with refuses(r"task 'north', row 3: y holds NaN or nothing"):
+    with refuses(r"task 'north', row 3: y contains NaN or None"):
         MTRLClassifier().fit(X, words, tasks=TASKS)
 
 
 def test_text():
-    with refuses(r"row 0, column 'city': X holds 'Rome', which is not a number; encode .* or name it as task_column"):
+    with refuses(r"row 0, column 'city': X contains 'Rome', which is not a number; encode .* as task_column"):
         MTRLRegressor().fit(FRAME.assign(city="Rome"), Y, tasks=TASKS)
-    with refuses(r"row 2, column 1: X holds 'big', which is not a number"):
+    with refuses(r"row 2, column 1: X contains 'big', which is not a number"):
         MTRLRegressor().fit(spoil(X.astype(object), 2, 1, "big"), Y)
-    with refuses(r"row 0, column 'city': X holds 'Rome'"):
+    with refuses(r"row 0, column 'city': X contains 'Rome'"):
         MTRLRegressor().fit(pl.from_pandas(FRAME).with_columns(city=pl.lit("Rome")), Y, tasks=TASKS)
-    with refuses(r"row 4: y holds 'many', which is not a number"):
+    with refuses(r"row 4: y contains 'many', which is not a number"):
         MTRLRegressor().fit(X, [*Y[:4], "many", *Y[5:]])
-    with refuses(r"task 'south', row 4: y holds 'many', which is not a number"):
+    with refuses(r"task 'south', row 4: y contains 'many', which is not a number"):
         MTRLRegressor().fit(X, np.array([*Y[:4], "many", *Y[5:]], dtype=object), tasks=TASKS)
 
 
 def test_wrong_shapes():
-    with refuses(r"y must hold one label per row of X .*: X has 12 rows, y has shape \(11,\)"):
+    with refuses(r"y must hold one value per row of X .*: X has 12 rows, y has shape \(11,\)"):
         MTRLRegressor().fit(X, Y[1:], tasks=TASKS)
-    with refuses(r"y must hold one label per row of X .*, y has shape \(12, 1, 1\)"):
+    with refuses(r"y must hold one value per row of X .*, y has shape \(12, 1, 1\)"):
         MTRLRegressor().fit(X, Y[:, None, None])
-    with refuses(r"tasks must hold one label per row of X: X has 12 rows, tasks has shape \(11,\)"):
+    with refuses(r"tasks must hold one value per row of X .*: X has 12 rows, tasks has shape \(11,\)"):
         MTRLRegressor().fit(X, Y, tasks=TASKS[1:])
-    with refuses(r"sample_weight must hold one number per row of X: X has 12 rows, sample_weight has shape \(3,\)"):
+    with refuses(r"sample_weight must hold one value per row of X .*: X has 12 rows, sample_weight has shape \(3,\)"):
         MTRLRegressor().fit(X, Y, tasks=TASKS, sample_weight=np.ones(3))
     with refuses(r"Expected 2D array, got 1D array"):
         MTRLRegressor().fit(Y, Y)
-    with refuses(r"X must be a table of rows and columns, got a single value"):
+    with refuses(r"X must be 2-dimensional, got a scalar"):
         MTRLRegressor().fit(3.0, Y)
     with refuses(r"X has 2 features, but MTRLRegressor is expecting 3 features"):
         FITTED.predict(X[:, :2], tasks=TASKS)
@@ -109,19 +109,19 @@ def test_wrong_shapes():
 
 
 def test_lists_of_tasks_that_do_not_fit():
-    with refuses(r"task 'b': X has shape \(4, 3\), y \(3,\); they must have as many rows"):
+    with refuses(r"task 'b': X has shape \(4, 3\), y has shape \(3,\); they must have the same number of rows"):
         MTRLRegressor().fit({"a": (X[:4], Y[:4]), "b": (X[4:8], Y[4:7])})
-    with refuses(r"task 'b': .* its weight \(2,\); they must have as many rows"):
+    with refuses(r"task 'b': .* sample_weight has shape \(2,\); they must have the same number of rows"):
         MTRLRegressor().fit({"a": (X[:4], Y[:4], Y[:4]), "b": (X[4:8], Y[4:8], Y[:2])})
-    with refuses(r"task 1 has 2 features, the first task has 3"):
+    with refuses(r"task 1 has 2 features, but task 0 has 3"):
         MTRLRegressor().fit([(X[:4], Y[:4]), (X[4:8, :2], Y[4:8])])
     with refuses(r"task 'b' has no rows; leave it out"):
         MTRLRegressor().fit({"a": (X[:4], Y[:4]), "b": (X[:0], Y[:0])})
     with refuses(r"there are no tasks"):
         MTRLRegressor().fit({})
-    with refuses(r"either every task has a sample weight or none has"):
+    with refuses(r"either all tasks or no task must have sample weights"):
         MTRLRegressor().fit([(X[:4], Y[:4]), (X[4:8], Y[4:8], np.ones(4))])
-    with refuses(r"a list of \(X_i, y_i\) says itself which rows belong to which task"):
+    with refuses(r"a list or dict of \(X_i, y_i\) already assigns rows to tasks"):
         MTRLRegressor().fit([(X[:4], Y[:4]), (X[4:8], Y[4:8])], tasks=TASKS)
 
 
@@ -132,9 +132,9 @@ def test_task_labels():
         MTRLRegressor().fit(X, Y, tasks=pd.Series([*TASKS[:2], None, *TASKS[3:]], dtype="string"))
     with refuses(r"row 2: the task label is missing"):
         MTRLRegressor().fit(X, Y, tasks=[0.0, 1.0, np.nan] * 4)
-    with refuses(r"the task labels mix int and str; write them all one way"):
+    with refuses(r"the task labels mix int and str; convert them to one type"):
         MTRLRegressor().fit(X, Y, tasks=np.array([1, *TASKS[1:]], dtype=object))
-    with refuses(r"the columns of a 2-D y are the tasks; give no tasks besides"):
+    with refuses(r"the columns of a 2-D y are the tasks; pass a 1-D y"):
         MTRLRegressor().fit(X, np.column_stack([Y, Y]), tasks=TASKS)
 
 
@@ -142,51 +142,49 @@ def test_task_column():
     table = FRAME.assign(school=TASKS)
     with refuses(r"task_column='class' is not a column of X, which has 'age', 'size', 'price', 'school'"):
         MTRLRegressor(task_column="class").fit(table, Y)
-    with refuses(r"task_column='school': X has no column names, only the numbers 0 to 2"):
+    with refuses(r"task_column='school': X has no column names; use an index from 0 to 2"):
         MTRLRegressor(task_column="school").fit(X, Y)
-    with refuses(r"task_column=3: X has no column names, only the numbers 0 to 2"):
+    with refuses(r"task_column=3: X has no column names; use an index from 0 to 2"):
         MTRLRegressor(task_column=3).fit(X, Y)
-    with refuses(r"the tasks were given twice, as tasks= and as task_column"):
+    with refuses(r"both tasks and task_column are set"):
         MTRLRegressor(task_column="school").fit(table, Y, tasks=TASKS)
     with refuses(r"task_column='school' is not a column of X"):
         MTRLRegressor(task_column="school").fit(table, Y).predict(FRAME)
 
 
 def test_unknown_task_at_predict():
-    with refuses(r"task 'west' was not there in fit, which had 'east', 'north', 'south'; set unknown_tasks='common'"):
+    with refuses(r"unknown task 'west': the model was fitted on 'east', 'north', 'south'; set unknown_tasks='common'"):
         FITTED.predict(X[:1], tasks=["west"])
-    with refuses(r"task 7 was not there in fit, which had 'east'"):
+    with refuses(r"unknown task 7: the model was fitted on 'east'"):
         FITTED.predict(X[:1], tasks=[7])
-    with refuses(r"task 'west' was not there"):
+    with refuses(r"unknown task 'west'"):
         FITTED.score(X[:2], Y[:2], tasks=["east", "west"])
     many = MTRLRegressor(relationship="independent").fit(X, Y, tasks=np.arange(12))
-    with refuses(r"task 99 was not there in fit, which had 0, 1, 2, 3, 4 and 7 more;"):
+    with refuses(r"unknown task 99: the model was fitted on 0, 1, 2, 3, 4 and 7 more;"):
         many.predict(X[:1], tasks=[99])
-    with refuses(r"task 99 .*, and there is no common component to predict it from: that takes common > 0"):
+    with refuses(r"task 99: .*, and it has no common component to predict other tasks from; that requires common > 0"):
         many.set_params(unknown_tasks="common").predict(X[:1], tasks=[99])
-    with refuses(
-        r"the model has 3 tasks \('east', 'north', 'south'\); say with tasks= which of them each row belongs to"
-    ):
+    with refuses(r"the model has 3 tasks \('east', 'north', 'south'\); pass the task of each row as tasks="):
         FITTED.predict(X)
-    with refuses(r"the model was fitted without tasks and has none to tell apart"):
+    with refuses(r"the model was fitted without tasks; do not pass tasks"):
         MTRLRegressor().fit(X, Y).predict(X, tasks=TASKS)
 
 
 def test_empty_task():
-    with refuses(r"task 1 has no labels: its column of y is all missing; leave it out"):
+    with refuses(r"task 1 has no labels: all values in its column of y are missing; leave it out"):
         MTRLRegressor().fit(X, np.column_stack([Y, np.full(12, np.nan)]))
     with refuses(r"task 'q' has no labels"):
         MTRLClassifier().fit(X, pd.DataFrame({"p": LABELS, "q": [None] * 12}))
-    with refuses(r"every row of task 'south' has a sample weight of zero; leave the task out"):
+    with refuses(r"all rows of task 'south' have sample weight zero; leave the task out"):
         MTRLRegressor().fit(X, Y, tasks=TASKS, sample_weight=(TASKS != "south").astype(float))
     with refuses(r"0 sample\(s\)"):
         MTRLRegressor().fit(X[:0], Y[:0])
 
 
 def test_weights():
-    with refuses(r"task 'north', row 1: a sample weight must be finite and not negative, got -1.0"):
+    with refuses(r"task 'north', row 1: sample_weight must be finite and non-negative, got -1.0"):
         MTRLRegressor().fit(X, Y, tasks=TASKS, sample_weight=[1, -1.0] * 6)
-    with refuses(r"task 'north', row 0: a sample weight must be finite and not negative, got nan"):
+    with refuses(r"task 'north', row 0: sample_weight must be finite and non-negative, got nan"):
         MTRLRegressor().fit(X, Y, tasks=TASKS, sample_weight=[np.nan] * 12)
 
 
@@ -194,25 +192,28 @@ def test_classes():
     one = np.where(TASKS == "south", "yes", np.where(LABELS, "yes", "no"))
     with refuses(r"task 'south' has only one class, 'yes'; leave it out, or set on_single_class='constant'"):
         MTRLClassifier().fit(X, one, tasks=TASKS)
-    with refuses(r"every task has only one class, as 3; there is nothing to tell apart"):
+    with refuses(r"every task has only one class, such as 3; classification needs two"):
         MTRLClassifier(on_single_class="constant").fit(X, np.full(12, 3), tasks=TASKS)
     with refuses(r"Unknown label type: continuous"):
         MTRLClassifier().fit(X, Y, tasks=TASKS)
-    with refuses(r"poisson loss needs counts that are not negative"):
+    with refuses(r"poisson loss needs non-negative counts"):
         MTRLRegressor("poisson").fit(X, Y, tasks=TASKS)
 
 
 @pytest.mark.parametrize(
     ("parameters", "sentence"),
     [
-        ({"loss": "hinge"}, "the hinge loss is for classification; MTRLRegressor takes absolute, epsilon_insensitive"),
+        (
+            {"loss": "hinge"},
+            "the hinge loss is for classification; MTRLRegressor accepts absolute",
+        ),
         ({"loss": "cubic"}, "unknown loss 'cubic'; choose one of absolute"),
         ({"reg_lambda": 0}, "reg_lambda must be positive and finite, got 0"),
         ({"reg_lambda": np.nan}, "reg_lambda must be positive and finite, got nan"),
         ({"common": -1}, "must be at least 0 and finite, got -1"),
         ({"common": "much"}, "common must be 'auto', got 'much'"),
         ({"relationship": "friends"}, "unknown relationship 'friends'; choose learned, independent"),
-        ({"relationship": np.eye(2)}, "the given task relationship is for 2 tasks, the data has 3"),
+        ({"relationship": np.eye(2)}, "the task relationship has 2 tasks, the data has 3"),
         ({"fit_intercept": "free"}, "fit_intercept must be True or False or 'penalised', got 'free'"),
         ({"feature_map": "fourier"}, "unknown feature_map 'fourier'; choose 'rff'"),
         ({"feature_map": 3}, "feature_map must be None, 'rff' or a scikit-learn transformer, got 3"),
@@ -231,7 +232,7 @@ def test_parameters(parameters, sentence):
 
 
 def test_parameters_of_the_classifier():
-    with refuses("the squared loss is for regression; MTRLClassifier takes hinge, logistic"):
+    with refuses("the squared loss is for regression; MTRLClassifier accepts hinge, logistic"):
         MTRLClassifier("squared").fit(X, LABELS)
     with refuses("on_single_class must be 'raise' or 'constant', got 'drop'"):
         MTRLClassifier(on_single_class="drop").fit(X, LABELS)

@@ -58,7 +58,7 @@ def test_one_task_is_a_linear_svm(loss, factor):
     assert not hasattr(ours, "predict_proba")
     with pytest.raises(AttributeError) as refusal:
         ours.predict_proba(X)
-    assert "hinge loss gives no probabilities; loss='logistic' does" in str(refusal.value.__cause__)
+    assert f"predict_proba is not available with loss={loss!r}; use loss='logistic'" in str(refusal.value.__cause__)
 
 
 def test_independent_classes_are_one_vs_rest(digits):

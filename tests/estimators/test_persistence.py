@@ -19,7 +19,7 @@ import dmtrl
 from dmtrl import RFF, CustomLoss, MTRLClassifier, MTRLRegressor, NotConvergedWarning, TaskCovariance, get_loss
 from dmtrl.estimators.model_file import load, save, verify
 from dmtrl.losses import builtin as losses
-from dmtrl.relationship.penalties import Fixed, Learned, shared
+from dmtrl.relationship import Fixed, Learned, shared
 
 M, N, D = 4, 12, 3
 TASKS = np.repeat(np.arange(M), N)
@@ -223,9 +223,9 @@ def test_verify_notices_other_data_and_a_changed_model() -> None:
     model = MTRLRegressor().fit(X, y, tasks=TASKS)
     order = np.random.default_rng(2).permutation(len(y))
     verify(model, X[order], y[order], tasks=TASKS[order])
-    with pytest.raises(ValueError, match=r"the model's objective is .* its certificate says .*: these are other data"):
+    with pytest.raises(ValueError, match=r"the objective of the model is .*; the data differ from the data of the fit"):
         verify(model, X, y + 0.1 * (np.arange(len(y)) == 5), tasks=TASKS)
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="the data differ"):
         verify(model, X, y, tasks=TASKS, sample_weight=np.arange(len(y)) + 1.0)
     with pytest.raises(ValueError, match="other tasks or classes than the model"):
         verify(model, X, y, tasks=TASKS + 1)
@@ -237,7 +237,7 @@ def test_verify_notices_other_data_and_a_changed_model() -> None:
         verify(model, X, y, tasks=TASKS)
     model.coef_ = coef
     model.certificate_ = replace(certificate, dual=certificate.primal * 1.1)
-    with pytest.raises(ValueError, match=r"is attained, its certificate says .* and nothing below"):
+    with pytest.raises(ValueError, match=r"can be reached \(stored lower bound"):
         verify(model, X, y, tasks=TASKS)
     X, y = make("two")
     classifier = MTRLClassifier(tol=0.01).fit(X, y, tasks=TASKS)
@@ -262,9 +262,9 @@ def test_a_custom_loss_stays_outside_the_file(tmp_path: Path) -> None:
     loaded = keep(keep(model, tmp_path), tmp_path)
     assert (loaded.loss.name, loaded.loss.smoothness, loaded.loss.lipschitz) == ("mine", 1.0, math.inf)
     assert_same(model.predict(X, tasks=TASKS), loaded.predict(X, tasks=TASKS))
-    with pytest.raises(ValueError, match=r"no code: give the loaded model its loss back with set_params\(loss=...\)"):
+    with pytest.raises(ValueError, match=r"does not hold the code of a custom loss; call set_params\(loss=...\)"):
         clone(loaded).fit(X, y, tasks=TASKS)
-    with pytest.raises(ValueError, match="its loss back"):
+    with pytest.raises(ValueError, match="code of a custom loss"):
         verify(loaded, X, y, tasks=TASKS)
     verify(loaded.set_params(loss="squared"), X, y, tasks=TASKS)
 
@@ -283,14 +283,17 @@ def test_what_only_fit_needs_is_left_behind(tmp_path: Path) -> None:
 def test_what_is_not_data_is_refused(tmp_path: Path) -> None:
     X, y = make()
     path = tmp_path / "model.dmtrl"
-    with pytest.raises(ValueError, match=r"feature_map is a sklearn.*StandardScaler, and a model file holds no code"):
+    with pytest.raises(
+        ValueError,
+        match=r"feature_map is a sklearn.*StandardScaler, and a model file holds only",
+    ):
         save(MTRLRegressor(feature_map=StandardScaler()).fit(X, y, tasks=TASKS), path)
 
     class Mine(MTRLRegressor):
         pass
 
     for other in (Mine().fit(X, y, tasks=TASKS), StandardScaler().fit(X), 3):
-        with pytest.raises(ValueError, match="save keeps MTRLRegressor"):
+        with pytest.raises(ValueError, match="save supports MTRLRegressor"):
             save(other, path)
 
     class MyRelation(Learned):

@@ -169,15 +169,13 @@ def test_a_file_holds_no_pickle(whole: bytes, scratch: Path, monkeypatch: pytest
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     X, y = make()
     model = MTRLRegressor(tol=0.01).fit(X, y, tasks=TASKS)
-    with pytest.raises(
-        NotFittedError, match="this MTRLRegressor is not fitted yet, so there is nothing to keep; call fit"
-    ):
+    with pytest.raises(NotFittedError, match="This MTRLRegressor instance is not fitted yet"):
         save(MTRLRegressor(), tmp_path / "model.dmtrl")
-    with pytest.raises(IsADirectoryError, match="is a folder; give the name of a file"):
+    with pytest.raises(IsADirectoryError, match="is a directory; pass the path of a file"):
         save(model, tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing; make it first"):
+    with pytest.raises(FileNotFoundError, match=r"the directory .*missing does not exist; create it first"):
         save(model, tmp_path / "missing" / "model.dmtrl")
-    with pytest.raises(IsADirectoryError, match="is a folder; load takes the file of a model"):
+    with pytest.raises(IsADirectoryError, match="is a directory; pass the path of a model file"):
         load(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"No such file .*nothing\.dmtrl"):
         load(tmp_path / "nothing.dmtrl")
@@ -197,7 +195,8 @@ def test_a_failed_write_leaves_the_old_file_alone(step: str, tmp_path: Path, mon
     with monkeypatch.context() as patch:
         patch.setattr(os, step, full)
         with pytest.raises(
-            OSError, match=r"No space left on device: not saved, and nothing was changed: .*model\.dmtrl"
+            OSError,
+            match=r"No space left on device: the model was not saved, and existing .*model\.dmtrl",
         ):
             save(MTRLRegressor(tol=0.02).fit(X, y, tasks=TASKS), path)
     assert path.read_bytes() == before

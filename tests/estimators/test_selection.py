@@ -82,7 +82,7 @@ def test_classes_of_one_task_hold_out_the_same_rows() -> None:
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(150, 40)), rng.integers(0, 3, size=150)
     model = MTRLClassifierCV(lambdas=[1e-4], cv=3).fit(X, y)
-    problem = model._pose(model._read(X, y, None, None))
+    problem = model._build_problem(model.read_rows(X, y))
     with model._engine(problem) as engine:
         engine.broadcast(Message("hold_out", {"fold": 0, "folds": 3, "seed": 0}))
         held = engine._workers[0]._held.reshape(3, 150)

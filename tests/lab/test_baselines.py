@@ -21,7 +21,7 @@ from dmtrl.lab.baselines import (
     ssdca,
 )
 from dmtrl.losses.builtin import BUILTIN
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship import Learned
 from support.problems import mean_losses, random_problem, rows_of
 
 LOSSES = ["hinge", "squared", "logistic"]

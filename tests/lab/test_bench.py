@@ -16,19 +16,20 @@ from dmtrl.cli.main import main
 from dmtrl.lab.bench import rounds, stragglers
 from dmtrl.lab.bench import solve as whole_job
 from dmtrl.lab.bench.suite import BENCHMARKS
-from dmtrl.lab.bench.timing import Clock, TimeIsUp, interleaved, ratio
-from dmtrl.lab.experiments.problems import posed
+from dmtrl.lab.bench.timing import Clock, interleaved, ratio
+from dmtrl.lab.experiments.early_stop import StopRun
+from dmtrl.lab.experiments.problems import load_problem
 from dmtrl.lab.experiments.records import Record, Store
 from dmtrl.report.content import Table
 from dmtrl.solver.coordinator import RoundRecord
 
 
-def test_contenders_run_in_turn_after_a_warm_up() -> None:
+def test_competitors_run_in_turn_after_a_warm_up() -> None:
     calls: list[str] = []
     timed = interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b") or 7}, repeats=3)
     assert "".join(calls) == "abababab"
     assert {name: len(seconds) for name, seconds in timed.seconds.items()} == {"a": 3, "b": 3}
-    assert timed.answers["b"] == 7
+    assert timed.results["b"] == 7
 
 
 def test_ratios_by_hand() -> None:
@@ -53,19 +54,19 @@ def _record(gap: float) -> RoundRecord:
 def test_the_clock_stops_at_the_gap_or_at_the_limit() -> None:
     clock = Clock(gap=0.1, limit=60.0)
     clock(_record(0.5))
-    with pytest.raises(TimeIsUp):
+    with pytest.raises(StopRun):
         clock(_record(0.05))
     assert (clock.rounds, clock.reached, clock.bytes) == (5, 0.05, 30)
     impatient = Clock(gap=0.0, limit=0.0)
     time.sleep(0.001)
-    with pytest.raises(TimeIsUp):
+    with pytest.raises(StopRun):
         impatient(_record(0.5))
 
 
 @pytest.mark.parametrize("problem", ["synthetic 1"])
 def test_scikit_learn_is_held_to_its_own_optimum(problem: str) -> None:
-    task = posed(problem, quick=True)
-    fit, accuracy = whole_job.one_by_one(task, 1e-3)
+    task = load_problem(problem, quick=True)
+    fit, accuracy = whole_job.task_by_task(task, 1e-3)
     assert 0 <= accuracy + 1e-6 <= whole_job.GAP + 1e-6
     best = whole_job.solve(
         task.train, loss="hinge", reg_lambda=1e-3, relationship="independent", settings=whole_job.Settings(tol=1e-5)
@@ -76,8 +77,8 @@ def test_scikit_learn_is_held_to_its_own_optimum(problem: str) -> None:
 @pytest.mark.data
 def test_ridge_is_held_to_its_own_optimum(shared_data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMTRL_DATA", str((shared_data / "school.npz").parent))
-    task = posed("school", quick=True)
-    fit, accuracy = whole_job.one_by_one(task, 0.1)
+    task = load_problem("school", quick=True)
+    fit, accuracy = whole_job.task_by_task(task, 0.1)
     assert abs(accuracy) <= whole_job.GAP
     best = whole_job.solve(
         task.train, loss="squared", reg_lambda=0.1, relationship="independent", settings=whole_job.Settings(tol=1e-8)
@@ -86,8 +87,8 @@ def test_ridge_is_held_to_its_own_optimum(shared_data, monkeypatch: pytest.Monke
 
 
 def test_a_slow_worker_gives_the_same_answer() -> None:
-    """A pace takes time and nothing else: rounds in step end with the same bits."""
-    task = posed("synthetic 1", quick=True)
+    """A slow worker changes the time only: synchronous rounds have the same bits."""
+    task = load_problem("synthetic 1", quick=True)
     settings = whole_job.Settings(tol=stragglers.GAP)
     slowed = stragglers.timed(task, 1e-3, (1.0, 3.0), settings, stretch=0.5)
     plain = whole_job.solve(task.train, loss=task.loss, reg_lambda=1e-3, workers=2, settings=settings)
@@ -97,24 +98,24 @@ def test_a_slow_worker_gives_the_same_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "workers", "ways"),
+    ("problem", "workers", "variants"),
     [
-        ("synthetic 1", 16, [stragglers.IN_STEP, stragglers.AS_THEY_COME]),
-        ("512 tasks, logistic", 64, [stragglers.IN_STEP, stragglers.AS_THEY_COME]),
-        ("synthetic 1", len(stragglers.SPEEDS), [stragglers.ONE_FOR_ALL, stragglers.BY_SPEED]),
+        ("synthetic 1", 16, [stragglers.SYNCHRONOUS, stragglers.ASYNCHRONOUS]),
+        ("512 tasks, logistic", 64, [stragglers.SYNCHRONOUS, stragglers.ASYNCHRONOUS]),
+        ("synthetic 1", len(stragglers.SPEEDS), [stragglers.SAME_PASSES, stragglers.BALANCED]),
     ],
 )
-def test_stragglers_reach_the_gap_with_certificates_that_hold(problem: str, workers: int, ways: list[str]) -> None:
+def test_stragglers_reach_the_gap_with_certificates_that_hold(problem: str, workers: int, variants: list[str]) -> None:
     params = {"problem": problem, "reg_lambda": 1e-4, "workers": workers, "quick": True}
     figures = stragglers.measure(**params)
-    assert list(figures) == ways
-    for way in ways:
-        assert figures[way]["gap"] <= stragglers.GAP
-        assert figures[way]["valid"]
-        assert np.isfinite(figures[way]["seconds"]).all()
+    assert list(figures) == variants
+    for variant in variants:
+        assert figures[variant]["gap"] <= stragglers.GAP
+        assert figures[variant]["valid"]
+        assert np.isfinite(figures[variant]["seconds"]).all()
     items = stragglers.section([Record("bench stragglers", params, {}, figures, 1.0)]).items
     rows = [row for table in items if isinstance(table, Table) for row in table.rows]
-    assert [row[3] for row in rows] == ways
+    assert [row[3] for row in rows] == variants
     assert [row[-1] for row in rows] == ["yes", "yes"]
 
 
@@ -124,7 +125,7 @@ def test_the_table_of_stragglers_by_hand() -> None:
     fast = {"seconds": [2.0, 2.0, 3.0], "idle": 0.25, "rounds": 12.0, "gap": 0.01, "valid": False}
     fast |= {"answers": 2.0, "caught_up": 2}
     params = {"problem": "synthetic 1", "reg_lambda": 1e-4, "workers": 16, "quick": False}
-    figures = {stragglers.IN_STEP: slow, stragglers.AS_THEY_COME: fast}
+    figures = {stragglers.SYNCHRONOUS: slow, stragglers.ASYNCHRONOUS: fast}
     _, table, none = stragglers.section([Record("bench stragglers", params, {}, figures, 1.0)]).items
     assert isinstance(table, Table)
     assert isinstance(none, Table)

@@ -1,4 +1,4 @@
-"""`dmtrl bench kernels`: the optimum is one, the quality is checked, and who does not reach it is said not to."""
+"""`dmtrl bench kernels`: optima are verified, qualities are checked, and a solver that misses one is reported."""
 
 import itertools
 
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dmtrl.lab.bench import contenders, kernels
-from dmtrl.lab.bench.contenders import CERTIFIED, DMTRL, LIBLINEAR, SNAPML, Fit, Way, fastest
+from dmtrl.lab.bench import competitors, kernels
+from dmtrl.lab.bench.competitors import CERTIFIED, DMTRL, LIBLINEAR, SNAPML, Fit, Options, fastest
 from dmtrl.lab.bench.optimum import Optimum, Task, optimum
 from dmtrl.lab.bench.timing import interleaved, read_bandwidth
 
@@ -67,27 +67,27 @@ def test_the_optimum_where_columns_are_zero_and_rows_are_few() -> None:
 def test_every_solver_minimises_the_same_objective(loss: str, layout) -> None:
     task = layout(loss)
     best = optimum(task)
-    for name in contenders.present():
-        for solver in contenders.solvers(name, loss):
-            fit = contenders.FITS[name](task, Way(solver, 1e-7, 2000))
+    for name in competitors.installed():
+        for solver in competitors.solvers(name, loss):
+            fit = competitors.FITS[name](task, Options(solver, 1e-7, 2000))
             assert -1e-6 <= task.objective(fit.w) / best.value - 1 <= 1e-2, (name, solver)
 
 
 def test_snap_ml_leaves_the_processor_as_it_was() -> None:
-    if SNAPML not in contenders.present():
+    if SNAPML not in competitors.installed():
         pytest.skip("Snap ML is not installed")  # not importorskip, which would load it here
     for _ in range(2):
-        contenders.snapml_fit(small_task("hinge"), Way("hinge dual", 1e-3, 10))
+        competitors.snapml_fit(small_task("hinge"), Options("hinge dual", 1e-3, 10))
         assert np.float64(1e-320) * 0.5 > 0, "small numbers have become zero"
 
 
 def approaching(per_iteration: float, floor: float = 0.0):
     """A solver whose relative error falls by a factor in every iteration, down to a floor; it stops at its tol."""
 
-    def fit(task: Task, way: Way) -> Fit:
+    def fit(task: Task, options: Options) -> Fit:
         for iteration in itertools.count(1):
             error = max(per_iteration**iteration, floor)
-            if error <= way.tol or iteration >= way.iterations:
+            if error <= options.tol or iteration >= options.iterations:
                 return Fit(np.array([error]), iteration)
 
     return fit
@@ -107,7 +107,7 @@ def numbers() -> ByNumber:
 
 
 def test_the_fewest_iterations_that_are_enough_are_found(numbers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "FITS", {LIBLINEAR: approaching(0.8)})
+    monkeypatch.setattr(competitors, "FITS", {LIBLINEAR: approaching(0.8)})
     found = fastest(LIBLINEAR, numbers, Optimum(1.0, 1.0), (1e-3, 1e-4, 1e-5), limit=10.0)
     for eps, one in found.items():
         least = int(np.ceil(np.log(eps) / np.log(0.8)))
@@ -117,13 +117,13 @@ def test_the_fewest_iterations_that_are_enough_are_found(numbers, monkeypatch: p
 
 def test_a_solver_that_does_not_reach_the_quality_is_said_not_to(numbers, monkeypatch: pytest.MonkeyPatch) -> None:
     fits = {DMTRL: approaching(0.5), LIBLINEAR: approaching(0.8, floor=5e-4)}
-    monkeypatch.setattr(contenders, "FITS", fits)
+    monkeypatch.setattr(competitors, "FITS", fits)
     monkeypatch.setattr(kernels, "FITS", fits)
     monkeypatch.setattr(kernels, "optimum", lambda task: Optimum(1.0, 1.0))
     figures = kernels._measure(numbers, list(fits), quick=True, repeats=2)
     assert figures["seconds"][LIBLINEAR]["0.001"] is not None
     assert figures["seconds"][LIBLINEAR]["0.0001"] is None
-    assert figures["ways"][LIBLINEAR]["0.0001"] == "not reached"
+    assert figures["options"][LIBLINEAR]["0.0001"] == "not reached"
     rows = {(row[1], row[2]): row for row in kernels.table_rows(figures)}
     assert rows["0.0001", LIBLINEAR][3].startswith("> ")
     assert rows["0.0001", LIBLINEAR][5] == "5.0e-04: not reached"
@@ -153,13 +153,13 @@ def test_what_is_timed_has_the_quality(line: str) -> None:
 
 
 def test_a_package_that_is_missing_is_left_out_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contenders, "find_spec", lambda name: None)
-    assert SNAPML not in contenders.present()
-    assert contenders.absent() == ['Snap ML is left out: pip install "dmtrl[bench]"']
+    monkeypatch.setattr(competitors, "find_spec", lambda name: None)
+    assert SNAPML not in competitors.installed()
+    assert competitors.not_installed() == ['Snap ML is left out: pip install "dmtrl[bench]"']
 
 
 def test_the_tasks_are_as_the_lines_say() -> None:
-    dense, text = kernels.pose("hinge:500x30", C=2.0), kernels.pose("logistic:400x10000")
+    dense, text = kernels.make_task("hinge:500x30", C=2.0), kernels.make_task("logistic:400x10000")
     assert dense.X.shape == (500, 30)
     assert dense.X.dtype == np.float32
     assert dense.lam == pytest.approx(1 / 1000)
@@ -174,8 +174,8 @@ def test_the_tasks_are_as_the_lines_say() -> None:
 
 @pytest.mark.parametrize("line", ["hinge", "squared:10x10", "hinge:tenxten"])
 def test_a_line_that_is_none_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match="a line is a loss"):
-        kernels.pose(line)
+    with pytest.raises(ValueError, match="a line must be a loss"):
+        kernels.make_task(line)
 
 
 def test_repeats_end_at_the_limit_but_not_before_two() -> None:

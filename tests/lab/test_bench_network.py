@@ -9,28 +9,33 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmtrl import Settings, solve
+from dmtrl import Settings, TaskData, solve
 from dmtrl.cli.main import main
 from dmtrl.lab.bench import network
-from dmtrl.lab.bench.network import Cost, Shape, fitted, make_tasks
+from dmtrl.lab.bench.network import Cost, Shape, fitted
 from dmtrl.lab.bench.simulator import (
-    Delayed,
+    DelayedEngine,
     Exchange,
     Leg,
     Network,
-    Recorder,
+    RecordingEngine,
     duration,
     record,
     replay,
     run,
     workers_of,
 )
+from dmtrl.lab.bench.tasks import low_rank_tasks
 from dmtrl.lab.experiments.records import Record, Store
-from dmtrl.lab.experiments.runner import Experiment, Run, carry_out, planned
+from dmtrl.lab.experiments.runner import Experiment, Run, execute, plan_runs
 from dmtrl.report.content import Table
 
 SHAPE = Shape(m=6, d=12, rows=30, workers=3)
 SETTINGS = Settings(tol=1e-2)
+
+
+def tasks() -> TaskData:
+    return low_rank_tasks(SHAPE.m, SHAPE.d, SHAPE.rows)
 
 
 def test_one_worker_by_hand() -> None:
@@ -76,31 +81,31 @@ def test_no_exchange_is_faster_than_its_bounds(found: dict[int, Leg], latency: f
 
 @pytest.mark.parametrize("numbers", [(-1.0, 1.0), (1.0, 0.0), (float("nan"), 1.0)])
 def test_an_impossible_network_is_refused(numbers: tuple[float, float]) -> None:
-    with pytest.raises(ValueError, match="a network needs a latency"):
+    with pytest.raises(ValueError, match="latency must be non-negative"):
         Network("x", *numbers)
 
 
-def test_the_recorder_and_the_network_of_pauses_change_no_bit() -> None:
-    data = make_tasks(SHAPE)
+def test_the_recorder_and_the_emulated_network_change_no_bit() -> None:
+    data = tasks()
     alone = solve(data, loss="hinge", reg_lambda=network.LAMBDA, settings=SETTINGS, workers=SHAPE.workers)
     exchanges, outcome = record(data, "hinge", SHAPE.workers, network.LAMBDA, SETTINGS)
-    with Delayed(workers_of(data, "hinge", SHAPE.workers), Network("x", 1e-3, 1e8)) as engine:
-        delayed = run(engine, data, network.LAMBDA, SETTINGS)
+    with DelayedEngine(workers_of(data, "hinge", SHAPE.workers), Network("x", 1e-3, 1e8)) as engine:
+        delayed = run(engine, data, network.LOSS, network.LAMBDA, SETTINGS)
     np.testing.assert_array_equal(outcome.W, alone.W)
     np.testing.assert_array_equal(delayed.W, alone.W)
     rounds = [exchange for exchange in exchanges if exchange.name == "round"]
     assert len(rounds) == len(alone.history)
-    for exchange, told in zip(rounds, alone.history, strict=True):
-        assert exchange.bytes == told.bytes_sent + told.bytes_received
+    for exchange, record_ in zip(rounds, alone.history, strict=True):
+        assert exchange.bytes == record_.bytes_sent + record_.bytes_received
         assert set(exchange.legs) == {0, 1, 2}
         assert all(leg.compute > 0 for leg in exchange.legs.values())
 
 
 def test_a_worker_that_does_not_answer_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    (worker,) = workers_of(make_tasks(SHAPE), "hinge", 1)
+    (worker,) = workers_of(tasks(), "hinge", 1)
     free, answer = threading.Event(), worker.answer
     monkeypatch.setattr(worker, "answer", lambda message: free.wait() and answer(message))
-    with Delayed([worker], Network("x", 0.0, 1e9)) as engine:
+    with DelayedEngine([worker], Network("x", 0.0, 1e9)) as engine:
         engine.send(0, network.Message("describe"))
         try:
             with pytest.raises(TimeoutError):
@@ -111,7 +116,7 @@ def test_a_worker_that_does_not_answer_in_time_is_reported(monkeypatch: pytest.M
 
 
 def test_the_recorder_answers_as_its_workers_do() -> None:
-    engine = Recorder(workers_of(make_tasks(SHAPE), "hinge", SHAPE.workers))
+    engine = RecordingEngine(workers_of(tasks(), "hinge", SHAPE.workers))
     answers = dict(engine.exchange({k: network.Message("describe") for k in range(engine.n_workers)}))
     assert [answers[k].arrays["rows"].tolist() for k in range(3)] == [[30, 30]] * 3
 
@@ -126,7 +131,13 @@ def measured() -> list[Record]:
 
 
 def test_the_model_knows_the_bytes_of_a_run_it_has_not_seen(measured: list[Record]) -> None:
-    seen = solve(make_tasks(SHAPE), loss="hinge", reg_lambda=1e-3, settings=SETTINGS, workers=SHAPE.workers).history[0]
+    seen = solve(
+        tasks(),
+        loss="hinge",
+        reg_lambda=1e-3,
+        settings=SETTINGS,
+        workers=SHAPE.workers,
+    ).history[0]
     model = fitted(measured).exchange(SHAPE)
     assert sum(leg.down for leg in model.legs.values()) == pytest.approx(seen.bytes_sent, rel=0.02)
     assert sum(leg.up for leg in model.legs.values()) == pytest.approx(seen.bytes_received, rel=0.02)
@@ -159,10 +170,10 @@ def test_ten_thousand_workers(measured: list[Record]) -> None:
 
 def test_a_network_of_ones_own_from_stored_costs(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "MEASURED_QUICK", (Shape(4, 10, 40, 2), Shape(9, 20, 20, 3), Shape(12, 10, 20, 4)))
-    plan = planned([network.NETWORK], quick=True)
-    assert not carry_out(plan, Store(tmp_path))
+    plan = plan_runs([network.NETWORK], quick=True)
+    assert not execute(plan, Store(tmp_path))
     table = network.sizing_over(tmp_path, True, latency=20.0, bandwidth=100.0, per_message=1.5)
-    assert table.columns[-1] == "yours (20 ms, 100 Mbit/s, 1.5 ms a message)"
+    assert table.columns[-1] == "yours (20 ms, 100 Mbit/s, 1.5 ms per message)"
     assert "Computed, not measured" in table.caption
     drawn = network.section(list(Store(tmp_path).read().values()))
     assert [item.title for item in drawn.items if isinstance(item, Table)][-1] == table.title
@@ -182,7 +193,7 @@ def test_a_package_that_is_missing_stops_its_own_benchmark_only(tmp_path) -> Non
 
     plan = [(Experiment(what, lambda quick: [], measure, lambda records: None), Run({"what": what}, 1.0))
             for what in ("far", "near")]  # fmt: skip
-    missing = carry_out(plan, Store(tmp_path))
+    missing = execute(plan, Store(tmp_path))
     assert [(one.experiment, one.reason) for one in missing] == [
         ("far", 'engine="ray" needs Ray: pip install "dmtrl[ray]"')
     ]

@@ -7,9 +7,9 @@ from dmtrl.lab.experiments.records import Record
 
 
 def test_a_fresh_process_has_imported_nothing_and_reports_its_end() -> None:
-    assert startup._fresh("import sys; print('numpy' in sys.modules)").strip() == "False"
-    with pytest.raises(RuntimeError, match=r"ended with 1: [\s\S]*no such thing"):
-        startup._fresh("raise ValueError('no such thing')")
+    assert startup._run_fresh("import sys; print('numpy' in sys.modules)").strip() == "False"
+    with pytest.raises(RuntimeError, match=r"exited with code 1: [\s\S]*no such thing"):
+        startup._run_fresh("raise ValueError('no such thing')")
 
 
 def test_threads_change_no_bit() -> None:
@@ -41,7 +41,7 @@ def test_the_table_says_what_is_over_what() -> None:
 
 def test_the_programs_that_are_timed_run() -> None:
     code = startup._FITS.format(estimator="MTRLRegressor", classes=False).replace("2000", "200")
-    seconds = startup.json.loads(startup._fresh(code))
+    seconds = startup.json.loads(startup._run_fresh(code))
     assert len(seconds) == 3
     assert min(seconds) >= 0
-    assert float(startup._fresh(startup._IMPORT.format(statement=startup.IMPORTS["import dmtrl"]))) > 0
+    assert float(startup._run_fresh(startup._IMPORT.format(statement=startup.IMPORTS["import dmtrl"]))) > 0

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from dmtrl.cli.main import main
 from dmtrl.lab.experiments import agreement, bounds, convergence, coupling, relations, school, unbalanced
 from dmtrl.lab.experiments.curves import Spread, history_curves, rounds_to
-from dmtrl.lab.experiments.problems import posed
+from dmtrl.lab.experiments.problems import load_problem
 from dmtrl.lab.experiments.records import Record, Store
 from dmtrl.lab.experiments.reproduce import REPRODUCTION
-from dmtrl.lab.experiments.runner import Experiment, Run, carry_out, sections, still_to_do
+from dmtrl.lab.experiments.runner import Experiment, Run, execute, pending_runs, sections
 from dmtrl.report.content import Section, Text
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -75,11 +75,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     toy, store = _toy(measure), Store(tmp_path)
     plan = [(toy, run) for run in toy.runs(True)]
     with pytest.raises(KeyboardInterrupt):
-        carry_out(plan, store)
+        execute(plan, store)
     assert sections([toy], True, store) == []  # nothing is drawn from half an experiment
     done.append(-1)  # so that the third run does not stop again
-    assert [run.params["seed"] for _, run in still_to_do(plan, store)] == [2, 3]
-    assert carry_out(still_to_do(plan, store), store) == []
+    assert [run.params["seed"] for _, run in pending_runs(plan, store)] == [2, 3]
+    assert execute(pending_runs(plan, store), store) == []
     assert done == [0, 1, -1, 2, 3]
     assert sections([toy], True, store)[0].items[0].text == "4"
 
@@ -90,7 +90,7 @@ def test_a_data_set_that_is_missing_stops_only_its_own_experiment(tmp_path: Path
 
     lost, found = _toy(missing), Experiment("found", *list(vars(_toy(lambda seed, quick: {})).values())[1:])
     store = Store(tmp_path)
-    left_out = carry_out([(e, run) for e in (lost, found) for run in e.runs(True)], store)
+    left_out = execute([(e, run) for e in (lost, found) for run in e.runs(True)], store)
     assert [(one.experiment, one.reason) for one in left_out] == [("toy", "school.npz was not found")]
     assert len(store.read()) == 4
 
@@ -140,7 +140,7 @@ def test_explained_variance_by_hand() -> None:
 
 
 def test_errors_by_hand() -> None:
-    task = posed("synthetic 1", quick=True)
+    task = load_problem("synthetic 1", quick=True)
     right = np.zeros((task.test.m, task.test.X.shape[1]))
     assert task.error(right) == pytest.approx(
         np.mean([(task.test.y[a:b] > 0).mean() for a, b in itertools.pairwise(task.test.starts)])
@@ -151,16 +151,16 @@ def test_relations_are_recovered_at_full_size() -> None:
     assert relations.measure(kind=1, seed=0, quick=False)["recovery"] >= 0.98
 
 
-def test_steps_are_shared_out_in_full() -> None:
-    data = unbalanced.unbalanced(posed("synthetic 1", quick=True).train)
+def test_steps_are_allocate_steps_in_full() -> None:
+    data = unbalanced.unbalanced(load_problem("synthetic 1", quick=True).train)
     rows = np.diff(data.starts)
     assert rows.max() >= 20 * rows.min()
     from dmtrl.relationship.covariance import TaskCovariance
 
     for way in (unbalanced.ONE_H, unbalanced.BY_ROWS, unbalanced.BY_THEORY):
-        steps = unbalanced.shared_out(way, data, TaskCovariance.identity(data.m))
+        steps = unbalanced.allocate_steps(way, data, TaskCovariance.identity(data.m))
         assert abs(steps.sum() - rows.sum()) <= data.m
-    assert len(set(unbalanced.shared_out(unbalanced.ONE_H, data, TaskCovariance.identity(data.m)))) == 1
+    assert len(set(unbalanced.allocate_steps(unbalanced.ONE_H, data, TaskCovariance.identity(data.m)))) == 1
 
 
 def test_steps_for_the_same_theta_grow_with_rows() -> None:
@@ -168,9 +168,9 @@ def test_steps_for_the_same_theta_grow_with_rows() -> None:
     from dmtrl.lab.theory import TaskFacts, local_theta, rho
     from dmtrl.relationship.covariance import TaskCovariance
 
-    data = unbalanced.unbalanced(posed("synthetic 1", quick=True).train)
+    data = unbalanced.unbalanced(load_problem("synthetic 1", quick=True).train)
     sigma = TaskCovariance.identity(data.m)
-    steps = unbalanced.shared_out(unbalanced.BY_THEORY, data, sigma)
+    steps = unbalanced.allocate_steps(unbalanced.BY_THEORY, data, sigma)
     rows = np.diff(data.starts)
     assert np.corrcoef(steps, rows)[0, 1] > 0.5
     step = rho(sigma, "paper") * sigma.diagonal() / unbalanced.LAMBDA
@@ -193,7 +193,7 @@ def test_school_is_scaled_by_training_rows_alone(shared_data, monkeypatch: pytes
     found = []
     for data in (school, changed):
         monkeypatch.setattr(problems, "load_school", lambda data=data: data)
-        found.append(posed("school", quick=True).train)
+        found.append(load_problem("school", quick=True).train)
     np.testing.assert_array_equal(found[0].X, found[1].X)
     np.testing.assert_array_equal(found[0].y, found[1].y)
 
@@ -201,10 +201,10 @@ def test_school_is_scaled_by_training_rows_alone(shared_data, monkeypatch: pytes
 def test_other_settings_are_another_run(tmp_path: Path) -> None:
     store, done = Store(tmp_path), []
     toy = _toy(lambda seed, quick: done.append(seed) or {})
-    carry_out([(toy, toy.runs(True)[0])], store)
+    execute([(toy, toy.runs(True)[0])], store)
     other = Experiment("toy", toy.runs, toy.measure, toy.section, {"reg_lambda": 0.1})
-    assert still_to_do([(toy, toy.runs(True)[0])], store) == []
-    assert len(still_to_do([(other, toy.runs(True)[0])], store)) == 1
+    assert pending_runs([(toy, toy.runs(True)[0])], store) == []
+    assert len(pending_runs([(other, toy.runs(True)[0])], store)) == 1
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,7 @@ def _records(out: Path, experiment: str) -> list[Record]:
 @pytest.mark.data
 class TestQuick:
     def test_records_say_how_they_were_made(self, quick_run: Path) -> None:
-        assert REPRODUCTION.work("all", True, quick_run).todo == []
+        assert REPRODUCTION.plan("all", True, quick_run).pending == []
         for record in Store(quick_run).read().values():
             assert record.versions["dmtrl"]
             assert "cores" in record.machine
@@ -247,7 +247,7 @@ class TestQuick:
 
     def test_distributed_and_centralised_end_together(self, quick_run: Path) -> None:
         for record in _records(quick_run, "agreement"):
-            assert agreement.apart(record.figures) <= 1e-4
+            assert agreement.relative_difference(record.figures) <= 1e-4
             ends = {name: figures["objective"] for name, figures in record.figures.items()}
             assert ends[agreement.DEFAULT] <= ends[agreement.DMTRL] * (1 + 1e-3)
 
@@ -257,18 +257,18 @@ class TestQuick:
         assert {record.params["loss"] for record in _records(quick_run, "bounds")} == set(bounds.REGIMES)
 
     def test_the_alternation_stalls_and_the_default_does_not(self, quick_run: Path) -> None:
-        gaps = {record.params["way"]: record.figures["relative_gap"] for record in _records(quick_run, "stall")}
+        gaps = {record.params["method"]: record.figures["relative_gap"] for record in _records(quick_run, "stall")}
         assert gaps["joint splitting (default)"] <= 1e-3 < 0.01 < gaps["paper, tiny epsilon"]
 
     def test_sharing_does_not_hurt(self, quick_run: Path) -> None:
         for name in ("mnist", "mds"):
             (record,) = _records(quick_run, name)
-            assert record.figures["together"]["error"] <= record.figures["each task alone"]["error"] + 0.01
+            assert record.figures["joint"]["error"] <= record.figures["single-task"]["error"] + 0.01
 
     def test_drawing_again_computes_nothing(self, quick_run: Path) -> None:
         before = (quick_run / "records.jsonl").read_bytes()
         page = (quick_run / "index.html").read_text()
-        assert REPRODUCTION.carry_out("all", True, quick_run).missing == []
+        assert REPRODUCTION.run("all", True, quick_run).missing == []
         assert (quick_run / "records.jsonl").read_bytes() == before
         assert (quick_run / "index.html").read_text() == page
 

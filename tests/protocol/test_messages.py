@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.losses.builtin import squared
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker
@@ -53,7 +52,7 @@ def test_damage_is_noticed() -> None:
 def test_a_worker_needs_nothing_but_messages() -> None:
     """Every message and answer survives the wire; rows, labels and alpha are in none of them."""
     data = random_problem("squared", m=2, d=3)
-    worker = Worker(ArraySource(data.partition(1)[0]), squared())
+    worker = Worker(data.partition(1)[0], squared())
 
     def ask(message: Message) -> Message:
         return Message.decode(worker.answer(Message.decode(message.encode())).encode())

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmtrl.numerics.rowwise import gram
-from dmtrl.relationship.penalties import FreeIntercept, Learned, nuclear_prox
+from dmtrl.relationship import FreeIntercept, Learned
+from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side, singular_values
 
 SHAPES = [(1, 1), (3, 40), (40, 3), (12, 13), (13, 12), (7, 7)]

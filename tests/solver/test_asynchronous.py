@@ -15,7 +15,7 @@ from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import FreeIntercept, get_relationship
+from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.solver.coordinator import Coordinator, RoundRecord
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting

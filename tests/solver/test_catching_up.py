@@ -12,9 +12,9 @@ from dmtrl import Settings, TaskData, relationship, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.contract import fault_in
 from dmtrl.engines.log import Log
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import FreeIntercept, Learned, Metric, feature_metric
+from dmtrl.relationship import FreeIntercept, Learned, Metric, feature_metric
 from dmtrl.solver.coordinator import Coordinator, RoundRecord
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
 from dmtrl.worker.worker import Worker
@@ -188,7 +188,7 @@ def test_an_answer_of_tasks_with_a_loss_each_one_of_them_of_ones_own() -> None:
 
 def check_answer(data: TaskData, worker: Any, first: Message, floor: float = 0.0) -> None:
     order = catch_up(floor=floor)
-    metric = Metric.told(order)
+    metric = Metric.from_message(order)
     answer = worker.answer(order)
     assert fault_in(order, answer, 5, 40) == ""
     b, U = answer.arrays["b"], metric.weights(answer.arrays["b"])
@@ -223,7 +223,7 @@ def test_repeated_it_solves_the_problem_in_the_metric(loss: str, floor: float) -
     for number in range(1, 60):
         answer = worker.answer(catch_up(number, floor))
     b = answer.arrays["b"]
-    U = Metric.told(catch_up(floor=floor)).weights(b)
+    U = Metric.from_message(catch_up(floor=floor)).weights(b)
     loss_u = worker.answer(Message("look", {}, {"w": U})).arrays["loss_w"]
     np.testing.assert_allclose(loss_u + answer.arrays["conjugate"] + (U * b).sum(axis=1), 0.0, atol=1e-4)
 
@@ -233,7 +233,7 @@ def test_what_it_solves_for_squared_loss_is_a_ridge_regression(floor: float) -> 
     data, worker, _ = first_answer("dense", "squared")
     for number in range(1, 200):
         b = worker.answer(catch_up(number, floor)).arrays["b"]
-    metric = Metric.told(catch_up(floor=floor))
+    metric = Metric.from_message(catch_up(floor=floor))
     M = metric.directions @ metric.directions.T + floor * np.eye(40)
     for i, (a, e) in enumerate(zip(data.starts[:-1], data.starts[1:], strict=True)):
         X, centre = data.X[a:e], metric.directions @ metric.centre[i]

@@ -8,7 +8,7 @@ from scipy import sparse
 
 from dmtrl import Settings, TaskData, solve
 from dmtrl.losses.builtin import BUILTIN
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship import Learned
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from support.problems import mean_losses, random_problem
 

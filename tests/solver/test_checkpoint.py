@@ -30,7 +30,7 @@ from dmtrl.data.blocks import Blocks
 from dmtrl.engines import recovery
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.relationship.penalties import get_relationship
+from dmtrl.relationship import get_relationship
 from dmtrl.solver.checkpoint import Keeper, keeper_for, newest
 from dmtrl.solver.coordinator import Coordinator
 from dmtrl.solver.cross_validation import Path as CVPath

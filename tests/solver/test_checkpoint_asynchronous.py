@@ -8,7 +8,7 @@ import pytest
 
 from dmtrl import Checkpoint, MTRLClassifier, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
-from dmtrl.relationship.penalties import get_relationship
+from dmtrl.relationship import get_relationship
 from dmtrl.solver.checkpoint import Keeper, keeper_for
 from dmtrl.solver.coordinator import Coordinator, Outcome
 from dmtrl.solver.methods import asynchronous

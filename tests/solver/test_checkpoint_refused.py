@@ -9,9 +9,9 @@ import pytest
 from numba import njit
 
 from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned, Prox
+from dmtrl.relationship import Learned, Prox
 from dmtrl.solver.checkpoint import FORMAT
 from dmtrl.worker.worker import Worker
 from support.checkpoints import halfway, table, version

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, TaskData, get_loss, solve
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship import Learned
 from dmtrl.solver.new_task import extend
 from support.problems import mean_losses, random_problem, rows_of
 

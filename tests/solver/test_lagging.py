@@ -10,7 +10,6 @@ from scipy import sparse
 import dmtrl.solver.coordinator
 import dmtrl.solver.methods.asynchronous
 from dmtrl import Settings, TaskData, solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.contract import fault_in
 from dmtrl.engines.local import LocalEngine
@@ -274,7 +273,7 @@ def test_a_wrong_answer_to_a_look_is_named() -> None:
 
 def test_local_threads_answer_looks() -> None:
     data = random_problem("squared", m=4, d=6, rows=30)
-    sources = [ArraySource(blocks) for blocks in data.partition(2, 1)]
+    sources = data.partition(2, 1)
     with LocalEngine(sources, get_loss("squared"), threads=2) as engine:
         run(engine, data, tol=1e-2)
         answers = engine.broadcast(Message("look", {}, {"w": np.zeros((2, 6))}))

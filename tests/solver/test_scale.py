@@ -20,12 +20,13 @@ from scipy import sparse
 from dmtrl import MTRLClassifier, MTRLRegressor, load
 from dmtrl.cli.main import main
 from dmtrl.data.task_data import TaskData
-from dmtrl.estimators.problem import Units, pose
+from dmtrl.estimators.problem import Coordinates, UnitLabels, build_problem
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench import scale, scale_run
 from dmtrl.numerics import rowwise
+from dmtrl.relationship import Learned, shared
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
-from dmtrl.relationship.penalties import Learned, nuclear_prox, shared
+from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.similarity import nearest_tasks, strongest_pairs, unit_vectors
 from dmtrl.relationship.spectrum import nuclear_norm
 from dmtrl.report.model_page import model_facts
@@ -316,9 +317,10 @@ def test_rows_are_laid_as_a_plain_reading_says(make, intercept, mixed: bool, wei
     order = rng.permutation(60) if mixed else np.arange(60)
     weight = rng.random(60) if weighted else None
     names = np.arange(6)
-    units = Units(order, rng.normal(size=60), np.arange(0, 61, 10), names, names, 0.0 * names)
+    units = UnitLabels(order, rng.normal(size=60), np.arange(0, 61, 10), names, names, 0.0 * names)
     X = make(dense)
-    found = pose(X, units, weight, intercept, centre_y=False)
+    coordinates = Coordinates.for_rows(X, units, weight, intercept, centre_y=False)
+    found = build_problem(X, units, weight, coordinates, names)
     centre = np.average(dense, axis=0, weights=weight) if intercept is True and make is np.asarray else np.zeros(7)
     np.testing.assert_allclose(found.coordinates.x_centre, centre, atol=1e-14)
     wanted = (dense - found.coordinates.x_centre)[order]
@@ -335,5 +337,5 @@ def test_rows_are_laid_as_a_plain_reading_says(make, intercept, mixed: bool, wei
 def test_millions_of_single_precision_numbers_are_summed_in_double() -> None:
     X = np.full((400_000, 2), 1234.567, dtype=np.float32)
     one = np.arange(1)
-    units = Units(np.arange(len(X)), np.zeros(len(X)), np.array([0, len(X)]), one, one, 0.0 * one)
-    assert pose(X, units, None, True, False).coordinates.x_centre == pytest.approx(np.float32(1234.567), rel=1e-7)
+    units = UnitLabels(np.arange(len(X)), np.zeros(len(X)), np.array([0, len(X)]), one, one, 0.0 * one)
+    assert Coordinates.for_rows(X, units, None, True, False).x_centre == pytest.approx(np.float32(1234.567), rel=1e-7)

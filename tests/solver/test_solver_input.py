@@ -6,7 +6,7 @@ from numba import njit
 from scipy import sparse
 
 from dmtrl import CustomLoss, Settings, TaskCovariance, TaskData, check_loss, solve
-from dmtrl.relationship.penalties import shared
+from dmtrl.relationship import shared
 from support.problems import random_problem
 
 X = np.arange(12.0).reshape(6, 2)
@@ -70,7 +70,7 @@ def test_lambda(reg_lambda: float) -> None:
         (np.array([[1.0, 0.5], [0.0, 1.0]]), "must be symmetric"),
         (np.array([[1.0, np.nan], [np.nan, 1.0]]), "not finite at row 0, column 1"),
         (np.ones((2, 3)), "must be square, got shape \\(2, 3\\)"),
-        (np.eye(3), "is for 3 tasks, the data has 2"),
+        (np.eye(3), "has 3 tasks, the data has 2"),
     ],
 )
 def test_covariances_that_are_none(sigma: np.ndarray, sentence: str) -> None:
@@ -81,7 +81,7 @@ def test_covariances_that_are_none(sigma: np.ndarray, sentence: str) -> None:
 def test_graphs_that_are_none() -> None:
     with pytest.raises(ValueError, match="must be symmetric"):
         TaskCovariance.from_graph(np.array([[0, 1], [0, 0]]))
-    with pytest.raises(ValueError, match="finite and not negative"):
+    with pytest.raises(ValueError, match="finite and non-negative"):
         TaskCovariance.from_graph(np.array([[0, -1], [-1, 0]]))
     with pytest.raises(ValueError, match="between 0 and 1"):
         shared(3, correlation=2.0)

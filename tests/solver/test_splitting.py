@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, TaskData, solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.losses.builtin import BUILTIN, CLASSIFICATION, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import FreeIntercept, Learned
+from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods import splitting
 from dmtrl.solver.methods.base import Answers
@@ -65,7 +64,7 @@ def test_weights_that_were_reported_are_never_written_over() -> None:
 def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target: float) -> None:
     data = _data(classes=get_loss(loss).kind == CLASSIFICATION)
     data.y[:] = np.abs(data.y) if loss == "poisson" else data.y
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
+    worker = Worker(data.partition(1, 1)[0], get_loss(loss))
     scalars = {"keep": False, "sampling": "shuffled", "max_passes": 200, "local_solver": "sdca", "seed": 3}
     m, d = data.m, data.X.shape[1]
     arrays = {"total_weight": np.diff(data.starts).astype(float), "steps": np.zeros(m, np.int64)}

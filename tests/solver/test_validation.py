@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, TaskData, get_loss, solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.engines import LocalEngine
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Learned
+from dmtrl.relationship import Learned
 from dmtrl.solver.cross_validation import cross_validate
 from support.problems import random_problem
 
 
 def _engine(data: TaskData, loss: str, workers: int = 1) -> LocalEngine:
-    return LocalEngine([ArraySource(blocks) for blocks in data.partition(workers)], get_loss(loss))
+    return LocalEngine(data.partition(workers), get_loss(loss))
 
 
 def _held(engine: LocalEngine, fold: int, folds: int, seed: int = 0) -> np.ndarray:

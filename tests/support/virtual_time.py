@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from dmtrl import Settings, TaskData
-from dmtrl.data.blocks import ArraySource, Source
+from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Relationship, get_relationship
+from dmtrl.relationship import Relationship, get_relationship
 from dmtrl.solver.coordinator import Coordinator, Outcome, RoundRecord
 from dmtrl.solver.pace import Trace
 from dmtrl.worker.worker import Worker
@@ -127,7 +127,7 @@ ONE_SLOW = (1.0, 1.0, 10.0, 1.0)
 
 
 def sources_of(data: TaskData, workers: int, shards: int = 1) -> list[Source]:
-    return [ArraySource(blocks) for blocks in data.partition(workers, shards)]
+    return data.partition(workers, shards)
 
 
 def virtual(data: TaskData, loss: str, slowness: Sequence[float] = ONE_SLOW, shards: int = 1) -> VirtualEngine:
@@ -159,7 +159,7 @@ def prepared(
     data: TaskData, loss: str | Sequence[AnyLoss], fold: int = -1, **arrays: np.ndarray
 ) -> tuple[Worker, Message]:
     """A worker with all rows, of which fold `fold` of three is set aside, and what it answered last."""
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss) if isinstance(loss, str) else loss)
+    worker = Worker(data.partition(1, 1)[0], get_loss(loss) if isinstance(loss, str) else loss)
     described = worker.answer(Message("hold_out", {"fold": fold, "folds": 3, "seed": 0}))
     scalars: dict[str, Any] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 5}
     filled = described.scalars["chunks_used"] / max(described.scalars["chunks"], 1) or 1.0

@@ -10,7 +10,6 @@ from scipy import sparse
 from test_passes import _prepared
 
 from dmtrl import solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
@@ -70,7 +69,7 @@ def test_a_row_in_chunks_is_that_row(d, dtype, work):
 
 def _described(X) -> Message:
     data = TaskData(X, np.ones(X.shape[0]), None, np.array([0, X.shape[0]]), np.array(["a"]))
-    return Worker(ArraySource(data.partition(1, 1)[0]), get_loss("squared")).answer(Message("describe"))
+    return Worker(data.partition(1, 1)[0], get_loss("squared")).answer(Message("describe"))
 
 
 def test_what_is_counted_is_the_share_of_chunks_that_are_not_zero():

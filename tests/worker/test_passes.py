@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from dmtrl import solve
-from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import get_loss
@@ -26,7 +25,7 @@ def _data(n: int = 400, d: int = 12, seed: int = 0, tasks: int = 3) -> TaskData:
 
 
 def _prepared(data: TaskData, loss: str, **settings: object) -> Worker:
-    worker = Worker(ArraySource(data.partition(1, 1)[0]), get_loss(loss))
+    worker = Worker(data.partition(1, 1)[0], get_loss(loss))
     m = data.m
     scalars = {"keep": False, "sampling": "shuffled", "max_passes": 20, "local_solver": "sdca", "seed": 3} | settings
     arrays = {"total_weight": np.diff(data.starts).astype(float), "steps": np.zeros(m, np.int64)}

@@ -9,16 +9,16 @@ from dmtrl.cli.display import display
 from dmtrl.cli.errors import exit_on_error
 
 if TYPE_CHECKING:
-    from dmtrl.lab.experiments.collection import Collection, Drawn
+    from dmtrl.lab.experiments.collection import Collection, Output
     from dmtrl.lab.experiments.runner import Experiment, Run
 
 
-def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Drawn":
+def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Output":
     """Run and return the results. Raises SystemExit(1) at the end if data was missing."""
     with exit_on_error():
-        plan = collection.work(which, quick, folder)
-        if plan.todo:
-            done = plan.runs - len(plan.todo)
+        plan = collection.plan(which, quick, folder)
+        if plan.pending:
+            done = plan.runs - len(plan.pending)
             what = f"{done} of {plan.runs} runs are stored; the rest" if done else f"{plan.runs} runs"
             click.echo(
                 f"{what} will take about {_duration(plan.seconds)} on 2 cores. Records: {folder}/records.jsonl",
@@ -34,7 +34,7 @@ def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Dra
                 progress.update(min(passed / max(plan.seconds, 1e-9), 0.999), f"{experiment.name}: {words}")
                 passed += run.seconds
 
-            result = collection.carry_out(which, quick, folder, on_start)
+            result = collection.run(which, quick, folder, on_start)
     for one in result.missing:
         click.echo(f"Left out: {one.experiment}. {one.reason}", err=True)
     if result.page is not None:

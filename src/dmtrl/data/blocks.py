@@ -38,6 +38,10 @@ class Blocks:
     def n_units(self) -> int:
         return len(self.tasks)
 
+    def load(self) -> "Blocks":
+        """Return the blocks themselves: rows in memory are a source that needs no reading."""
+        return self
+
 
 class Source(Protocol):
     """Loads the rows of one worker.
@@ -47,16 +51,6 @@ class Source(Protocol):
     """
 
     def load(self) -> Blocks: ...
-
-
-@dataclass(frozen=True)
-class ArraySource:
-    """Rows that are already in this process."""
-
-    blocks: Blocks
-
-    def load(self) -> Blocks:
-        return self.blocks
 
 
 def as_rows(X: Any) -> Any:

@@ -80,7 +80,19 @@ def _as_objects(names: Sequence[Any] | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SourcePlan:
-    """The tasks, the work that each one is, and the reader of their rows. `solve` accepts it instead of task data."""
+    """Tasks whose rows are read by the workers. `solve` accepts it instead of TaskData.
+
+    Use `from_files`, `from_dataset` or `from_callable` to create one.
+
+    Parameters
+    ----------
+    names : ndarray of shape (m,)
+        Task names.
+    work : ndarray of shape (m,)
+        Relative amount of work of each task.
+    reader : Reader
+        Reads the rows of named tasks on a worker.
+    """
 
     names: np.ndarray
     work: np.ndarray
@@ -91,11 +103,34 @@ class SourcePlan:
         return len(self.names)
 
     def only(self, tasks: np.ndarray) -> "SourcePlan":
-        """A plan of these tasks, by number."""
+        """Select tasks by number.
+
+        Parameters
+        ----------
+        tasks : ndarray of int
+            Task numbers.
+
+        Returns
+        -------
+        SourcePlan
+        """
         return replace(self, names=self.names[tasks], work=self.work[tasks])
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
-        """One source for each worker, with about the same amount of work; see TaskData.partition."""
+        """Return one source for each worker, with about the same amount of work.
+
+        Parameters
+        ----------
+        workers : int
+            Number of pieces.
+        shards : int or sequence of int, default=1
+            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
+            the same worker are joined.
+
+        Returns
+        -------
+        list of Source
+        """
         per_task = shards_per_task(self.m, workers, shards)
         work = np.append(0, np.cumsum(np.repeat(self.work / per_task, per_task)))
         sources: list[Source] = []
@@ -111,16 +146,21 @@ class SourcePlan:
     def from_callable(
         cls, load: str | Callable[[Any], tuple[Any, ...]], tasks: Sequence[Any], work: Sequence[float] | None = None
     ) -> "SourcePlan":
-        """Rows that a function returns.
+        """Plan to read rows with a function.
 
         Parameters
         ----------
         load : callable or str
             load(task) returns (X, y) or (X, y, sample_weight). It runs on the worker. A str is
             "package.module:function".
-        tasks : the names of the tasks
-        work : array of shape (n_tasks,), optional
-            The relative amount of work of each task, such as its number of rows.
+        tasks : sequence
+            Task names.
+        work : sequence of float, default=None
+            Relative amount of work of each task, such as its number of rows. None means equal amounts.
+
+        Returns
+        -------
+        SourcePlan
         """
         names = _as_objects(tasks)
         if len(names) == 0 or len(set(names)) < len(names):
@@ -146,7 +186,7 @@ class SourcePlan:
         positive: Any = None,
         constant: float | None = None,
     ) -> "SourcePlan":
-        """Rows in files (CSV, Parquet, Arrow, npz) or folders of them.
+        """Plan to read files (CSV, Parquet, Arrow, npz) or folders of them.
 
         Parameters
         ----------
@@ -154,17 +194,21 @@ class SourcePlan:
             A folder may be partitioned: `school=12/a.parquet` defines a column `school`.
         target : str
             The column to predict.
-        task : str, optional
-            The column that holds the task; None: each file is one task.
-        features : list of str, optional
-            Columns of numbers; None: all other columns.
-        weights : str, optional
-            The column that holds the sample weights.
-        positive : optional
-            The value of the target that becomes +1; all others become -1. Numbers are compared as numbers. Every row
-            needs a class.
-        constant : float, optional
+        task : str, default=None
+            The column with the task names. None means that each file is one task.
+        features : list of str, default=None
+            Columns of numbers. None means all other columns.
+        weights : str, default=None
+            The column with the sample weights.
+        positive : object, default=None
+            The value of the target that becomes +1; all others become -1. Numbers are compared as numbers. Every
+            row needs a class.
+        constant : float, default=None
             Append a feature with this value, for `intercept_ridge`.
+
+        Returns
+        -------
+        SourcePlan
         """
         table = open_files([paths] if isinstance(paths, str | Path) else list(paths))
         if task is None:
@@ -186,9 +230,31 @@ class SourcePlan:
         positive: Any = None,
         constant: float | None = None,
     ) -> "SourcePlan":
-        """Rows in a Parquet data set that pyarrow can open: a folder or a URL (s3://, gs://, hdfs://).
+        """Plan to read a Parquet data set that pyarrow can open.
 
-        A worker reads only the row groups that may hold its tasks. Other parameters as in `from_files`.
+        A worker reads only the row groups that may hold its tasks.
+
+        Parameters
+        ----------
+        url : str
+            A folder or a URL (s3://, gs://, hdfs://).
+        target : str
+            The column to predict.
+        task : str
+            The column with the task names.
+        features : list of str, default=None
+            Columns of numbers. None means all other columns.
+        weights : str, default=None
+            The column with the sample weights.
+        positive : object, default=None
+            The value of the target that becomes +1; all others become -1. Numbers are compared as numbers. Every
+            row needs a class.
+        constant : float, default=None
+            Append a feature with this value, for `intercept_ridge`.
+
+        Returns
+        -------
+        SourcePlan
         """
         names = open_dataset(str(url)).schema.names
         roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant)

@@ -11,12 +11,29 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source, as_rows
+from dmtrl.data.blocks import Blocks, Source, as_rows
+from dmtrl.data.labels import check_one_per_row, read_task_list, task_labels
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """Rows of all tasks, sorted by task: task i owns rows starts[i]:starts[i+1]."""
+    """Rows of all tasks, sorted by task: task i owns rows starts[i]:starts[i + 1].
+
+    Parameters
+    ----------
+    X : ndarray or CSR matrix of shape (n, d)
+        Rows in float32 or float64.
+    y : ndarray of shape (n,)
+        Numeric labels.
+    sample_weight : ndarray of shape (n,) or None
+        Weights of the rows.
+    starts : ndarray of shape (m + 1,)
+        The first row of each task, and the number of rows.
+    names : ndarray of shape (m,)
+        Task names.
+    groups : ndarray of shape (m,), default=None
+        Tasks with the same number hold the same rows, such as the classes of a one-vs-rest problem.
+    """
 
     X: Any
     y: np.ndarray
@@ -31,28 +48,38 @@ class TaskData:
 
     @classmethod
     def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> "TaskData":
-        """From rows of all tasks. tasks: one sortable label per row, or None for a single task."""
+        """Sort rows by their task labels.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix of shape (n, d)
+            The rows of all tasks.
+        y : array-like of shape (n,)
+            Numeric labels; -1 and 1 for classification.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row. None means a single task.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows. Only proportions within a task matter.
+
+        Returns
+        -------
+        TaskData
+            Tasks are in sorted order. Rows that are already sorted are not copied.
+        """
         X, y = as_rows(X), _numbers(y, "y")
         if X.ndim != 2:
             raise ValueError(f"X must have two dimensions, got {X.ndim}")
         if X.shape[1] == 0:
             raise ValueError("X has no columns")
         n = X.shape[0]
-        tasks = np.zeros(n, dtype=int) if tasks is None else np.asarray(tasks)
+        check_one_per_row("y", y, n)
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
-        for what, array in (("y", y), ("tasks", tasks), ("sample_weight", weight)):
-            if array is not None and array.shape != (n,):
-                raise ValueError(
-                    f"{what} must hold one value per row of X: X has {n} rows, {what} has shape {array.shape}"
-                )
+        if weight is not None:
+            check_one_per_row("sample_weight", weight, n)
         if n == 0:
             raise ValueError("there are no rows in X")
-        if (tasks != tasks).any():
-            raise ValueError(f"tasks holds NaN at row {int(np.argmax(tasks != tasks))}; every row needs a task")
-        try:
-            names, codes = np.unique(tasks, return_inverse=True)
-        except TypeError as error:
-            raise ValueError("task labels must be all text or all numbers") from error
+        labels = np.zeros(n, dtype=int) if tasks is None else task_labels(tasks, n)
+        names, codes = np.unique(labels, return_inverse=True)
         starts = np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=len(names)))])
         if (np.diff(codes) < 0).any():
             order = np.argsort(codes, kind="stable")
@@ -64,42 +91,42 @@ class TaskData:
     def from_list(
         cls, tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | np.ndarray | None = None
     ) -> "TaskData":
-        """From a list, or a mapping by name, of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
-        if isinstance(tasks, Mapping):
-            names, tasks = list(tasks), list(tasks.values())
-        names = list(range(len(tasks))) if names is None else names
-        if len(tasks) == 0 or len(names) != len(tasks):
-            raise ValueError(
-                f"there must be at least one task, and one name per task; got {len(tasks)} tasks and {len(names)} names"
-            )
-        weighted = [len(task) == 3 for task in tasks]
-        if any(weighted) != all(weighted):
-            raise ValueError("some tasks have sample weights and some do not; pass them for all tasks or for none")
-        parts = [as_rows(task[0]) for task in tasks]
-        labels = [_numbers(task[1], f"task {name!r}: y") for name, task in zip(names, tasks, strict=True)]
-        for name, task, part, y in zip(names, tasks, parts, labels, strict=True):
-            if part.ndim != 2 or y.shape != (part.shape[0],):
-                raise ValueError(
-                    f"task {name!r}: X and y must have the same number of rows; got shapes {part.shape} and {y.shape}"
-                )
-            if part.shape[1] != parts[0].shape[1]:
-                raise ValueError(
-                    f"task {name!r} has {part.shape[1]} features, but task {names[0]!r} has {parts[0].shape[1]}"
-                )
-            if part.shape[0] == 0:
-                raise ValueError(f"task {name!r} has no rows; remove it")
-            if len(task) == 3 and np.shape(task[2]) != y.shape:
-                raise ValueError(f"task {name!r} has {len(y)} rows but sample weights of shape {np.shape(task[2])}")
+        """Stack the rows of separate tasks.
+
+        Parameters
+        ----------
+        tasks : list or dict of (X_i, y_i) or (X_i, y_i, sample_weight_i)
+            The data of each task; the keys of a dict are the task names.
+        names : sequence of length m, default=None
+            Task names for a list. None means 0 to m - 1.
+
+        Returns
+        -------
+        TaskData
+            Tasks are in the given order.
+        """
+        found = read_task_list(tasks, names)
+        parts = [as_rows(X) for X in found.X]
+        labels = [_numbers(y, f"task {name!r}: y") for name, y in zip(found.names, found.y, strict=True)]
         if any(sparse.issparse(part) for part in parts):
             X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
         else:
             X = np.concatenate(parts)
-        weight = np.concatenate([np.asarray(task[2], dtype=float) for task in tasks]) if all(weighted) else None
-        starts = np.concatenate([[0], np.cumsum([len(y) for y in labels])])
-        return cls(as_rows(X), np.concatenate(labels), weight, starts, np.array(names))
+        y, weight = np.concatenate(labels), found.stacked_weight()
+        return cls(as_rows(X), y, weight, found.starts, np.array(found.names))
 
     def only(self, tasks: np.ndarray) -> "TaskData":
-        """These tasks, by number, in this order."""
+        """Select tasks by number, in the given order.
+
+        Parameters
+        ----------
+        tasks : ndarray of int
+            Task numbers.
+
+        Returns
+        -------
+        TaskData
+        """
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
         weight = None if self.sample_weight is None else self.sample_weight[rows]
@@ -107,10 +134,21 @@ class TaskData:
         return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups)
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
-        """Contiguous pieces with about the same amount of work: rows and, if X is sparse, its entries.
+        """Split the rows into contiguous pieces with about the same amount of work.
 
-        shards: the number of shards into which each task may be cut, so that one task can use several workers. Shards
-        on the same worker are joined.
+        Work is the number of rows and, if X is sparse, of its entries.
+
+        Parameters
+        ----------
+        workers : int
+            Number of pieces.
+        shards : int or sequence of int, default=1
+            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
+            the same worker are joined.
+
+        Returns
+        -------
+        list of Blocks
         """
         per_task = shards_per_task(self.m, workers, shards)
         task = np.repeat(np.arange(self.m), per_task)
@@ -124,8 +162,21 @@ class TaskData:
         ]
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
-        """The pieces of `partition` as sources, which is what engines expect."""
-        return [ArraySource(blocks) for blocks in self.partition(workers, shards)]
+        """Return the pieces of `partition` as sources, which is what engines expect.
+
+        Parameters
+        ----------
+        workers : int
+            Number of pieces.
+        shards : int or sequence of int, default=1
+            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
+            the same worker are joined.
+
+        Returns
+        -------
+        list of Source
+        """
+        return list(self.partition(workers, shards))
 
     def _piece(self, tasks: np.ndarray, shards: np.ndarray, starts: np.ndarray, end: int) -> Blocks:
         """The rows from starts[0] to `end` as blocks."""

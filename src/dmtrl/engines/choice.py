@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.local import LocalEngine
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 
 Pieces = Callable[[int], Sequence[Source]]  # the data, laid out for so many workers
 

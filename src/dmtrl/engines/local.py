@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.contract import check_may_receive, check_may_send
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker
 

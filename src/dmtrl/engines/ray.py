@@ -20,12 +20,12 @@ import numpy as np
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source
+from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.engines.warm_up import warm_up
-from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker
@@ -35,15 +35,27 @@ from dmtrl.worker.worker import Worker
 class RayOptions:
     """How to use a Ray cluster; `engine="ray"` is RayOptions().
 
-    address: of a running cluster ("auto" finds the one on this machine); None starts one here, without dashboard or
-    telemetry, and ends it afterwards. Where Ray is initialised already in this process, that cluster is used as it is.
-    workers: how many actors there are; None: one for each processor, or fewer if there are fewer tasks.
-    cpus: what each actor reserves, may be a fraction; None shares the cluster's processors out, at most one each, and
-    one that replaces another reserves nothing.
-    resources: custom resources each actor asks for, by name. strategy: Ray's scheduling strategy ("SPREAD", "DEFAULT"
-    or one of Ray's objects). patience: seconds until a lost worker that gives no sign of life ends the run.
-    silence: seconds one answer may take, and the reading of rows, until its worker is taken for lost and replaced;
-    None: as long as it likes. namespace: Ray's, for the connection that is opened; None: an anonymous one.
+    Parameters
+    ----------
+    address : str, default=None
+        Address of a running cluster; "auto" finds the one on this machine. None starts a cluster here, without
+        dashboard or telemetry, and stops it afterwards. If Ray is already initialised in this process, that cluster is
+        used.
+    workers : int, default=None
+        Number of actors. None means one per CPU, or fewer if there are fewer tasks.
+    cpus : float, default=None
+        CPUs that each actor reserves; may be a fraction. None divides the CPUs of the cluster, at most one each; an
+        actor that replaces a lost one reserves none.
+    resources : mapping of str to float, default={}
+        Custom resources of each actor.
+    strategy : str or object, default="SPREAD"
+        Ray's scheduling strategy: "SPREAD", "DEFAULT" or one of Ray's objects.
+    patience : float, default=120.0
+        Seconds within which a lost worker must be replaced; then the run ends.
+    silence : float, default=None
+        Seconds that one answer, or the reading of rows, may take before the worker counts as lost. None means no limit.
+    namespace : str, default=None
+        Ray namespace of the connection. None means an anonymous one.
     """
 
     address: str | None = None
@@ -72,9 +84,25 @@ class RayOptions:
             raise ValueError(f"silence must be None or a positive number of seconds, got {silence!r}")
 
     def session(self) -> AbstractContextManager[object]:
+        """Return a context in which engines that are started one after the other share a cluster."""
         return cluster(self)
 
     def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+        """Start an engine.
+
+        Parameters
+        ----------
+        pieces : callable
+            pieces(n) returns the sources of n workers.
+        losses : Loss, CustomLoss or sequence of them
+            One loss for all tasks, or one per task.
+        names : sequence of str, default=None
+            Task names for error messages.
+
+        Returns
+        -------
+        Engine
+        """
         with cluster(self) as processors:
             return RayEngine(pieces(self.workers or processors), losses, self, names)
 
@@ -345,7 +373,7 @@ def _check_travels(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss
         if isinstance(loss, CustomLoss):
             _try_to_send(cloudpickle, loss, f"the loss {loss.name!r}")
     for k, source in enumerate(sources):
-        if not isinstance(source, ArraySource):
+        if not isinstance(source, Blocks):
             _try_to_send(cloudpickle, source, f"the source of worker {k}")
 
 

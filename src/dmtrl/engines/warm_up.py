@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import ArraySource, Blocks, Source
-from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.data.blocks import Blocks, Source
+from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.protocol.message import Message, Scalar
 from dmtrl.worker.rows import CHUNK
 from dmtrl.worker.worker import Worker
@@ -21,8 +21,8 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
     """For rows and losses like these. Actors that compiled at the same moment would get in each other's way."""
     kinds = {(np.dtype(float), False)}
     for source in sources:
-        if isinstance(source, ArraySource):
-            kinds.add((source.blocks.X.dtype, sparse.issparse(source.blocks.X)))
+        if isinstance(source, Blocks):
+            kinds.add((source.X.dtype, sparse.issparse(source.X)))
     some = losses if isinstance(losses, Sequence) else [losses]
     built_in = next((loss for loss in some if not isinstance(loss, CustomLoss)), None)
     if built_in is None:
@@ -31,7 +31,7 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
         X = np.ones((2, _WIDTH), dtype=dtype)
         numbers = np.arange(1)
         blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), numbers, numbers, [""])
-        worker = Worker(ArraySource(blocks), built_in)
+        worker = Worker(blocks, built_in)
         scalars: dict[str, Scalar] = {"seed": 0, "local_solver": "auto", "sampling": "shuffled", "max_passes": 1}
         scalars |= {"keep": False, "filled": 1.0}
         worker.answer(Message("prepare", scalars, {"total_weight": np.full(1, 2.0), "steps": np.zeros(1, np.int64)}))

@@ -1,7 +1,7 @@
-"""MTRLRegressorCV and MTRLClassifierCV: lambda and tau chosen by cross-validation.
+"""MTRLRegressorCV and MTRLClassifierCV: estimators that choose lambda and tau by cross-validation.
 
-Room: beside the estimators. For every fold and every tau a path of warm-started fits runs from strong to weak
-lambda; the workers set their folds aside themselves and only sums over held-out rows come back (validation.py).
+For every fold and every tau, a path of warm-started fits runs from large to small lambda. The workers hold out the
+folds themselves and send only sums over held-out rows.
 """
 
 from collections.abc import Sequence
@@ -9,33 +9,59 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.base import SHIFTED
+from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.diagnostics import default_lambdas, default_measure
-from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.estimators.problem import Problem
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, get_loss
+from dmtrl.estimators.docstrings import documented
+from dmtrl.estimators.mtrl import (
+    CLASSES,
+    CLASSIFICATION_LOSS,
+    CLASSIFIER_WORDS,
+    REGRESSION_LOSS,
+    REGRESSOR_WORDS,
+    SINGLE_CLASS,
+    MTRLClassifier,
+    MTRLRegressor,
+)
+from dmtrl.estimators.problem import FitProblem
+from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.progress import bar
 from dmtrl.solver.checkpoint import Keeper
 from dmtrl.solver.coordinator import Callback
 from dmtrl.solver.cross_validation import MEASURES, Path, cross_validate
 
+SEARCH_PARAMETERS = {
+    "lambdas": """sequence of float
+        Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
+    "commons": """sequence of float
+        Values of `common` to try. Ignored for a single task and for more than two classes, which use 0.""",
+    "cv": """int
+        Number of folds. Each worker assigns its own rows to folds.""",
+    "scoring": """{{"loss", "squared_error", "wrong"}}
+        Measure of the error on held-out rows. None means "squared_error" for squared loss, "wrong" (the error rate,
+        averaged over tasks, ties broken by the loss) for two classes, and "loss" otherwise.""",
+}
+SEARCH_ATTRIBUTES = {
+    "cv_path_": """Path
+        Held-out errors of each lambda, tau and fold.""",
+    "scoring_": """str
+        The measure that was minimised.""",
+}
 
-class _Choosing:
-    """Chooses before it solves; afterwards reg_lambda_, common_strength_ and cv_path_ say what was chosen and from
-    what.
-    """
+
+class _StrengthSearch(MTRLBase):
+    """Chooses lambda and tau before the final fit."""
 
     lambdas: Sequence[float] | None
     commons: Sequence[float]
     cv: int
     scoring: str | None
 
-    def _strengths(self: Any, problem: Problem) -> tuple[float, float]:
+    def _strengths(self, problem: FitProblem) -> tuple[float, float]:
         if self.scoring is not None and self.scoring not in MEASURES:
             raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
         if self.scoring == "wrong" and self._kind != CLASSIFICATION:
             raise ValueError("scoring='wrong' counts wrong signs and is for classification; use loss or squared_error")
-        if self.scoring == "squared_error" and get_loss(self.loss).name not in SHIFTED:
+        if self.scoring == "squared_error" and get_loss(self.loss).name not in SHIFT_INVARIANT:
             raise ValueError(f"scoring='squared_error' makes no sense with the {self.loss} loss; use loss")
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
         if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
@@ -43,7 +69,9 @@ class _Choosing:
         if not isinstance(self.cv, int | np.integer):
             raise ValueError(f"cv must be a number of folds, which every worker draws for itself, got {self.cv!r}")
         # a common component is for several tasks that share labels; one task has none
-        commons = [0.0] if len(self.tasks_) == 1 or len(problem.units.names) != len(self.tasks_) else list(self.commons)
+        commons = (
+            [0.0] if len(problem.tasks) == 1 or len(problem.unit_names) != len(problem.tasks) else list(self.commons)
+        )
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         total = len(lambdas) * len(commons) * int(self.cv)
@@ -52,7 +80,7 @@ class _Choosing:
             path = cross_validate(
                 engine,
                 problem.data.m,
-                lambda lam, tau: self._relation(problem, lam, tau),
+                lambda lam, tau: self.build_relationship(problem, lam, tau),
                 lambdas.tolist(),
                 commons,
                 int(self.cv),
@@ -68,12 +96,11 @@ class _Choosing:
         return path.best(self.scoring_, over)
 
 
-class MTRLRegressorCV(_Choosing, MTRLRegressor):
-    """MTRLRegressor that chooses reg_lambda and common on held-out rows of the training data.
+@documented(REGRESSOR_WORDS, SEARCH_PARAMETERS | {"loss": REGRESSION_LOSS}, SEARCH_ATTRIBUTES)
+class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
+    """MTRLRegressor that chooses reg_lambda and common by cross-validation.
 
-    lambdas: None for eleven values over five decades below the mean squared row norm. commons: strengths of the common
-    component to try. cv: folds. scoring: loss, squared_error or wrong (None: squared error, or the loss where that
-    is another).
+    <sections>
     """
 
     def __init__(
@@ -98,21 +125,36 @@ class MTRLRegressorCV(_Choosing, MTRLRegressor):
         unknown_tasks: str = "raise",
     ):
         super().__init__(
-            loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
-            max_rounds=max_rounds, max_staleness=max_staleness, engine=engine, n_jobs=n_jobs, random_state=random_state,
-            verbose=verbose, callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
-        )  # fmt: skip
+            loss=loss,
+            relationship=relationship,
+            feature_map=feature_map,
+            fit_intercept=fit_intercept,
+            tol=tol,
+            max_rounds=max_rounds,
+            max_staleness=max_staleness,
+            engine=engine,
+            n_jobs=n_jobs,
+            random_state=random_state,
+            verbose=verbose,
+            callbacks=callbacks,
+            task_column=task_column,
+            unknown_tasks=unknown_tasks,
+        )
         self.lambdas = lambdas
         self.commons = commons
         self.cv = cv
         self.scoring = scoring
 
 
-class MTRLClassifierCV(_Choosing, MTRLClassifier):
-    """MTRLClassifier that chooses reg_lambda and common on held-out rows of the training data.
+@documented(
+    CLASSIFIER_WORDS,
+    SEARCH_PARAMETERS | {"loss": CLASSIFICATION_LOSS, "on_single_class": SINGLE_CLASS},
+    SEARCH_ATTRIBUTES | {"classes_": CLASSES},
+)
+class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
+    """MTRLClassifier that chooses reg_lambda and common by cross-validation.
 
-    Parameters as in MTRLRegressorCV; the default scoring is the share of wrong answers, averaged over tasks, ties
-    by loss.
+    <sections>
     """
 
     def __init__(
@@ -138,11 +180,22 @@ class MTRLClassifierCV(_Choosing, MTRLClassifier):
         on_single_class: str = "raise",
     ):
         super().__init__(
-            loss=loss, relationship=relationship, feature_map=feature_map, fit_intercept=fit_intercept, tol=tol,
-            max_rounds=max_rounds, max_staleness=max_staleness, engine=engine, n_jobs=n_jobs, random_state=random_state,
-            verbose=verbose, callbacks=callbacks, task_column=task_column, unknown_tasks=unknown_tasks,
+            loss=loss,
+            relationship=relationship,
+            feature_map=feature_map,
+            fit_intercept=fit_intercept,
+            tol=tol,
+            max_rounds=max_rounds,
+            max_staleness=max_staleness,
+            engine=engine,
+            n_jobs=n_jobs,
+            random_state=random_state,
+            verbose=verbose,
+            callbacks=callbacks,
+            task_column=task_column,
+            unknown_tasks=unknown_tasks,
             on_single_class=on_single_class,
-        )  # fmt: skip
+        )
         self.lambdas = lambdas
         self.commons = commons
         self.cv = cv

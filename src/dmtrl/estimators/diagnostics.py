@@ -1,9 +1,4 @@
-"""What a fitted model says about its tasks: who is related to whom, whom sharing helps, how sure that is, and who
-joins later.
-
-Room: beside the estimators, which inherit `Insight`. Everything here goes through the estimator's own reading of
-its input, so the shapes of data are the same as in fit.
-"""
+"""Questions to a fitted model: related tasks, the benefit of sharing, confidence intervals, and new tasks."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -11,15 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
-from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.estimators.problem import Problem
-from dmtrl.losses.builtin import CLASSIFICATION, get_loss
+from dmtrl.estimators.base import MTRLBase
+from dmtrl.estimators.problem import FitProblem
+from dmtrl.estimators.task_model import label_pairs
+from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.progress import bar
-from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, Learned, Relationship, independent, is_learned
+from dmtrl.relationship import Fixed, Learned, Relationship, TaskCovariance, independent, is_learned
 from dmtrl.solver.api import thread_count
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.coordinator import Coordinator, single_threaded_blas
@@ -29,7 +24,7 @@ from dmtrl.solver.settings import Settings
 
 
 class Related(NamedTuple):
-    """Pairs of a task and its correlation: the most related first, the most opposed first."""
+    """Pairs of a task and its correlation, strongest first."""
 
     related: list[tuple[Any, float]]
     opposed: list[tuple[Any, float]]
@@ -37,8 +32,11 @@ class Related(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Held-out error of every task: learned together, alone, and pooled. `hurts` marks tasks that do worse together
-    than alone by a one-sided t-test over folds at 1 %; among many tasks one in a hundred is marked by chance."""
+    """Held-out error of each task when learned together, alone and pooled.
+
+    `hurts` marks tasks whose error together is higher than alone, by a one-sided t-test over folds at the 1 % level.
+    Expect one false mark per hundred tasks.
+    """
 
     tasks: np.ndarray
     together: np.ndarray
@@ -48,7 +46,7 @@ class Comparison:
     measure: str
 
     def table(self) -> Any:
-        """As a pandas frame, one row per task."""
+        """A pandas data frame with one row per task."""
         import pandas as pd
 
         columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
@@ -62,7 +60,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CorrelationIntervals:
-    """Bootstrap intervals of every two tasks' correlation; `sign_share`: how often the resamples agree on its sign."""
+    """Bootstrap intervals of the correlation of each pair of tasks.
+
+    `sign_share` is the share of resamples that agree on the sign.
+    """
 
     lower: Any
     upper: Any
@@ -77,8 +78,10 @@ class CorrelationIntervals:
 
 @dataclass(frozen=True)
 class AddedTask:
-    """A task that joined later. `certificate` is that of all tasks together with the old ones left where they
-    were: its gap bounds what fitting everything anew could gain."""
+    """A task added to a fitted model.
+
+    `certificate` is for all tasks together with the old tasks unchanged. Its gap bounds the gain of a full refit.
+    """
 
     name: Any
     coef: np.ndarray
@@ -86,15 +89,28 @@ class AddedTask:
     certificate: Certificate
 
 
-class Insight:
-    """Methods of a fitted MTRL estimator."""
+class Diagnostics(MTRLBase):
+    """Public methods of a fitted estimator besides prediction."""
 
-    def related(self: Any, task: Any, k: int = 5) -> Related:
-        """The k most related and the k most opposed tasks of a task."""
-        covariance: TaskCovariance = self._fitted_covariance()
+    def related(self, task: Any, k: int = 5) -> Related:
+        """Return the tasks with the largest positive and negative correlation to a task.
+
+        Parameters
+        ----------
+        task : object
+            A name in `unit_names_`.
+        k : int, default=5
+            The maximum number of tasks to return of each sign.
+
+        Returns
+        -------
+        Related
+            `related` and `opposed`, each a list of (task, correlation), strongest first.
+        """
+        covariance = self.covariance_
         found = np.flatnonzero(self.unit_names_ == task)
         if len(found) == 0:
-            raise ValueError(f"there is no task {task!r} in the model; unit_names_ lists its {len(self.unit_names_)}")
+            raise ValueError(f"unknown task {task!r}; unit_names_ lists the {len(self.unit_names_)} tasks of the model")
         i = int(found[0])
         F, diagonal = covariance.factor(), covariance.diagonal()
         scale = np.sqrt(diagonal * diagonal[i])
@@ -105,58 +121,74 @@ class Insight:
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
         return Related(related, opposed)
 
-    def _probe(self: Any, X: Any, y: Any, tasks: Any, sample_weight: Any) -> tuple[Any, Problem]:
-        """An unfitted twin and the problem it would solve on data of the same tasks."""
-        probe = clone(self).set_params(callbacks=None, verbose=0)
-        problem = probe._pose(probe._read(X, y, tasks, sample_weight))
-        missing = set(self.tasks_.tolist()) ^ set(probe.tasks_.tolist())
-        if missing:
+    def _problem_of_same_tasks(self, X: Any, y: Any, tasks: Any, sample_weight: Any) -> FitProblem:
+        check_is_fitted(self)
+        problem = self._build_problem(self.read_rows(X, y, tasks, sample_weight))
+        different = set(self.tasks_.tolist()) ^ set(problem.tasks.tolist())
+        if different:
             raise ValueError(
-                f"this needs data of the model's {len(self.tasks_)} tasks, with tasks= or task_column as in fit; "
-                f"{sorted(map(str, missing))[0]!r} is in only one of the two"
+                f"the data must have the {len(self.tasks_)} tasks of the model, passed as in fit; "
+                f"task {min(map(str, different))!r} is only in the data or only in the model"
             )
-        return probe, problem
+        return problem
 
-    def compare(
-        self: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5
-    ) -> Comparison:
-        """Per task, learning together (with this model's relationship and tau), alone, and pooled, on held-out folds.
+    def compare(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5) -> Comparison:
+        """Compare learning together, alone and pooled by cross-validation.
 
-        Each way chooses its own lambda for these folds, by the same rule; pooled is one model for everybody, intercept
-        included.
+        "together" uses the relationship and tau of this model, "alone" fits each task separately, and "pooled" fits
+        one model to the rows of all tasks. Each of them chooses its lambda on the same folds, by the same rule.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
+            Rows of the tasks of the model, in any form that `fit` accepts.
+        y : array-like of shape (n,) or (n, m), default=None
+            Labels, in any form that `fit` accepts.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows.
+        cv : int, default=5
+            Number of folds.
+
+        Returns
+        -------
+        Comparison
+            Held-out errors of each task, and the tasks that sharing hurts.
         """
         if not isinstance(cv, int | np.integer):
             raise ValueError(f"cv must be a number of folds, got {cv!r}")
-        check_is_fitted(self)
-        probe, problem = self._probe(X, y, tasks, sample_weight)
+        problem = self._problem_of_same_tasks(X, y, tasks, sample_weight)
         m = problem.data.m
         tau = self.common_strength_
         lambdas = default_lambdas(problem.data)
-        everybody = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # one weight vector for all tasks
+        equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
-        def single(lam: float, tau: float) -> Relationship:
-            relation: Relationship = probe._with_intercept(independent(m), lam, problem.coordinates)
-            return relation
+        def alone(lam: float, tau: float) -> Relationship:
+            return self._with_intercept(independent(m), lam, problem.coordinates)
 
-        with probe._engine(problem) as engine, bar(self.verbose, "comparing", 3) as step:
+        with self._engine(problem) as engine, bar(self.verbose, "comparing", 3) as step:
             paths = []
             for relation, grid, tau in (
-                (lambda lam, tau: probe._relation(problem, lam, tau), np.append(lambdas, self.reg_lambda_), tau),
-                (single, lambdas / m, 0.0),  # Sigma = I / m: the same penalty on a task takes a lambda m times smaller
-                (lambda lam, tau: Fixed(everybody), lambdas, 0.0),
+                (
+                    lambda lam, tau: self.build_relationship(problem, lam, tau),
+                    np.append(lambdas, self.reg_lambda_),
+                    tau,
+                ),
+                (alone, lambdas / m, 0.0),  # Sigma = I / m: lambda / m gives the same penalty on a task
+                (lambda lam, tau: Fixed(equal), lambdas, 0.0),
             ):
                 paths.append(cross_validate(engine, m, relation, grid, [tau], cv, settings))
                 step()
         measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
-        together, alone, pooled = ([_held_out(path, measure, axis) for axis in (None, 0)] for path in paths)
-        return Comparison(
-            np.asarray(problem.data.names), together[1], alone[1], pooled[1], _harmed(together[0] - alone[0]),
-            measure.replace("_", " "),
-        )  # fmt: skip
+        per_fold = [_held_out(path, measure, None) for path in paths]
+        together, separate, pooled = (_held_out(path, measure, 0) for path in paths)
+        hurts, names = _significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
+        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "))
 
     def correlation_intervals(
-        self: Any,
+        self,
         X: Any,
         y: Any = None,
         tasks: Any = None,
@@ -164,15 +196,35 @@ class Insight:
         n_resamples: int = 50,
         level: float = 0.9,
     ) -> CorrelationIntervals:
-        """How sure the task correlations are: the model is fitted again on rows drawn with replacement within each
-        task.
+        """Compute bootstrap intervals of the task correlations.
+
+        Refits the model on rows drawn with replacement within each task.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
+            Rows of the tasks of the model, in any form that `fit` accepts.
+        y : array-like of shape (n,) or (n, m), default=None
+            Labels, in any form that `fit` accepts.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows.
+        n_resamples : int, default=50
+            Number of refits, at least 2.
+        level : float, default=0.9
+            Coverage of the intervals, between 0 and 1.
+
+        Returns
+        -------
+        CorrelationIntervals
+            `lower`, `upper` and `sign_share` for each pair of units, as data frames if pandas is installed.
         """
-        check_is_fitted(self)
         if n_resamples < 2:
             raise ValueError(f"n_resamples must be at least 2, got {n_resamples!r}")
         if not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, got {level!r}")
-        probe, problem = self._probe(X, y, tasks, sample_weight)
+            raise ValueError(f"level must be between 0 and 1, got {level!r}")
+        problem = self._problem_of_same_tasks(X, y, tasks, sample_weight)
         threads = thread_count(self.n_jobs)
         seeds = np.random.SeedSequence(self._seed()).spawn(n_resamples)
         with (
@@ -184,67 +236,81 @@ class Insight:
             def resample(seed: np.random.SeedSequence) -> np.ndarray:
                 data = _resampled(problem.data, np.random.default_rng(seed))
                 again = replace(problem, data=data)
-                relation = probe._relation(again, self.reg_lambda_, self.common_strength_)
-                with probe._engine(again, threads=1) as engine:
+                relation = self.build_relationship(again, self.reg_lambda_, self.common_strength_)
+                with self._engine(again, threads=1) as engine:
                     settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)
                     outcome = Coordinator(engine, data.m, relation, self.reg_lambda_, settings).run()
                 step()
-                correlation: np.ndarray = probe._relations(outcome, self.common_strength_).correlation()
-                return correlation
+                return self._reported_covariance(outcome, self.common_strength_).correlation()
 
             draws = np.array(list(pool.map(resample, seeds)))
         low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
         share = np.maximum((draws > 0).mean(axis=0), (draws < 0).mean(axis=0))
-        lower, upper, agreed = (self._labelled(values, problem.data.names) for values in (low, high, share))
+        lower, upper, agreed = (label_pairs(values, problem.data.names) for values in (low, high, share))
         return CorrelationIntervals(lower, upper, agreed, level)
 
-    def add_task(self: Any, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
-        """Fit a task that comes later against what was learned, without the other tasks' data, and keep it in the
-        model.
+    def add_task(self, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
+        """Fit a new task against the fitted ones and add it to the model.
+
+        The rows of the other tasks are not needed, and their coefficients do not change.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, data frame} of shape (n, d)
+            Rows of the new task.
+        y : array-like of shape (n,)
+            Labels of the new task.
+        name : str or int
+            Name of the new task, of the same type as the names in `tasks_`.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows.
+
+        Returns
+        -------
+        AddedTask
+            The new coefficients, and a certificate that bounds the gain of a full refit.
         """
         check_is_fitted(self)
         if self._kind == CLASSIFICATION and len(self.classes_) > 2:
-            raise ValueError("add_task works for regression and for two classes; with more, fit everything anew")
+            raise ValueError("add_task supports regression and two classes; with more classes, call fit on all tasks")
         if not is_learned(self.relationship):
-            raise ValueError(
-                "add_task needs relationship='learned'; with a given one, fit everything anew with a larger one"
-            )
+            raise ValueError("add_task requires relationship='learned'; otherwise call fit on all tasks")
         if self.layout_ != "long" or len(self._outcome.W) != len(self.tasks_):
-            raise ValueError("add_task needs a model that was fitted with tasks and in which no task is constant")
+            raise ValueError("add_task requires a model that was fitted with tasks and has no single-class task")
         if name in self.tasks_.tolist():
-            raise ValueError(f"there is already a task {name!r} in the model")
+            raise ValueError(f"the model already has a task {name!r}")
         names = np.array([*self.tasks_.tolist(), name])
         whole = {"i", "u"}
         if names.dtype.kind != self.tasks_.dtype.kind and not {names.dtype.kind, self.tasks_.dtype.kind} <= whole:
             raise ValueError(
-                f"the name {name!r} is of another kind than the model's task names, as {self.tasks_.tolist()[0]!r}"
+                f"the name {name!r} must have the type of the other task names, such as {self.tasks_.tolist()[0]!r}"
             )
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
-        relation = self._with_intercept(Learned(self.common_strength_), lam, self._coordinates)
+        relation = self._with_intercept(Learned(self.common_strength_), lam, self.coordinates_)
         losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
         settings = Settings(tol=self.tol, max_rounds=self.max_rounds)
         added = extend(before.W, before.dual, losses, newcomer, get_loss(self.loss), relation, lam, settings)
         return self._join(names, added)
 
-    def _newcomer_rows(self: Any, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
-        """The new task's rows in the coordinates of the problem that was solved."""
+    def _newcomer_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+        """The rows of the new task in the coordinates of the fitted problem."""
         X = self._validate(X, reset=False)
         X = X if self.feature_map_ is None else self.feature_map_.transform(X)
-        X = self._coordinates.rows(X)
+        X = self.coordinates_.rows(X)
         y = np.asarray(y)
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
-                raise ValueError(f"the new task has labels other than the model's classes {self.classes_.tolist()}")
+                raise ValueError(f"the labels of the new task must be among the classes {self.classes_.tolist()}")
             if len(np.unique(y)) < 2:
-                raise ValueError(f"the new task has only one class, {y[0]!r}; it needs rows of both")
+                raise ValueError(f"the new task has only one class, {y[0]!r}; it needs rows of both classes")
             y = np.where(y == self.classes_[1], 1.0, -1.0)
-        y = y.astype(float) - self._coordinates.y_centre
+        y = y.astype(float) - self.coordinates_.y_centre
         return (X, y) if sample_weight is None else (X, y, sample_weight)
 
-    def _join(self: Any, names: np.ndarray, added: Extension) -> AddedTask:
-        """Lay the new task behind the old ones."""
-        coef, intercept = self._coordinates.coefficients(added.w)
+    def _join(self, names: np.ndarray, added: Extension) -> AddedTask:
+        """Append the new task to the fitted attributes."""
+        coef, intercept = self.coordinates_.coefficients(added.w)
         self.coef_ = np.vstack([self.coef_, coef.astype(self.coef_.dtype)])
         self.intercept_ = np.append(self.intercept_, self.intercept_.dtype.type(intercept))
         self.tasks_ = self.unit_names_ = names
@@ -256,19 +322,20 @@ class Insight:
         self._outcome = replace(
             before, W=W, common=common, covariance=covariance, certificate=added.certificate, dual=added.dual
         )
-        self._keep_common(self._outcome, self.common_strength_, self._coordinates)
-        self._covariance = self._relations(self._outcome, self.common_strength_)
+        self._keep_common(self._outcome, self.common_strength_)
+        self._covariance = self._reported_covariance(self._outcome, self.common_strength_)
         self.certificate_ = added.certificate
         return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)
 
 
 def default_lambdas(data: TaskData, count: int = 11) -> np.ndarray:
-    """From the mean squared row norm down five decades: what that means for the data does not depend on its scale."""
+    """A grid from the mean squared row norm down five decades, which makes it independent of the scale of X."""
     squares = data.X.multiply(data.X).sum() if hasattr(data.X, "multiply") else np.einsum("ij,ij->", data.X, data.X)
     return float(squares) / data.X.shape[0] * np.logspace(0, -5, count)
 
 
 def default_measure(loss: Any) -> str:
+    """The measure of held-out error for a loss."""
     loss = get_loss(loss)
     if loss.kind == CLASSIFICATION:
         return "wrong"
@@ -276,17 +343,17 @@ def default_measure(loss: Any) -> str:
 
 
 def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:
-    """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN where it had no row."""
+    """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN if it has no row."""
     lam, tau = path.best(measure, "tasks")
-    cell = path.cell(lam, tau)
-    total, weight = getattr(path, measure)[cell], path.weight[cell]
+    i, j = path.cell(lam, tau)
+    total, weight = getattr(path, measure)[i, j], path.weight[i, j]
     if axis is not None:
         total, weight = total.sum(axis=axis), weight.sum(axis=axis)
     return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)
 
 
-def _harmed(difference: np.ndarray) -> np.ndarray:
-    """Where (folds, m) differences are above zero by a one-sided t-test at 1 %; a single task shares with nobody."""
+def _significantly_positive(difference: np.ndarray) -> np.ndarray:
+    """One-sided t-test over folds of (folds, m) differences at the 1 % level; all False for a single task."""
     count = (~np.isnan(difference)).sum(axis=0)
     mean = np.nansum(difference, axis=0) / np.maximum(count, 1)
     error = np.sqrt(np.nansum((difference - mean) ** 2, axis=0) / np.maximum(count * (count - 1), 1))
@@ -295,15 +362,15 @@ def _harmed(difference: np.ndarray) -> np.ndarray:
 
 
 def _resampled(data: TaskData, rng: np.random.Generator) -> TaskData:
-    """Rows drawn with replacement, as weights: nothing is copied."""
+    """Draw rows with replacement, expressed as weights so that X is not copied."""
     draws = [rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]
-    if data.groups is not None:  # units that share rows share the draw
+    if data.groups is not None:  # units that share rows must share the draw
         first = {group: i for i, group in reversed(list(enumerate(data.groups.tolist())))}
         draws = [draws[first[group]] for group in data.groups.tolist()]
     times = np.concatenate(draws).astype(float)
     weight = times if data.sample_weight is None else times * data.sample_weight
     empty = np.add.reduceat(weight, data.starts[:-1]) <= 0
-    for i in np.flatnonzero(empty):  # every row that was drawn had weight zero: keep the task as it is
+    for i in np.flatnonzero(empty):  # all drawn rows have weight zero: do not resample this task
         rows = slice(data.starts[i], data.starts[i + 1])
         weight[rows] = 1.0 if data.sample_weight is None else data.sample_weight[rows]
     return replace(data, sample_weight=weight)

@@ -1,8 +1,4 @@
-"""Feature maps: a kernel as more columns, the same on every worker.
-
-Room: beside intake. A map is drawn from a seed and the number of features alone, so every worker that is told the two
-makes the same one and no row has to travel. Any scikit-learn transformer may stand in its place.
-"""
+"""Feature maps that depend only on a seed and the number of features: every worker can build the same map."""
 
 from typing import Any
 
@@ -13,28 +9,33 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 
 class RFF(TransformerMixin, BaseEstimator):
-    """Random Fourier features of the kernel exp(-gamma |x - x'|^2): inner products of mapped rows approximate it.
+    """Random Fourier features of the kernel exp(-gamma |x - x'|^2).
 
-    Pairs of cosine and sine along directions that are orthogonal in blocks of d (orthogonal random features, Yu et al.
-    2016), which approximate better than independent ones at the same number of columns.
+    Inner products of mapped rows approximate the kernel. The features are pairs of cosine and sine along directions
+    that are orthogonal in blocks of d (orthogonal random features, Yu et al. 2016), which approximate the kernel better
+    than independent directions.
 
     Parameters
     ----------
-    n_components : int
-        Columns of the map. An even number is better: an odd one leaves a cosine with a random phase.
-    gamma : float or "scale"
-        Width of the kernel; "scale" is 1 / (d * variance of X), the one thing about the rows that is read.
-    seed : int
-        The same seed and number of features give the same map everywhere.
+    n_components : int, default=300
+        Number of features. Prefer an even number: an odd one ends with a cosine of random phase.
+    gamma : float or "scale", default="scale"
+        Parameter of the kernel. "scale" means 1 / (d * variance of X).
+    seed : int, default=0
+        The same seed and number of input features give the same map.
 
     Attributes
     ----------
     directions_ : ndarray of shape (n_features_in_, ceil(n_components / 2))
+        Directions of the cosines and sines.
     phase_ : float
-        Of the cosine that has no sine, where n_components is odd.
+        Phase of the last cosine if n_components is odd.
     gamma_ : float
+        Parameter of the kernel.
     n_features_in_ : int
-    feature_names_in_ : ndarray of str, where X had column names
+        Number of features in `fit`.
+    feature_names_in_ : ndarray of str
+        Names of the features. Only set if X had column names.
     """
 
     def __init__(self, n_components: int = 300, gamma: float | str = "scale", seed: int = 0):
@@ -43,6 +44,20 @@ class RFF(TransformerMixin, BaseEstimator):
         self.seed = seed
 
     def fit(self, X: Any, y: Any = None) -> "RFF":
+        """Draw the directions.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n, d)
+            Rows. Only their number of features and, with gamma="scale", their variance are used.
+        y : object, default=None
+            Ignored.
+
+        Returns
+        -------
+        self : object
+            The fitted transformer.
+        """
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
         if self.n_components < 1:
             raise ValueError(f"n_components must be at least 1, got {self.n_components!r}")
@@ -64,6 +79,18 @@ class RFF(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> np.ndarray:
+        """Map rows to random Fourier features.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix} of shape (n, d)
+            Rows to map.
+
+        Returns
+        -------
+        ndarray of shape (n, n_components)
+            The mapped rows, with the dtype of X.
+        """
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         angle = safe_sparse_dot(X, self.directions_.astype(X.dtype), dense_output=True)
@@ -83,14 +110,14 @@ class RFF(TransformerMixin, BaseEstimator):
 
 
 def _orthogonal(rng: np.random.Generator, d: int, count: int) -> np.ndarray:
-    """Orthogonal directions (columns) of Gaussian length: each for itself is a standard normal vector."""
+    """Orthogonal columns, each distributed as a standard normal vector."""
     Q, R = np.linalg.qr(rng.standard_normal((d, count)))
     length = np.sqrt(rng.chisquare(d, size=count))
     return Q * (np.sign(np.diag(R)) * length)
 
 
 def get_feature_map(feature_map: Any, seed: int) -> Any:
-    """None, an unfitted copy of a transformer, or the map of that name with its default numbers."""
+    """Return an unfitted feature map by name, a clone of a transformer, or None."""
     if feature_map is None:
         return None
     if isinstance(feature_map, str):

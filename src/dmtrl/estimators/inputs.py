@@ -1,7 +1,7 @@
-"""Intake: what people have, as one table of rows, labels and tasks.
+"""Read the accepted forms of X, y and tasks into one form, `LabelledRows`.
 
-Room: beside data. A long table with a task label per row, a column that names the task, a list or a dict of (X_i, y_i),
-and a 2-D y whose columns are tasks all become a `Table`. Frames stay frames until the estimator has read their names.
+Accepted are a task label per row, a column of X with the task labels, a list or a dict of (X_i, y_i), and a 2-D y with
+one column per task. Data frames stay data frames until the estimator has read their column names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,18 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import all_finite
+from dmtrl.data.labels import check_one_per_row, is_missing, plain, read_task_list, task_labels
 
-ALONE = np.array([0])  # the name of the only task when none was given
-_SHOWN = 5  # known tasks to name in an error message
+SINGLE_TASK = np.array([0])  # task names if the caller passed none; compared by identity
+_MAX_NAMES = 5  # task names to list in an error message
 
 
 @dataclass(frozen=True)
-class Table:
-    """Rows of X with their weights, and labels: label j is for row rows[j] and belongs to task names[codes[j]].
+class LabelledRows:
+    """Rows of X with weights, and labels. Label j belongs to row rows[j] and to task names[codes[j]].
 
-    Rows and labels are the same until a 2-D y is taken apart by `long`, when a row may have several labels or none.
+    Rows and labels correspond one to one, except after `to_long` has split a 2-D y: then a row has a label for each
+    task that is not missing there.
     """
 
     X: Any
@@ -30,50 +32,55 @@ class Table:
     codes: np.ndarray
     sample_weight: np.ndarray | None
     rows: np.ndarray
-    wide: bool = False
-    first: np.ndarray | None = None  # where the tasks begin that came each as its own (X_i, y_i)
+    wide: bool = False  # y was 2-D, one column per task
+    task_starts: np.ndarray | None = None  # first row of each task, if the tasks came as a list of (X_i, y_i)
+
+    @property
+    def layout(self) -> str:
+        """How tasks were given: "wide" (columns of y), "long" (a label per row) or "alone" (no tasks)."""
+        return "wide" if self.wide else "alone" if self.names is SINGLE_TASK else "long"
 
     def where(self, label: int) -> str:
-        """The place of a label in words, numbered as in the arrays that were given."""
+        """Describe the position of a label, numbered as in the arrays that the caller passed."""
         row, task = int(self.rows[label]), int(self.codes[label])
-        if self.first is not None:
-            return f"task {plain(self.names[task])!r}, row {row - int(self.first[task])}"
+        if self.task_starts is not None:
+            return f"task {plain(self.names[task])!r}, row {row - int(self.task_starts[task])}"
         named = len(self.names) > 1 and not (self.wide and np.ndim(self.y) == 2)
         return f"task {plain(self.names[task])!r}, row {row}" if named else f"row {row}"
 
-    def weighted(self) -> "Table":
-        """Without the rows of weight zero, which count as not there; refuses a task that is left with none."""
+    def without_zero_weights(self) -> "LabelledRows":
+        """Drop rows of weight zero. Raises ValueError for invalid weights and if a task loses all its rows."""
         weight = self.sample_weight
         if weight is None:
             return self
         wrong = ~(np.isfinite(weight) & (weight >= 0))
         if wrong.any():
             row = int(np.argmax(wrong))
-            raise ValueError(f"{self.where(row)}: a sample weight must be finite and not negative, got {weight[row]}")
+            raise ValueError(f"{self.where(row)}: sample_weight must be finite and non-negative, got {weight[row]}")
         keep = weight > 0
         if keep.all():
             return self
         absent = np.setdiff1d(self.codes, self.codes[keep])
         if len(absent):
             name = plain(self.names[absent[0]])
-            raise ValueError(f"every row of task {name!r} has a sample weight of zero; leave the task out")
+            raise ValueError(f"all rows of task {name!r} have sample weight zero; leave the task out")
         X, y, codes, weight = self.X[keep], self.y[keep], self.codes[keep], weight[keep]
-        return replace(self, X=X, y=y, codes=codes, sample_weight=weight, rows=np.arange(len(codes)), first=None)
+        return replace(self, X=X, y=y, codes=codes, sample_weight=weight, rows=np.arange(len(codes)), task_starts=None)
 
-    def long(self) -> "Table":
-        """A 2-D y as one label after the other, task after task, without those that are missing."""
+    def to_long(self) -> "LabelledRows":
+        """Split a 2-D y into one label per row and task, task after task, without missing labels."""
         if not self.wide:
             return self
         missing = is_missing(self.y)
         empty = missing.all(axis=0)
         if empty.any():
             name = plain(self.names[np.argmax(empty)])
-            raise ValueError(f"task {name!r} has no labels: its column of y is all missing; leave it out")
+            raise ValueError(f"task {name!r} has no labels: all values in its column of y are missing; leave it out")
         codes, rows = np.nonzero(~missing.T)
         return replace(self, y=self.y[rows, codes], codes=codes, rows=rows)
 
     def check_X(self, columns: Sequence[Any] | None = None) -> None:
-        """Refuse NaN and infinity in X, saying which task, row and column."""
+        """Raise ValueError with task, row and column if X holds NaN or infinity."""
         if all_finite(self.X.data if sparse.issparse(self.X) else self.X):
             return
         if sparse.issparse(self.X):
@@ -84,130 +91,78 @@ class Table:
             row, column = (int(v) for v in np.argwhere(~np.isfinite(self.X))[0])
         name = column if columns is None else plain(columns[column])
         value = "NaN" if np.isnan(self.X[row, column]) else "infinity (inf)"
-        raise ValueError(f"{self.where(row)}, column {name!r}: X holds {value}; fill it in or drop the row")
+        raise ValueError(f"{self.where(row)}, column {name!r}: X contains {value}; impute it or drop the row")
 
     def check_y(self) -> None:
-        """Refuse a label that is missing or infinite, saying where."""
+        """Raise ValueError with task and row if a label is missing or infinite."""
         bad = ~np.isfinite(self.y) if self.y.dtype.kind == "f" else is_missing(self.y)
         if bad.any():
             label = int(np.argmax(bad))
             infinite = isinstance(self.y[label], float | np.floating) and np.isinf(self.y[label])
-            value = "infinity (inf)" if infinite else "NaN or nothing"
-            raise ValueError(f"{self.where(label)}: y holds {value}; drop the row")
+            value = "infinity (inf)" if infinite else "NaN or None"
+            raise ValueError(f"{self.where(label)}: y contains {value}; drop the row")
 
     def numeric_y(self) -> np.ndarray:
-        """The labels as numbers."""
+        """The labels as floats. Raises ValueError with task and row for a label that is not a number."""
         try:
             return np.asarray(self.y, dtype=float)
         except (TypeError, ValueError):
             label = next(j for j, value in enumerate(self.y) if not _is_number(value))
-            raise ValueError(f"{self.where(label)}: y holds {plain(self.y[label])!r}, which is not a number") from None
+            raise ValueError(
+                f"{self.where(label)}: y contains {plain(self.y[label])!r}, which is not a number"
+            ) from None
 
 
-def read(X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, task_column: Any = None) -> Table:
-    """Any of the shapes people have as a Table; X is not yet checked."""
+def read(X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, task_column: Any = None) -> LabelledRows:
+    """Read any accepted form of input. The values of X are not checked yet."""
     if y is None and is_list_of_tasks(X):
         if tasks is not None or task_column is not None or sample_weight is not None:
             raise ValueError(
-                "a list of (X_i, y_i) says itself which rows belong to which task; "
-                "give no tasks or task_column, and weights as (X_i, y_i, weight_i)"
+                "a list or dict of (X_i, y_i) already assigns rows to tasks; do not pass tasks, task_column or "
+                "sample_weight, and pass weights as (X_i, y_i, weight_i)"
             )
-        return _from_parts(X)
-    X, labels = read_rows(X, tasks, task_column)
+        return _from_task_list(X)
+    X, labels = split_tasks(X, tasks, task_column)
     n = _length(X)
     weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
-    if weight is not None and weight.shape != (n,):
-        raise ValueError(
-            f"sample_weight must hold one number per row of X: X has {n} rows, sample_weight has shape {weight.shape}"
-        )
+    if weight is not None:
+        check_one_per_row("sample_weight", weight, n)
     values = None if y is None else np.asarray(y)
-    if values is not None and (values.ndim not in (1, 2) or len(values) != n):
-        raise ValueError(
-            f"y must hold one label per row of X (inconsistent numbers of samples): X has {n} rows, "
-            f"y has shape {values.shape}"
-        )
-    if values is not None and values.ndim == 2:
+    wide = values is not None and values.ndim == 2 and len(values) == n
+    if values is not None and not wide:
+        check_one_per_row("y", values, n)
+    if wide and values is not None:
         if labels is not None:
-            raise ValueError("the columns of a 2-D y are the tasks; give no tasks besides, or a y with one dimension")
+            raise ValueError("the columns of a 2-D y are the tasks; pass a 1-D y, or do not pass tasks")
         columns = column_names(y)
         names = np.arange(values.shape[1]) if columns is None else task_labels(columns, values.shape[1])
-        return Table(X, values, names, np.zeros(n, dtype=int), weight, np.arange(n), wide=True)
+        return LabelledRows(X, values, names, np.zeros(n, dtype=int), weight, np.arange(n), wide=True)
     if labels is None:
-        return Table(X, values, ALONE, np.zeros(n, dtype=int), weight, np.arange(n))
+        return LabelledRows(X, values, SINGLE_TASK, np.zeros(n, dtype=int), weight, np.arange(n))
     names, codes = np.unique(labels, return_inverse=True)
-    return Table(X, values, names, codes, weight, np.arange(n))
+    return LabelledRows(X, values, names, codes, weight, np.arange(n))
 
 
-def read_rows(X: Any, tasks: Any = None, task_column: Any = None) -> tuple[Any, np.ndarray | None]:
-    """Rows to predict: X without the task column, and a task label per row or None."""
+def split_tasks(X: Any, tasks: Any = None, task_column: Any = None) -> tuple[Any, np.ndarray | None]:
+    """Return X without the task column, and the task label of each row or None."""
     if task_column is not None:
         if tasks is not None:
-            raise ValueError("the tasks were given twice, as tasks= and as task_column; leave one out")
+            raise ValueError("both tasks and task_column are set; pass only one of them")
         X, tasks = split_column(X, task_column)
     return X, None if tasks is None else task_labels(tasks, _length(X))
 
 
-def task_labels(tasks: Any, n: int) -> np.ndarray:
-    """One label per row, sortable: text stays text, whole numbers become integers; none missing, not mixed."""
-    labels = np.asarray(tasks)
-    if labels.ndim == 0:
-        word = plain(labels.item())
-        raise ValueError(
-            f"tasks must hold one label per row of X, got the single value {word!r}; "
-            f"for a column of X use task_column={word!r}, for one task [{word!r}] * {n}"
-        )
-    if labels.shape == (n, 1):
-        labels = labels[:, 0]
-    if labels.shape != (n,):
-        raise ValueError(f"tasks must hold one label per row of X: X has {n} rows, tasks has shape {labels.shape}")
-    missing = is_missing(labels)
-    if missing.any():
-        raise ValueError(f"row {int(np.argmax(missing))}: the task label is missing; fill it in or drop the row")
-    if labels.dtype.kind == "O":
-        kinds = {str if issubclass(kind, str) else kind for kind in set(map(type, labels))}
-        if kinds == {str}:
-            return labels.astype(str)
-        if len(kinds) > 1 and not all(issubclass(kind, int | float | np.number) for kind in kinds):
-            mixed = " and ".join(sorted(kind.__name__ for kind in kinds))
-            raise ValueError(f"the task labels mix {mixed}; write them all one way")
-        labels = np.array(labels.tolist())
-    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
-        labels = labels.astype(np.int64)
-    return labels
-
-
 def lookup(labels: np.ndarray, names: np.ndarray) -> np.ndarray:
-    """The number of each label among the names, -1 where it is not one of them."""
+    """The index of each label in `names`, or -1 if it is not there."""
     number = {name: i for i, name in enumerate(names.tolist())}
     distinct, inverse = np.unique(labels, return_inverse=True)
     return np.array([number.get(label, -1) for label in distinct.tolist()], dtype=int)[inverse]
 
 
-def known(names: Sequence[Any] | np.ndarray) -> str:
-    """Names in words, the first few of them."""
-    few = ", ".join(repr(plain(name)) for name in names[:_SHOWN])
-    return few if len(names) <= _SHOWN else f"{few} and {len(names) - _SHOWN} more"
-
-
-def plain(value: Any) -> Any:
-    """A numpy scalar as Python writes it."""
-    return value.item() if hasattr(value, "item") else value
-
-
-def is_missing(values: np.ndarray) -> np.ndarray:
-    """NaN, None and pandas' NA."""
-    if values.dtype.kind == "f":
-        return np.isnan(values)
-    if values.dtype.kind == "M":
-        return np.isnat(values)
-    if values.dtype.kind == "O":
-        return np.asarray(np.frompyfunc(_is_missing, 1, 1)(values), dtype=bool)
-    return np.zeros(values.shape, dtype=bool)
-
-
-def _is_missing(value: Any) -> bool:
-    nothing = value is None or type(value).__name__ in ("NAType", "NaTType")
-    return nothing or (isinstance(value, float) and value != value)
+def first_names(names: Sequence[Any] | np.ndarray) -> str:
+    """The first few names, for an error message."""
+    shown = ", ".join(repr(plain(name)) for name in names[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
 
 
 def _is_number(value: Any) -> bool:
@@ -219,18 +174,18 @@ def _is_number(value: Any) -> bool:
 
 
 def split_column(X: Any, column: Any) -> tuple[Any, Any]:
-    """X without one column, by name or number, and that column."""
+    """Split one column, by name or index, from X. Returns the rest and the column."""
     names = column_names(X)
     if names is None:
         X = X if hasattr(X, "shape") else np.asarray(X, dtype=object)
         d = X.shape[1]
         if isinstance(column, str) or not -d <= column < d:
-            raise ValueError(f"task_column={column!r}: X has no column names, only the numbers 0 to {d - 1}")
+            raise ValueError(f"task_column={column!r}: X has no column names; use an index from 0 to {d - 1}")
         taken = X[:, [column]]
         return X[:, np.delete(np.arange(d), column)], (taken.toarray() if sparse.issparse(X) else taken)[:, 0]
     if column not in names:
         if isinstance(column, str) or not -len(names) <= column < len(names):
-            raise ValueError(f"task_column={column!r} is not a column of X, which has {known(names)}")
+            raise ValueError(f"task_column={column!r} is not a column of X, which has {first_names(names)}")
         column = names[column]
     if hasattr(X, "drop_columns"):  # pyarrow
         return X.drop_columns([column]), X.column(column)
@@ -238,14 +193,14 @@ def split_column(X: Any, column: Any) -> tuple[Any, Any]:
 
 
 def column_names(X: Any) -> list[Any] | None:
-    """The column names of a pandas, polars or pyarrow frame; None for anything else."""
+    """The column names of a pandas, polars or pyarrow table; None for anything else."""
     if hasattr(X, "column_names"):
         return list(X.column_names)
     return list(X.columns) if hasattr(X, "columns") and hasattr(X, "shape") else None
 
 
 def take_rows(X: Any, rows: np.ndarray) -> Any:
-    """The rows with these numbers, of an array, a CSR matrix or a frame."""
+    """Select rows of an array, a CSR matrix or a data frame by number."""
     if hasattr(X, "iloc"):
         return X.iloc[rows]
     if hasattr(X, "column_names"):
@@ -253,8 +208,8 @@ def take_rows(X: Any, rows: np.ndarray) -> Any:
     return (X if hasattr(X, "shape") else np.asarray(X))[rows]
 
 
-def explain_text(X: Any) -> str | None:
-    """Which cell of X is not a number, in a sentence; None if all are."""
+def describe_non_number(X: Any) -> str | None:
+    """An error message for the first cell of X that is not a number; None if there is no such cell."""
     names = column_names(X)
     X = np.asarray(X) if names is None else X
     for j in range(X.shape[1]):
@@ -263,8 +218,8 @@ def explain_text(X: Any) -> str | None:
         if row is not None:
             name = j if names is None else names[j]
             return (
-                f"row {row}, column {name!r}: X holds {plain(values[row])!r}, which is not a number; "
-                "encode the column as numbers, leave it out, or name it as task_column"
+                f"row {row}, column {name!r}: X contains {plain(values[row])!r}, which is not a number; "
+                "encode the column as numbers, drop it, or pass it as task_column"
             )
     return None
 
@@ -272,47 +227,28 @@ def explain_text(X: Any) -> str | None:
 def _length(X: Any) -> int:
     shape = X.shape if hasattr(X, "shape") else np.asarray(X).shape
     if len(shape) == 0:
-        raise ValueError("X must be a table of rows and columns, got a single value. Reshape your data")
+        raise ValueError("X must be 2-dimensional, got a scalar. Reshape your data")
     return int(shape[0])
 
 
 def is_list_of_tasks(X: Any) -> bool:
-    """A dict, or a list of (X_i, y_i) or (X_i, y_i, sample_weight_i), and not a list of rows."""
+    """Whether X is a dict, or a list of (X_i, y_i) or (X_i, y_i, sample_weight_i), and not a list of rows."""
     if isinstance(X, Mapping):
         return True
     pairs = isinstance(X, list | tuple) and all(isinstance(part, tuple) and len(part) in (2, 3) for part in X)
     return pairs and len(X) > 0 and all(np.ndim(part[0]) > 0 or sparse.issparse(part[0]) for part in X)
 
 
-def _from_parts(parts: Mapping[Any, Any] | Sequence[Any]) -> Table:
-    names = list(parts) if isinstance(parts, Mapping) else list(range(len(parts)))
-    parts = list(parts.values()) if isinstance(parts, Mapping) else list(parts)
-    if not parts:
-        raise ValueError("there are no tasks: the dict of (X_i, y_i) is empty")
-    weighted = [len(part) == 3 for part in parts]
-    if any(weighted) != all(weighted):
-        raise ValueError("either every task has a sample weight or none has")
-    tables = [part[0] if hasattr(part[0], "shape") else np.asarray(part[0]) for part in parts]
-    labels = [np.asarray(part[1]) for part in parts]
-    weights = [np.asarray(part[2], dtype=float) if len(part) == 3 else None for part in parts]
-    for name, X, y, weight in zip(names, tables, labels, weights, strict=True):
-        if len(X.shape) != 2 or y.shape != (X.shape[0],) or (weight is not None and weight.shape != y.shape):
-            shapes = f"X has shape {X.shape}, y {y.shape}" + ("" if weight is None else f", its weight {weight.shape}")
-            raise ValueError(f"task {name!r}: {shapes}; they must have as many rows")
-        if X.shape[1] != tables[0].shape[1]:
-            raise ValueError(f"task {name!r} has {X.shape[1]} features, the first task has {tables[0].shape[1]}")
-        if X.shape[0] == 0:
-            raise ValueError(f"task {name!r} has no rows; leave it out")
-    sizes = np.array([len(y) for y in labels])
-    codes = np.repeat(np.arange(len(parts)), sizes)
-    weight = np.concatenate([weight for weight in weights if weight is not None]) if all(weighted) else None
-    first = np.cumsum(sizes) - sizes
-    y = np.concatenate(labels)
-    return Table(_stack(tables), y, task_labels(names, len(names)), codes, weight, np.arange(len(codes)), first=first)
+def _from_task_list(tasks: Mapping[Any, Any] | Sequence[Any]) -> LabelledRows:
+    found = read_task_list(tasks)
+    m, starts = len(found.names), found.starts
+    codes = np.repeat(np.arange(m), np.diff(starts))
+    X, y, weight, names = _stack(found.X), np.concatenate(found.y), found.stacked_weight(), task_labels(found.names, m)
+    return LabelledRows(X, y, names, codes, weight, np.arange(len(codes)), task_starts=starts[:-1])
 
 
 def _stack(tables: list[Any]) -> Any:
-    """The tasks' tables one below the other; frames of one kind stay a frame, so that their column names are kept."""
+    """Concatenate the rows of the tasks. Data frames of one library stay data frames, to keep their column names."""
     kinds = {type(X).__module__.split(".")[0] for X in tables}
     if kinds == {"pandas"}:
         import pandas as pd

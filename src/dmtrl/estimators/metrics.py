@@ -1,8 +1,4 @@
-"""Scores that know about tasks.
-
-Room: beside the estimators. A scorer by name calls `predict(X)` and nothing else; here it is shown a model that has
-been told the tasks, so every scorer of scikit-learn serves, in cross_val_score and GridSearchCV too.
-"""
+"""Scores per task, and scorers that pass `tasks` to the model in scikit-learn's model selection."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,13 +8,14 @@ import numpy as np
 from sklearn.metrics import get_scorer
 from sklearn.utils.metadata_routing import MetadataRequest
 
-from dmtrl.estimators import inputs as intake
+from dmtrl.data.labels import plain
+from dmtrl.estimators import inputs
 
 Scorer = Callable[..., float]
 
 
-class _Told:
-    """A model whose methods need not be told the tasks any more."""
+class _WithTasks:
+    """A model with `tasks` bound to its prediction methods, for scorers that call `predict(X)`."""
 
     def __init__(self, model: Any, tasks: Any):
         self._model, self._tasks = model, tasks
@@ -28,15 +25,15 @@ class _Told:
         if name not in ("predict", "predict_proba", "predict_log_proba", "decision_function"):
             return value
 
-        @wraps(value)  # scikit-learn asks a method for its name
-        def told(X: Any) -> Any:
+        @wraps(value)  # scikit-learn reads the name of the method
+        def bound(X: Any) -> Any:
             return value(X, tasks=self._tasks)
 
-        return told
+        return bound
 
 
 class TaskScorer:
-    """A scorer that hands `tasks` on to the model; see task_scorer."""
+    """A scorer that passes `tasks` to the model; see `task_scorer`."""
 
     def __init__(self, metric: str | Scorer, average: str = "rows"):
         if average not in ("rows", "tasks"):
@@ -49,7 +46,7 @@ class TaskScorer:
             scores = per_task_scores(model, X, y, tasks, self.metric, sample_weight)
             return float(np.mean(list(scores.values())))
         weights = {} if sample_weight is None else {"sample_weight": sample_weight}
-        return float(self._scorer(model if tasks is None else _Told(model, tasks), X, y, **weights))
+        return float(self._scorer(model if tasks is None else _WithTasks(model, tasks), X, y, **weights))
 
     def get_metadata_routing(self) -> MetadataRequest:
         request = MetadataRequest(owner=self)
@@ -62,12 +59,24 @@ class TaskScorer:
 
 
 def task_scorer(metric: str | Scorer, average: str = "rows") -> TaskScorer:
-    """A scorer for cross_val_score, cross_validate and GridSearchCV that hands `tasks` on to predict.
+    """Make a scorer that passes `tasks` to the model.
 
-    metric: the name of one of scikit-learn's scorers, or a scorer. average: over all "rows" at once, or the mean over
-    "tasks" of each task's own score. With `sklearn.set_config(enable_metadata_routing=True)`:
+    Use it as `scoring` in cross_val_score, cross_validate and GridSearchCV, with
+    `sklearn.set_config(enable_metadata_routing=True)`:
 
         cross_val_score(model, X, y, scoring=task_scorer("neg_root_mean_squared_error"), params={"tasks": tasks})
+
+    Parameters
+    ----------
+    metric : str or callable
+        A scikit-learn scorer or its name.
+    average : {"rows", "tasks"}, default="rows"
+        Score all rows at once, or average the scores of the tasks.
+
+    Returns
+    -------
+    TaskScorer
+        A callable `scorer(model, X, y, tasks=None, sample_weight=None)`.
     """
     return TaskScorer(metric, average)
 
@@ -75,20 +84,38 @@ def task_scorer(metric: str | Scorer, average: str = "rows") -> TaskScorer:
 def per_task_scores(
     model: Any, X: Any, y: Any, tasks: Any = None, metric: str | Scorer = "r2", sample_weight: Any = None
 ) -> dict[Any, float]:
-    """Each task's score by the metric, a scorer of scikit-learn or its name; `pandas.Series` makes a frame of it.
+    """Score each task separately.
 
-    The tasks are those of `tasks`, of the model's task_column, or the columns of a 2-D y.
+    Parameters
+    ----------
+    model : estimator
+        A fitted estimator.
+    X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
+        Test rows, in any form that `fit` accepts.
+    y : array-like of shape (n,) or (n, m)
+        Labels. The columns of a 2-D y are tasks.
+    tasks : array-like of shape (n,), default=None
+        The task label of each row. None means the `task_column` of the model or the columns of y.
+    metric : str or callable, default="r2"
+        A scikit-learn scorer or its name.
+    sample_weight : array-like of shape (n,), default=None
+        Weights of the rows.
+
+    Returns
+    -------
+    dict
+        The score of each task by name.
     """
-    table = intake.read(X, y, tasks, sample_weight, getattr(model, "task_column", None))
-    parts = y is None and intake.is_list_of_tasks(X)
-    whole, table = table.X if parts else X, table.long()
+    rows = inputs.read(X, y, tasks, sample_weight, getattr(model, "task_column", None))
+    from_list = y is None and inputs.is_list_of_tasks(X)
+    all_rows, rows = rows.X if from_list else X, rows.to_long()
     scorer = get_scorer(metric) if isinstance(metric, str) else metric
     scores = {}
-    for i, name in enumerate(table.names):
-        mine = np.flatnonzero(table.codes == i)
-        rows = table.rows[mine]
-        told = parts or table.wide or tasks is not None
-        one = _Told(model, np.full(len(mine), name)) if told else model
-        weights = {} if table.sample_weight is None else {"sample_weight": table.sample_weight[rows]}
-        scores[intake.plain(name)] = float(scorer(one, intake.take_rows(whole, rows), table.y[mine], **weights))
+    for i, name in enumerate(rows.names):
+        labels = np.flatnonzero(rows.codes == i)
+        numbers = rows.rows[labels]
+        needs_tasks = from_list or rows.wide or tasks is not None
+        one = _WithTasks(model, np.full(len(labels), name)) if needs_tasks else model
+        weights = {} if rows.sample_weight is None else {"sample_weight": rows.sample_weight[numbers]}
+        scores[plain(name)] = float(scorer(one, inputs.take_rows(all_rows, numbers), rows.y[labels], **weights))
     return scores

@@ -1,13 +1,11 @@
-"""Keeping a model: one file without code, and the certificate made again from data.
+"""Model files: save and load a fitted model without code, and recompute its certificate from data.
 
-Room: beside the estimators. A model file is a zip without compression: first `dmtrl-model.json` (format, version,
-class, parameters, fitted values; dtype, shape and checksum of each array), then an .npy file per array, so `numpy.load`
-opens it too. The zip's closing comment is the SHA-256 of all that stands before it: no cut and no changed byte goes
-unseen. These two places, and `format` and `dmtrl` in the first, stay in every later format. `_CODECS` lists what may be
-in a file; nothing in it is ever run or unpickled.
+A model file is an uncompressed zip archive. The first entry is `dmtrl-model.json` (format, version, class, parameters,
+fitted values, and the dtype, shape and checksum of each array). An .npy entry per array follows, so `numpy.load` can
+open the file too. The archive comment is the SHA-256 of everything before it. Later formats keep these two places and
+the fields `format` and `dmtrl`. `_CODECS` lists the types that a file may hold; nothing in a file is executed.
 """
 
-import copy
 import hashlib
 import importlib
 import inspect
@@ -19,22 +17,19 @@ import zipfile
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.blocks import as_rows
-from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.inputs import lookup
-from dmtrl.estimators.problem import Coordinates, Problem
+from dmtrl.estimators.problem import Coordinates, build_problem
 from dmtrl.exceptions import NotAModelError
-from dmtrl.losses.builtin import BUILTIN, CustomLoss, Loss
-from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, Learned
-from dmtrl.solver import cross_validation as validation
+from dmtrl.losses import BUILTIN, CustomLoss, Loss
+from dmtrl.relationship import Fixed, Learned, TaskCovariance
+from dmtrl.solver import cross_validation
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.coordinator import Coordinator, DualPoint, Outcome, RoundRecord
 from dmtrl.solver.pace import Trace
@@ -42,60 +37,65 @@ from dmtrl.solver.settings import Settings
 from dmtrl.storage import whole_file
 from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Preparation
 
+if TYPE_CHECKING:
+    from dmtrl.estimators.base import MTRLBase
+
 FORMAT = 1
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
-# objects that only fit needs: the default takes their place, and routing goes back to that of the class
-_LEFT_BEHIND = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
+# only needed by fit: objects are replaced by the default of the parameter
+_NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (
-    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Trace, Coordinates, validation.Path,
+    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Trace, Coordinates, cross_validation.Path,
     Preparation, Number, Category, Date, Block, Dropped,
 )  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _AGAIN = "copy the file again, or save the model again"
-_Path = str | os.PathLike[str]
+FilePath = str | os.PathLike[str]
 _Arrays = dict[str, np.ndarray]
 
 
-class Savable:
-    def save(self, path: _Path) -> None:
-        """Write the fitted model to a file that `dmtrl.load` reads; nothing half written is ever left behind."""
-        save(self, path)
-
-
-def save(model: Any, path: _Path) -> None:
-    """Write a fitted model to one file. In the end the whole file is there, or what was there before.
-
-    Callbacks, an engine object and a RandomState are left behind. Of a custom loss, which is code, the name is kept:
-    the loaded model predicts, and can be fitted again once `set_params(loss=...)` has given the loss back.
-    """
+def save(model: Any, path: FilePath) -> None:
+    """Write a fitted model to a file; see `MTRLBase.save`. On an error an existing file is unchanged."""
     name = type(model).__name__
     if name not in MODELS or type(model) is not _class(name):
-        raise ValueError(f"save keeps {', '.join(MODELS)}; {type(model).__module__}.{name} is not one of them")
-    if "certificate_" not in vars(model):
-        raise NotFittedError(f"this {name} is not fitted yet, so there is nothing to keep; call fit first")
+        raise ValueError(f"save supports {', '.join(MODELS)}, got {type(model).__module__}.{name}")
+    check_is_fitted(model)
     arrays: _Arrays = {}
     header = {
         "format": FORMAT,
         "dmtrl": importlib.import_module("dmtrl").__version__,
-        "model": [_encode(part, name, arrays) for part in _take_model(model)],
+        "model": [_encode(part, name, arrays) for part in _split_model(model)],
         "arrays": {key: _describe(array) for key, array in arrays.items()},
     }
     target = Path(os.path.realpath(path))
     if target.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give the name of a file to save the model in")
+        raise IsADirectoryError(f"{path} is a directory; pass the path of a file")
     if not target.parent.is_dir():
-        raise FileNotFoundError(f"cannot save {path}: there is no folder {target.parent}; make it first")
+        raise FileNotFoundError(f"cannot save {path}: the directory {target.parent} does not exist; create it first")
     try:
         with whole_file(target) as file:
             _write(file, header, arrays)
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}: not saved, and nothing was changed", str(path)) from error
+        raise OSError(
+            error.errno, f"{error.strerror}: the model was not saved, and existing files are unchanged", str(path)
+        ) from error
 
 
-def load(path: _Path) -> Any:
-    """The model that `save` wrote: the same bits in every fitted array. Nothing in the file is run."""
+def load(path: FilePath) -> Any:
+    """Load a model from a file that its `save` method wrote.
+
+    Parameters
+    ----------
+    path : str or path
+        The model file.
+
+    Returns
+    -------
+    MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+        The fitted model, with bitwise equal arrays. No code of the file is executed.
+    """
     if Path(path).is_dir():
-        raise IsADirectoryError(f"{path} is a folder; load takes the file of a model")
+        raise IsADirectoryError(f"{path} is a directory; pass the path of a model file")
     _check_whole(data := Path(path).read_bytes(), path)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -103,7 +103,7 @@ def load(path: _Path) -> Any:
             writer, number = header["dmtrl"], header["format"]
             if number <= FORMAT:
                 return _make_model(*_decode(header["model"], _read_arrays(archive, header["arrays"])))
-    except Exception as error:  # whatever a strange file does to a parser, the caller sees one kind of refusal
+    except Exception as error:  # a corrupt file can make a parser raise anything
         raise ValueError(f"{path} cannot be read as a dmtrl model: {error}") from error
     raise ValueError(
         f"{path} was written by dmtrl {writer} with format {number}; this dmtrl reads up to {FORMAT}; "
@@ -114,7 +114,7 @@ def load(path: _Path) -> Any:
 def _write(file: Any, header: dict[str, Any], arrays: _Arrays) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(zipfile.ZipInfo(_HEADER), json.dumps(header, allow_nan=False))
-        for key, array in arrays.items():  # ZipInfo's fixed date: the same model gives the same bytes
+        for key, array in arrays.items():  # ZipInfo has a fixed date: the same model gives the same bytes
             with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
         archive.comment = b"0" * _DIGEST
@@ -123,17 +123,17 @@ def _write(file: Any, header: dict[str, Any], arrays: _Arrays) -> None:
     file.write(hashlib.file_digest(file, "sha256").hexdigest().encode())
 
 
-def _check_whole(data: bytes, path: _Path) -> None:
-    """Refuse what is not ours, is cut or is damaged; afterwards every byte is as it was written."""
+def _check_whole(data: bytes, path: FilePath) -> None:
+    """Raise ValueError unless the bytes are exactly those of a complete model file."""
     if not data:
         raise ValueError(f"{path} is empty; {_AGAIN}")
-    first = data[30 : 30 + len(_HEADER)]  # the name of a zip's first entry
+    first = data[30 : 30 + len(_HEADER)]  # the name of the first entry of a zip archive
     if not (b"PK\x03\x04".startswith(data[:4]) and _HEADER.encode().startswith(first)):
         raise NotAModelError(path)
     if data[-_DIGEST - 22 : -_DIGEST - 18] != b"PK\x05\x06":
-        raise ValueError(f"{path} is cut short or damaged: it does not end as a model does; {_AGAIN}")
+        raise ValueError(f"{path} is cut short or damaged: the end of the file is missing; {_AGAIN}")
     if hashlib.sha256(data[:-_DIGEST]).hexdigest().encode() != data[-_DIGEST:]:
-        raise ValueError(f"{path} is damaged: its checksum does not fit its contents; {_AGAIN}")
+        raise ValueError(f"{path} is damaged: its checksum does not match its contents; {_AGAIN}")
 
 
 def _describe(array: np.ndarray) -> list[Any]:
@@ -145,44 +145,44 @@ def _read_arrays(archive: zipfile.ZipFile, layout: dict[str, Any]) -> _Arrays:
     for key, description in layout.items():
         arrays[key] = np.lib.format.read_array(io.BytesIO(archive.read(f"{key}.npy")), allow_pickle=False)
         if _describe(arrays[key]) != description:
-            raise ValueError(f"its array {key!r} is not the one that was written")
+            raise ValueError(f"its array {key!r} does not match its description")
     return arrays
 
 
 def _class(name: str) -> Any:
-    """What may be made, by way of the package because the estimators import this file; an RFF stands inside a model."""
+    """A class that a file may hold. Looked up in the package because the estimators import this module."""
     return getattr(importlib.import_module("dmtrl"), name, None) if name in (*MODELS, "RFF") else None
 
 
-def _take_model(model: Any) -> list[Any]:
+def _split_model(model: Any) -> list[Any]:
     parameters = model.get_params(deep=False)
     for name, p in inspect.signature(type(model)).parameters.items():
-        if name in _LEFT_BEHIND and not isinstance(parameters[name], str | int | np.integer):
+        if name in _NOT_SAVED and not isinstance(parameters[name], str | int | np.integer):
             parameters[name] = p.default
-    fitted = {name: value for name, value in vars(model).items() if name not in {*parameters, *_LEFT_BEHIND}}
+    fitted = {name: value for name, value in vars(model).items() if name not in {*parameters, *_NOT_SAVED}}
     return [type(model).__name__, parameters, fitted]
 
 
 def _make_model(name: str, parameters: dict[str, Any], fitted: dict[str, Any]) -> Any:
     if _class(name) is None:
-        raise ValueError(f"it holds a {name!r}, which this dmtrl does not know; upgrade with pip install -U dmtrl")
+        raise ValueError(f"unknown class {name!r}; upgrade with pip install -U dmtrl")
     model = _class(name)(**parameters)
     for key, value in fitted.items():
         if key.startswith("__") or callable(getattr(type(model), key, None)):
-            raise ValueError(f"it sets {key!r}, which is not a fitted value")
+            raise ValueError(f"{key!r} is not a fitted attribute")
         setattr(model, key, value)
     return model
 
 
-def _gone(*args: float) -> Any:
-    raise ValueError("a model file holds no code: give the loaded model its loss back with set_params(loss=...)")
+def _loss_not_saved(*args: float) -> Any:
+    raise ValueError("a model file does not hold the code of a custom loss; call set_params(loss=...) before fit")
 
 
-# tag: the type, the value as a list of simpler values, and the value made again from them
+# tag: (type, function from a value to a list of simpler values, function back)
 _CODECS: dict[str, tuple[Any, Any, Any]] = {
     "tuple": (tuple, list, lambda *parts: parts),
     "dict": (dict, None, lambda *items: dict(items)),
-    "float": (float, lambda value: [repr(value)], float),  # only what JSON has no number for
+    "float": (float, lambda value: [repr(value)], float),  # NaN and infinities, which JSON lacks
     "date": (date, lambda value: [value.isoformat()], date.fromisoformat),
     "objects": (
         None,
@@ -204,17 +204,19 @@ _CODECS: dict[str, tuple[Any, Any, Any]] = {
     "custom_loss": (
         CustomLoss,
         lambda loss: [loss.name, loss.kind, loss.smoothness, loss.lipschitz],
-        lambda name, *facts: CustomLoss(name, _gone, _gone, _gone, _gone, *facts),
+        lambda name, *facts: CustomLoss(
+            name, _loss_not_saved, _loss_not_saved, _loss_not_saved, _loss_not_saved, *facts
+        ),
     ),
     "learned": (Learned, lambda value: [value.tau], Learned),
     "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name], Fixed),
-    "model": (None, _take_model, _make_model),
+    "model": (None, _split_model, _make_model),
     **{k.__name__: (k, lambda value: [dict(vars(value))], lambda parts, k=k: k(**parts)) for k in _RECORDS},
 }
 
 
 def _encode(value: Any, where: str, arrays: _Arrays) -> Any:
-    """A value as JSON: {tag: parts} for what JSON does not know; arrays are set apart, named after where they stand."""
+    """Convert a value to JSON, with {tag: parts} for other types. Arrays go to `arrays`, named after their position."""
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
     if type(value) is list:
@@ -227,7 +229,7 @@ def _encode(value: Any, where: str, arrays: _Arrays) -> Any:
         tag = "model"
     elif sparse.issparse(value):
         tag = "sparse"
-    elif tag is None and hasattr(value, "__array__"):  # a frame too
+    elif tag is None and hasattr(value, "__array__"):  # arrays and data frames
         array = np.asarray(value)
         if array.dtype.kind in "biufcmMUS":
             while where in arrays:
@@ -237,7 +239,7 @@ def _encode(value: Any, where: str, arrays: _Arrays) -> Any:
         tag, value = ("objects", array) if array.dtype.kind == "O" else (None, value)
     if tag is None:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise ValueError(f"{where} is a {kind}, and a model file holds no code, only numbers, text and arrays")
+        raise ValueError(f"cannot save: {where} is a {kind}, and a model file holds only numbers, text and arrays")
     parts = _CODECS[tag][1](value)
     return {tag: [_encode(p, where if type(p) is dict else f"{where}.{i}", arrays) for i, p in enumerate(parts)]}
 
@@ -253,38 +255,62 @@ def _decode(tree: Any, arrays: _Arrays) -> Any:
     return _CODECS[tag][2](*_decode(parts, arrays))
 
 
-def verify(model: Any, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> Certificate:
-    """The model's certificate made again from the data of its fit, without believing anything that is stored.
+def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None) -> Certificate:
+    """Recompute the certificate of a model from the data of its fit.
 
-    The primal is the objective of the model's own coefficients on this data. The dual is a bound found anew, for every
-    loss, by rounds of the solver on it, which takes about as long as a fit; it speaks of this data alone. ValueError if
-    the stored certificate disagrees, by a primal that differs by more than 1e-6 of it (1e-4 in float32) or by a dual
-    above what is attained: then these are other data (rows, weights, parameters), or the model was changed.
+    The primal is the objective of the model's coefficients on the data. The dual is a new lower bound from rounds of
+    the solver, which take about as long as a fit. Nothing stored in the model is trusted.
+
+    Parameters
+    ----------
+    model : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+        A fitted model.
+    X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
+        The rows of the fit, in any form that `fit` accepts.
+    y : array-like of shape (n,) or (n, m), default=None
+        The labels of the fit.
+    tasks : array-like of shape (n,), default=None
+        The task label of each row.
+    sample_weight : array-like of shape (n,), default=None
+        The weights of the fit.
+
+    Returns
+    -------
+    Certificate
+        The recomputed certificate.
+
+    Raises
+    ------
+    ValueError
+        If the stored certificate disagrees: its primal differs by more than 1e-6 (1e-4 in float32) of its size, or
+        its dual is above an objective that can be reached. Then the data differ from the data of the fit, or the model
+        was changed.
     """
     check_is_fitted(model)
-    stored, lam, tau, place = model.certificate_, model.reg_lambda_, model.common_strength_, model._coordinates
-    twin = copy.copy(model)  # reading labels sets classes_
-    table = twin._read(X, y, tasks, sample_weight, reset=False)
-    units, weight = twin._units(table), table.sample_weight
-    order = lookup(table.names, model.tasks_)  # a task that was added later stands last in the model
+    stored, lam, tau, coordinates = model.certificate_, model.reg_lambda_, model.common_strength_, model.coordinates_
+    rows = model.read_rows(X, y, tasks, sample_weight)
+    units = model.label_units(rows)
+    order = lookup(rows.names, model.tasks_)  # a task that was added later is the last one in the model
     same = np.array_equal(np.sort(order), np.arange(len(model.tasks_)))
-    if not same or not np.array_equal(getattr(twin, "classes_", 0), getattr(model, "classes_", 0)):
-        raise ValueError("this data has other tasks or classes than the model; verify needs the data of the fit")
-    rows = place.rows(table.X if model.feature_map_ is None else model.feature_map_.transform(table.X), units.rows)
-    weight = None if weight is None else weight[units.rows]
-    data = TaskData(as_rows(rows), units.y - place.y_centre, weight, units.starts, units.names[units.used])
+    if not same or (units.classes is not None and not np.array_equal(units.classes, model.classes_)):
+        raise ValueError("the data have other tasks or classes than the model; verify needs the data of the fit")
+    mapped = as_rows(rows.X if model.feature_map_ is None else model.feature_map_.transform(rows.X))
+    problem = build_problem(mapped, units, rows.sample_weight, coordinates, rows.names)
     coef = model.coef_[order].reshape(len(units.names), -1)[units.used].astype(float)
-    W = place.weights(coef, model.intercept_[order].ravel()[units.used])
-    common = place.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
+    W = coordinates.weights(coef, model.intercept_[order].ravel()[units.used])
+    common = coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
     start: Any = SimpleNamespace(W=W, common=common)  # all of an Outcome that a start is asked for
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
-    with model._engine(problem := Problem(data, units, place), 1) as engine:
-        outcome = Coordinator(engine, len(W), model._relation(problem, lam, tau), lam, settings).run(start=start)
-    primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round is asked at W itself
+    with model._engine(problem, 1) as engine:
+        outcome = Coordinator(engine, len(W), model.build_relationship(problem, lam, tau), lam, settings).run(
+            start=start
+        )
+    primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))
     if not (abs(primal - stored.primal) <= slack and stored.dual <= attained + slack):
         raise ValueError(
-            f"on this data the model's objective is {primal:.8g} and {attained:.8g} is attained, its certificate says "
-            f"{stored.primal:.8g} and nothing below {stored.dual:.8g}: these are other data, or the model was changed"
+            f"the stored certificate is wrong for this data: the objective of the model is {primal:.8g} (stored "
+            f"{stored.primal:.8g}), and {attained:.8g} can be reached (stored lower bound {stored.dual:.8g}); "
+            "the data differ from the data of the fit, or the model was changed"
         )
     return Certificate(primal, outcome.certificate.dual)

@@ -1,8 +1,4 @@
-"""MTRLRegressor and MTRLClassifier: `solve` in scikit-learn's clothes.
-
-Room: on top of estimator_base, beside the baselines. Here labels become units and scores become answers, and here is
-what both say of their parameters.
-"""
+"""MTRLRegressor and MTRLClassifier."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,114 +9,51 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
-from dmtrl.estimators import inputs as intake
-from dmtrl.estimators.base import MTRLBase, choose
-from dmtrl.estimators.problem import Units, by_task
-from dmtrl.losses.builtin import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
+from dmtrl.data.labels import plain
+from dmtrl.estimators.diagnostics import Diagnostics
+from dmtrl.estimators.docstrings import documented
+from dmtrl.estimators.inputs import LabelledRows
+from dmtrl.estimators.problem import UnitLabels, by_task
+from dmtrl.estimators.task_model import check_choice
+from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
 from dmtrl.solver.coordinator import Callback
 
-NEVER = -1e6  # the score of a class that a task never had
+ABSENT_CLASS_SCORE = -1e6  # score of a class that does not occur in a task
 
-PARAMETERS = """Parameters
-    ----------
-    loss : str or Loss, default <loss>
-        <losses>
-    reg_lambda : float, default <reg_lambda>
-        How strongly large and unrelated coefficients are held back: the problem is the sum over tasks of the mean loss
-        plus reg_lambda/2 tr(W^T Sigma^-1 W). <lambda>
-    relationship : "learned", "independent", "shared", a sparse graph, a covariance array or a Relationship
-        How the tasks are related. "learned" finds the covariance; all else is given.
-    common : float or "auto", default "auto"
-        Strength (tau) of a component that all tasks share, beside the learned relations; 0 is the paper's problem.
-        "auto" is 1 where the relationship between tasks is learned, and 0 beside a given one and between more than two
-        classes. A single task has none, whatever is set.
-    feature_map : None, "rff" or transformer, default None
-        "rff" are 300 random Fourier features; RFF(n_components, gamma) says how many and how wide. Any scikit-learn
-        transformer will do. coef_ is in the mapped features.
-    fit_intercept : True, False or "penalised", default True
-        True: one per task, outside the relationship and practically free. "penalised": as one more related coefficient.
-    tol : float, default 1e-3
-        The fit stops when the objective is proven to be within this share of the best possible.
-    max_rounds : int, default 1000
-        The most rounds of messages; if they do not suffice there is a NotConvergedWarning.
-    max_staleness : int, default 0
-        0: rounds in step, all wait for the slowest worker. Above: every answer counts when it comes, and a worker may
-        go on this many times while another is still at work. Certified as ever; which answer within tol depends on
-        time.
-    engine : "local", "ray" or RayOptions, default "local"
-        Where the work is done: in this process, or by the actors of a Ray cluster.
-    n_jobs : int, optional
-        Threads of the local engine; -1 for all cores.
-    random_state : int, RandomState or None
-        The seed. None is 0: a fit is repeatable unless something else is asked for.
-    warm_start : bool, default False
-        Begin from the last fit's coefficients if it was of the same tasks and features.
-    verbose : int, default 0
-        1: a live line on a terminal; 2: a line per round.
-    callbacks : sequence of callables, optional
-        Each is given the record of every round.
-    task_column : str or int, optional
-        The column of X that names the task, instead of tasks=. It may hold text and is not a feature.
-    unknown_tasks : "raise" or "common", default "raise"
-        At predict, a task that was not there in fit is an error, or is predicted from the common component."""
+REGRESSION_LOSS = """str or Loss
+    "squared", "absolute", "huber", "epsilon_insensitive", "quantile" or "poisson" (which predicts exp(w . x + b)), a
+    loss with its parameter such as `losses.quantile(0.9)`, or a CustomLoss."""
 
-ATTRIBUTES = """Attributes
-    ----------
-    tasks_ : ndarray of shape (m,)
-        In the order of the rows of coef_: sorted, or as given in a list, a dict or the columns of y.
-    coef_ : ndarray of shape <shape>
-    intercept_ : ndarray of shape <ishape>
-    common_coef_, common_intercept_ : ndarray of shape (d,) and float
-        What all tasks share; zero without a common component.
-    reg_lambda_, common_strength_ : float
-        The lambda and tau that were used.
-    unit_names_ : ndarray
-        The rows of the task covariance: tasks_<units>.
-    task_covariance_ : ndarray, or a TaskCovariance above 5000 units
-        Trace one; of the whole weights, what all tasks share included.
-    task_correlation_ : DataFrame, or ndarray without pandas
-    certificate_ : Certificate
-        .primal, .dual, .gap, .relative_gap: nothing can be better than .dual.
-    history_ : list of dict
-        One record a round.
-    n_rounds_ : int
-    n_features_in_ : int
-    feature_names_in_ : ndarray of str
-        Only where X had column names.
-    feature_map_ : transformer or None
-    layout_ : "alone", "long" or "wide"
-        No tasks, a task per row, or a column of y per task."""
+CLASSIFICATION_LOSS = """str or Loss
+    "logistic" (the only one with predict_proba), "hinge", "smoothed_hinge", "squared_hinge", or a CustomLoss."""
+
+SINGLE_CLASS = """{{"raise", "constant"}}
+    What to do if all rows of a task have the same class: raise ValueError, or always predict that class there."""
+
+CLASSES = """ndarray of shape (k,)
+    Sorted class labels."""
+
+REGRESSOR_WORDS = {
+    "coef_shape": "(m, d)",
+    "intercept_shape": "(m,)",
+    "units": "`tasks_`",
+    "lambda_advice": "The default suits standardised features. For squared loss it does not depend on the scale of y.",
+}
+CLASSIFIER_WORDS = {
+    "coef_shape": "(m, d), or (m, k, d) for k > 2 classes",
+    "intercept_shape": "(m,) or (m, k)",
+    "units": '`tasks_`, or "task: class" for more than two classes',
+    "lambda_advice": "The default suits standardised features and tf-idf rows.",
+}
 
 
-def documented(**words: str) -> Any:
-    """Fills <parameters> and <attributes> in a class's docstring, and the words in angle brackets in those."""
+@documented(REGRESSOR_WORDS, {"loss": REGRESSION_LOSS}, {})
+class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
+    """Linear regression for many related tasks.
 
-    def fill(cls: type) -> type:
-        doc = (cls.__doc__ or "").replace("<parameters>", PARAMETERS).replace("<attributes>", ATTRIBUTES)
-        for word, text in words.items():
-            doc = doc.replace(f"<{word}>", text)
-        cls.__doc__ = doc
-        return cls
+    Fits one linear model per task together with the task covariance, and certifies the distance to the optimum.
 
-    return fill
-
-
-@documented(
-    loss='"squared"',
-    losses='"squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson" (predict is then '
-    "exp(w . x + b)),\n        one with its number, as losses.quantile(0.9), or a CustomLoss.",
-    reg_lambda="0.1",
-    **{"lambda": "0.1 suits standardised features;\n        the scale of y does not matter to squared loss."},
-    shape="(m, d)",
-    ishape="(m,)",
-    units="",
-)
-class MTRLRegressor(MTRLBase, RegressorMixin, BaseEstimator):
-    """Linear regression for many related tasks, with the relations between them and a certificate.
-
-    <parameters>
-
-    <attributes>
+    <sections>
 
     Examples
     --------
@@ -138,74 +71,28 @@ class MTRLRegressor(MTRLBase, RegressorMixin, BaseEstimator):
 
     _kind = REGRESSION
 
-    def __init__(
-        self,
-        loss: str | AnyLoss = "squared",
-        reg_lambda: float = 0.1,
-        relationship: Any = "learned",
-        common: float | str = "auto",
-        feature_map: Any = None,
-        fit_intercept: bool | str = True,
-        tol: float = 1e-3,
-        max_rounds: int = 1000,
-        max_staleness: int = 0,
-        engine: Any = "local",
-        n_jobs: int | None = None,
-        random_state: Any = None,
-        warm_start: bool = False,
-        verbose: int = 0,
-        callbacks: Sequence[Callback] | None = None,
-        task_column: Any = None,
-        unknown_tasks: str = "raise",
-    ):
-        self.loss = loss
-        self.reg_lambda = reg_lambda
-        self.relationship = relationship
-        self.common = common
-        self.feature_map = feature_map
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.max_staleness = max_staleness
-        self.engine = engine
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.verbose = verbose
-        self.callbacks = callbacks
-        self.task_column = task_column
-        self.unknown_tasks = unknown_tasks
+    def label_units(self, rows: LabelledRows) -> UnitLabels:
+        order, starts = by_task(rows.codes, len(rows.names))
+        numbers = np.arange(len(rows.names))
+        return UnitLabels(rows.rows[order], rows.numeric_y()[order], starts, rows.names, numbers, 0.0 * numbers)
 
-    def _units(self, table: intake.Table) -> Units:
-        order, starts = by_task(table.codes, len(table.names))
-        everyone = np.arange(len(table.names))
-        return Units(table.rows[order], table.numeric_y()[order], starts, table.names, everyone, 0.0 * everyone)
-
-    def _answers(self, score: np.ndarray) -> np.ndarray:
-        return np.exp(score) if get_loss(self.loss).name == "poisson" else score
+    def _predictions(self, scores: np.ndarray) -> np.ndarray:
+        return np.exp(scores) if get_loss(self.loss).name == "poisson" else scores
 
 
 @documented(
-    loss='"logistic"',
-    losses='"logistic" (the only one with predict_proba), "hinge", "smoothed_hinge", "squared_hinge", or a CustomLoss.',
-    reg_lambda="0.001",
-    **{"lambda": "0.001 suits standardised features\n        and tf-idf rows alike."},
-    shape="(m, d), or (m, k, d) with k > 2 classes",
-    ishape="(m,) or (m, k)",
-    units=', or "task: class" for each of both',
+    CLASSIFIER_WORDS,
+    {"loss": CLASSIFICATION_LOSS, "on_single_class": SINGLE_CLASS},
+    {"classes_": CLASSES},
 )
-class MTRLClassifier(MTRLBase, ClassifierMixin, BaseEstimator):
-    """Linear classification for many related tasks, with the relations between them and a certificate.
+class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
+    """Linear classification for many related tasks.
 
-    With more than two classes the units of the problem are a task and a class each, one against the rest, with one
-    relationship over all of them; coef_ is then (m, k, d). A class that a task never had is never answered there.
+    Fits one linear model per task together with the task covariance, and certifies the distance to the optimum. With
+    more than two classes there is a one-vs-rest model for each task and class, and one relationship over all of them.
+    A class that does not occur in a task is never predicted there.
 
-    <parameters>
-    on_single_class : {"raise", "constant"}, default "raise"
-        What to do with a task whose rows are all of one class: refuse it, or answer with that class there.
-
-    <attributes>
-    classes_ : ndarray of shape (k,)
+    <sections>
     """
 
     __metadata_request__decision_function: ClassVar = {"tasks": True}
@@ -234,83 +121,109 @@ class MTRLClassifier(MTRLBase, ClassifierMixin, BaseEstimator):
         unknown_tasks: str = "raise",
         on_single_class: str = "raise",
     ):
-        self.loss = loss
-        self.reg_lambda = reg_lambda
-        self.relationship = relationship
-        self.common = common
-        self.feature_map = feature_map
-        self.fit_intercept = fit_intercept
-        self.tol = tol
-        self.max_rounds = max_rounds
-        self.max_staleness = max_staleness
-        self.engine = engine
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.warm_start = warm_start
-        self.verbose = verbose
-        self.callbacks = callbacks
-        self.task_column = task_column
-        self.unknown_tasks = unknown_tasks
+        super().__init__(
+            loss=loss,
+            reg_lambda=reg_lambda,
+            relationship=relationship,
+            common=common,
+            feature_map=feature_map,
+            fit_intercept=fit_intercept,
+            tol=tol,
+            max_rounds=max_rounds,
+            max_staleness=max_staleness,
+            engine=engine,
+            n_jobs=n_jobs,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+            callbacks=callbacks,
+            task_column=task_column,
+            unknown_tasks=unknown_tasks,
+        )
         self.on_single_class = on_single_class
 
-    def _units(self, table: intake.Table) -> Units:
-        choose("on_single_class", self.on_single_class, ("raise", "constant"))
-        check_classification_targets(table.y)
-        self.classes_, labels = np.unique(table.y, return_inverse=True)
-        m, k = len(table.names), len(self.classes_)
-        counts = np.bincount(table.codes * k + labels, minlength=m * k).reshape(m, k)
+    def label_units(self, rows: LabelledRows) -> UnitLabels:
+        check_choice("on_single_class", self.on_single_class, ("raise", "constant"))
+        check_classification_targets(rows.y)
+        class_names, labels = np.unique(rows.y, return_inverse=True)
+        m, k = len(rows.names), len(class_names)
+        counts = np.bincount(rows.codes * k + labels, minlength=m * k).reshape(m, k)
         single = np.count_nonzero(counts, axis=1) == 1
         if single.any():
-            self._check_single(table.names, counts, single)
-        certain = np.log(2.0 * counts.sum(axis=1) + 1)  # the log-odds of a class seen in n of n rows, and a half more
+            i = int(np.argmax(single))
+            self._check_single_class(rows.names[i], class_names[np.argmax(counts[i])], bool(single.all()))
+        certain = np.log(2.0 * counts.sum(axis=1) + 1)  # log-odds of n successes in n trials, with half a failure added
         if k == 2:
             tasks = used = np.flatnonzero(~single)
-            classes, names = np.ones(len(used), dtype=int), table.names
+            classes, names = np.ones(len(used), dtype=int), rows.names
             constant = np.where(counts[:, 1] > 0, certain, -certain)
         else:
             used = np.flatnonzero((counts > 0) & ~single[:, None])
             tasks, classes = np.divmod(used, k)
-            prefix = [""] if table.names is intake.ALONE else [f"{name}: " for name in table.names]
-            names = np.array([f"{before}{label}" for before in prefix for label in self.classes_])
-            constant = np.where(counts > 0, certain[:, None], NEVER).ravel()
-        order, starts = by_task(table.codes, m)
+            prefixes = [""] if rows.layout == "alone" else [f"{name}: " for name in rows.names]
+            names = np.array([f"{prefix}{label}" for prefix in prefixes for label in class_names])
+            constant = np.where(counts > 0, certain[:, None], ABSENT_CLASS_SCORE).ravel()
+        order, starts = by_task(rows.codes, m)
         sizes = np.diff(starts)[tasks]
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        mine = order[np.arange(ends[-1]) + np.repeat(starts[tasks] - ends[:-1], sizes)]  # unit after unit
-        y = np.where(labels[mine] == np.repeat(classes, sizes), 1.0, -1.0)
+        chosen = order[np.arange(ends[-1]) + np.repeat(starts[tasks] - ends[:-1], sizes)]  # unit after unit
+        y = np.where(labels[chosen] == np.repeat(classes, sizes), 1.0, -1.0)
         groups = None if k == 2 else tasks
-        return Units(table.rows[mine], y, ends, names, used, constant, groups)
+        return UnitLabels(rows.rows[chosen], y, ends, names, used, constant, groups, class_names)
 
-    def _check_single(self, names: np.ndarray, counts: np.ndarray, single: np.ndarray) -> None:
-        i = int(np.argmax(single))
-        only = intake.plain(self.classes_[np.argmax(counts[i])])
-        if single.all():
-            raise ValueError(f"every task has only one class, as {only!r}; there is nothing to tell apart")
+    def _check_single_class(self, task: Any, label: Any, all_tasks: bool) -> None:
+        if all_tasks:
+            raise ValueError(f"every task has only one class, such as {plain(label)!r}; classification needs two")
         if self.on_single_class == "raise":
             raise ValueError(
-                f"task {intake.plain(names[i])!r} has only one class, {only!r}; leave it out, "
-                "or set on_single_class='constant' to answer with that class there"
+                f"task {plain(task)!r} has only one class, {plain(label)!r}; leave it out, "
+                "or set on_single_class='constant' to always predict that class there"
             )
 
-    def _answers(self, score: np.ndarray) -> np.ndarray:
+    def _predictions(self, scores: np.ndarray) -> np.ndarray:
         two = len(self.classes_) == 2
-        return np.asarray(self.classes_[(score > 0).astype(int) if two else score.argmax(axis=-1)])
+        return np.asarray(self.classes_[(scores > 0).astype(int) if two else scores.argmax(axis=-1)])
 
     def decision_function(self, X: Any, tasks: Any = None) -> np.ndarray:
-        """w . x + b: above zero speaks for classes_[1]; with more than two classes a column per class."""
+        """Return the scores w . x + b.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, data frame} of shape (n, d)
+            The rows to score.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row; see `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n,) or (n, k)
+            For two classes, positive scores mean classes_[1]. For more classes, one score per class. If y was 2-D in
+            `fit` and `tasks` is None, an axis of tasks follows the first axis.
+        """
         return self._scores(X, tasks)
 
     def _has_probabilities(self) -> bool:
         name = get_loss(self.loss).name
         if name != "logistic":
-            raise AttributeError(f"the {name} loss gives no probabilities; loss='logistic' does")
+            raise AttributeError(f"predict_proba is not available with loss={name!r}; use loss='logistic'")
         return True
 
     @available_if(_has_probabilities)
     def predict_proba(self, X: Any, tasks: Any = None) -> np.ndarray:
-        """A column per class; with more than two, the one-vs-rest probabilities made to sum to one.
+        """Return class probabilities.
 
-        Where the columns of y were the tasks and there are two classes: of classes_[1], per row and task.
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, data frame} of shape (n, d)
+            The rows to predict.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row; see `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n, k), or (n, m) or (n, m, k)
+            One column per class; for k > 2 the one-vs-rest probabilities, normalised to sum to one. If y was 2-D in
+            `fit` and `tasks` is None: the probability of classes_[1] for each row and task, or for k > 2 of each class.
         """
         score = self._scores(X, tasks)
         if len(self.classes_) > 2:
@@ -321,7 +234,20 @@ class MTRLClassifier(MTRLBase, ClassifierMixin, BaseEstimator):
 
     @available_if(_has_probabilities)
     def predict_log_proba(self, X: Any, tasks: Any = None) -> np.ndarray:
-        """The logarithm of predict_proba."""
+        """Return the logarithm of the class probabilities.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, data frame} of shape (n, d)
+            The rows to predict.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row; see `predict`.
+
+        Returns
+        -------
+        ndarray of shape (n, k), or (n, m) or (n, m, k)
+            The logarithm of `predict_proba`.
+        """
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X, tasks))
 

@@ -1,10 +1,9 @@
-"""From a table to the units of one problem, and from its weights back to coefficients.
+"""The problem that the solver sees: units, centred rows, and the way back from weights to coefficients.
 
-Room: beside intake, below the estimators. A unit is a task, or with more than two classes a task and a class. Here an
-intercept becomes a column, X and y are centred, and rows are laid unit after unit.
+A unit is a task or, with more than two classes, a task and a class.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,86 +12,111 @@ from scipy import sparse
 from dmtrl.data.blocks import as_rows
 from dmtrl.data.task_data import TaskData
 from dmtrl.numerics.rowwise import row_blocks
-from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
+from dmtrl.relationship import TaskCovariance
+from dmtrl.relationship.covariance import DENSE_LIMIT
 
 
 @dataclass(frozen=True)
-class Units:
-    """`rows` are row numbers of X, unit after unit; the unit numbered used[i] owns rows[starts[i]:starts[i + 1]]."""
+class UnitLabels:
+    """The rows and numeric labels of each unit.
+
+    Unit used[i] owns the entries starts[i]:starts[i + 1] of `rows` (row numbers of X) and `y`.
+    """
 
     rows: np.ndarray
     y: np.ndarray
     starts: np.ndarray
-    names: np.ndarray  # of all units, also of those that are left out of the problem
-    used: np.ndarray  # numbers of the units that are in it
-    constant: np.ndarray  # the score of each unit, should it be left out
-    groups: np.ndarray | None = None  # of the units in use: the same number for those that share rows
+    names: np.ndarray  # of all units, including the ones left out of the problem
+    used: np.ndarray  # indices of the units in the problem
+    constant: np.ndarray  # score of each unit if it is left out
+    groups: np.ndarray | None = None  # per unit in use; units that share rows have the same number
+    classes: np.ndarray | None = None  # sorted class labels; None for regression
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """How the problem sees rows and labels: from a centre, and with a constant column for the intercept."""
+    """Affine map from rows and labels to the ones the solver sees: centred, with a constant column."""
 
     x_centre: np.ndarray
     y_centre: float
-    constant: float  # what stands in the last column; 0 where there is none
-    y_scale: float = 1.0  # a typical distance of y from its centre
+    constant: float  # value of the last column; 0 if there is no such column
+    y_scale: float = 1.0  # root mean square distance of y from its centre
+
+    @classmethod
+    def for_rows(
+        cls, X: Any, units: UnitLabels, weight: np.ndarray | None, fit_intercept: bool | str, centre_y: bool
+    ) -> "Coordinates":
+        """Centre X and y for a free intercept, so that its small ridge has no visible effect.
+
+        The constant column has the norm of a typical row, so that one step size suits both.
+        """
+        x_centre, y_centre, constant = np.zeros(X.shape[1], dtype=X.dtype), 0.0, 1.0 if fit_intercept else 0.0
+        per_label = None if weight is None else weight[units.rows]
+        if fit_intercept is True:
+            if not sparse.issparse(X):
+                x_centre = _column_means(X, weight).astype(X.dtype)
+            if centre_y:
+                y_centre = float(np.average(units.y, weights=per_label))
+            constant = float(np.sqrt(np.average(_squared_norms(X, x_centre), weights=weight))) or 1.0
+        spread = float(np.sqrt(np.average((units.y - y_centre) ** 2, weights=per_label))) or 1.0
+        return cls(x_centre, y_centre, constant, spread)
 
     def rows(self, X: Any, which: np.ndarray | None = None) -> Any:
-        """Rows as the problem sees them, all or those numbered `which`; written once, or as they are."""
+        """Transform all rows, or the rows numbered `which`. Copies at most once, and not at all for the identity."""
         X = as_rows(X)
         if self.constant == 0 and not self.x_centre.any():
             return X if which is None else as_rows(X[which])
         n, d = X.shape[0] if which is None else len(which), X.shape[1]
         if sparse.issparse(X):
             return _with_column(X, which, self.constant)
-        seen = np.empty((n, d + (self.constant != 0)), dtype=X.dtype)
-        seen[:, d:] = self.constant
+        transformed = np.empty((n, d + (self.constant != 0)), dtype=X.dtype)
+        transformed[:, d:] = self.constant
         for rows in row_blocks(n, d):
-            np.subtract(X[rows if which is None else which[rows]], self.x_centre, out=seen[rows, :d])
-        return seen
+            np.subtract(X[rows if which is None else which[rows]], self.x_centre, out=transformed[rows, :d])
+        return transformed
 
     def weights(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
-        """Coefficients and intercepts as rows of weights."""
+        """Convert coefficients and intercepts to rows of weights."""
         if self.constant == 0:
             return coef
         return np.column_stack([coef, (intercept - self.y_centre + coef @ self.x_centre) / self.constant])
 
     def coefficients(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients and intercepts from rows of weights."""
+        """Convert rows of weights to coefficients and intercepts."""
         coef = W[..., : len(self.x_centre)]
         bias = W[..., -1] * self.constant if self.constant else np.zeros(W.shape[:-1])
         return coef, bias + self.y_centre - coef @ self.x_centre
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What the solver is given, and the way back from its coordinates; `units` without rows and labels."""
+class FitProblem:
+    """The data for the solver, and what is needed to turn its weights into a fitted estimator."""
 
     data: TaskData
-    units: Units
     coordinates: Coordinates
+    tasks: np.ndarray
+    unit_names: np.ndarray  # of all units, including the ones left out
+    used: np.ndarray  # indices of the units in `data`
+    constant: np.ndarray  # score of each unit if it is left out
+    classes: np.ndarray | None = None
+    feature_map: Any = None
 
 
-def pose(X: Any, units: Units, weight: np.ndarray | None, fit_intercept: bool | str, centre_y: bool) -> Problem:
-    """With a free intercept (True) the origin of X and y may lie anywhere; at their centre its ridge does not bite. Its
-    column is as long as a typical row, so that one step size suits both."""
-    X = as_rows(X)
-    x_centre, y_centre, constant = np.zeros(X.shape[1], dtype=X.dtype), 0.0, 1.0 if fit_intercept else 0.0
-    per_label = None if weight is None else weight[units.rows]
-    if fit_intercept is True:
-        if not sparse.issparse(X):
-            x_centre = _column_means(X, weight).astype(X.dtype)
-        if centre_y:
-            y_centre = float(np.average(units.y, weights=per_label))
-        constant = float(np.sqrt(np.average(_squared_norms(X, x_centre), weights=weight))) or 1.0
-    spread = float(np.sqrt(np.average((units.y - y_centre) ** 2, weights=per_label))) or 1.0
-    coordinates = Coordinates(x_centre, y_centre, constant, spread)
+def build_problem(
+    X: Any,
+    units: UnitLabels,
+    weight: np.ndarray | None,
+    coordinates: Coordinates,
+    tasks: np.ndarray,
+    feature_map: Any = None,
+) -> FitProblem:
+    """Arrange the rows unit after unit. X has already passed through the feature map; `weight` is per row of X."""
     in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
     rows = coordinates.rows(X, None if in_order else units.rows)
-    data = TaskData(rows, units.y - y_centre, per_label, units.starts, units.names[units.used], units.groups)
-    # rows and labels are in `data` now: not a second time in memory while it is solved (nor as the base of a view)
-    return Problem(data, replace(units, rows=np.empty(0, dtype=int), y=np.empty(0)), coordinates)
+    per_label = None if weight is None else weight[units.rows]
+    y = units.y - coordinates.y_centre
+    data = TaskData(rows, y, per_label, units.starts, units.names[units.used], units.groups)
+    return FitProblem(data, coordinates, tasks, units.names, units.used, units.constant, units.classes, feature_map)
 
 
 def _squared_norms(X: Any, centre: np.ndarray) -> np.ndarray:
@@ -100,13 +124,13 @@ def _squared_norms(X: Any, centre: np.ndarray) -> np.ndarray:
         return np.asarray(X.multiply(X).sum(axis=1), dtype=float).ravel()
     squares = np.empty(len(X))
     for rows in row_blocks(*X.shape):
-        away = X[rows] - centre
-        squares[rows] = np.einsum("ij,ij->i", away, away)
+        centred = X[rows] - centre
+        squares[rows] = np.einsum("ij,ij->i", centred, centred)
     return squares
 
 
 def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
-    """Summed in float64 whatever X is: millions of float32 numbers do not add up."""
+    """Sums in float64 for any dtype of X: a float32 sum of millions of rows is not accurate."""
     weight = np.ones(len(X)) if weight is None else weight
     total = np.zeros(X.shape[1])
     for rows in row_blocks(*X.shape):
@@ -115,7 +139,7 @@ def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
 
 
 def _with_column(X: Any, which: np.ndarray | None, constant: float) -> Any:
-    """A CSR matrix, or its rows `which`, with a constant last column; no other copy of its entries is made."""
+    """Append a constant column to a CSR matrix, or to its rows `which`. Copies the entries once."""
     n = X.shape[0] if which is None else len(which)
     lengths = np.diff(X.indptr) if which is None else np.diff(X.indptr)[which]
     indptr = np.concatenate([[0], np.cumsum(lengths + 1, dtype=np.int64)])
@@ -125,50 +149,53 @@ def _with_column(X: Any, which: np.ndarray | None, constant: float) -> Any:
     for rows in row_blocks(n, max(1, X.nnz // max(X.shape[0], 1))):
         part = X[rows if which is None else which[rows]]
         entries = slice(indptr[rows.start], indptr[rows.stop])
-        own = np.ones(entries.stop - entries.start, dtype=bool)
-        own[indptr[rows.start + 1 : rows.stop + 1] - entries.start - 1] = False  # where the new column stands
-        data[entries][own], indices[entries][own] = part.data, part.indices
+        copied = np.ones(entries.stop - entries.start, dtype=bool)
+        copied[indptr[rows.start + 1 : rows.stop + 1] - entries.start - 1] = False  # entries of the new column
+        data[entries][copied], indices[entries][copied] = part.data, part.indices
     return as_rows(type(X)((data, indices, indptr.astype(indices.dtype)), shape=(n, X.shape[1] + 1)))
 
 
 def by_task(codes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Label numbers task after task, and where each task starts among them."""
+    """Label numbers sorted by task, and the start of each task among them."""
     return np.argsort(codes, kind="stable"), np.concatenate([[0], np.cumsum(np.bincount(codes, minlength=m))])
 
 
-def restrict(relationship: Any, units: Units) -> Any:
-    """A given covariance or graph without the units that are left out; a labelled one in the order of the units."""
-    total = len(units.names)
+def restrict(relationship: Any, problem: FitProblem) -> Any:
+    """Remove unused units from a given covariance or graph. A labelled one is put in the order of the units."""
+    total = len(problem.unit_names)
     if hasattr(relationship, "loc"):
-        names = units.names.tolist()
+        names = problem.unit_names.tolist()
         if sorted(map(str, relationship.index)) != sorted(map(str, names)):
             raise ValueError(
-                "the labels of the given task covariance are not the model's tasks; see unit_names_ of a fit"
+                "the labels of the given task covariance do not match the units of the model; "
+                "fit with relationship='learned' and see unit_names_ for the expected labels"
             )
         relationship = relationship.loc[names, names].to_numpy()
-    if len(units.used) == total or getattr(relationship, "shape", None) != (total, total):
+    if len(problem.used) == total or getattr(relationship, "shape", None) != (total, total):
         return relationship
-    return relationship[units.used][:, units.used]
+    return relationship[problem.used][:, problem.used]
 
 
-def pad(covariance: TaskCovariance, units: Units) -> TaskCovariance:
-    """Sigma over all units; one that was left out is related to nobody. Above DENSE_LIMIT units it may be given the
-    variance that all have in common, for Sigma is no longer written as an array there."""
-    total = len(units.names)
-    if len(units.used) == total:
+def pad(covariance: TaskCovariance, problem: FitProblem) -> TaskCovariance:
+    """Extend Sigma to all units. A unit that was left out is uncorrelated with the others.
+
+    Above DENSE_LIMIT units Sigma is never dense, and a unit that was left out has the floor as its variance.
+    """
+    total, used = len(problem.unit_names), problem.used
+    if len(used) == total:
         return covariance
     if covariance.floor > 0 and total <= DENSE_LIMIT:
         sigma = np.zeros((total, total))
-        sigma[np.ix_(units.used, units.used)] = covariance.dense()
+        sigma[np.ix_(used, used)] = covariance.dense()
         return TaskCovariance.from_dense(sigma)
     basis = np.zeros((total, covariance.basis.shape[1]))
-    basis[units.used] = covariance.basis
-    trace = 1.0 + (total - len(units.used)) * covariance.floor
+    basis[used] = covariance.basis
+    trace = 1.0 + (total - len(used)) * covariance.floor
     return TaskCovariance(basis, covariance.values / trace, covariance.floor / trace)
 
 
 def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.ndarray:
-    """tau 1^T (Sigma + tau 1 1^T)^-1 W: what a given Sigma says of a task that shares only the common component."""
+    """tau 1^T (Sigma + tau 1 1^T)^-1 W: the common component for a given Sigma."""
     total = covariance.plus_common(tau)
     inside = total.basis.T @ W
     solved = total.basis @ (inside / (total.values + total.floor)[:, None])
@@ -178,7 +205,7 @@ def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.nda
 
 
 def row_products(X: Any, coef: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Each row of X times the coefficients of its own task."""
+    """Dot product of each row of X with the coefficients of its task."""
     if len(coef) == 1:
         return np.asarray(X @ coef[0])
     if sparse.issparse(X):

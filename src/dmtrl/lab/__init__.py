@@ -1,1 +1,1 @@
-"""Benchmarks, experiments, baselines, theory and the demo: built on the library, imported only by the shell."""
+"""Benchmarks, experiments, baselines, theory and the demo. Only the command line imports this folder."""

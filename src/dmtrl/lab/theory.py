@@ -17,7 +17,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import LinearOperator, eigsh
 
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, get_loss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.relationship.covariance import TaskCovariance
 
 Numbers = Sequence[float] | np.ndarray

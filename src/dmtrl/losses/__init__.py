@@ -1,10 +1,10 @@
-"""Losses: the built-in table, custom losses, and `check_loss`, which tests an author's own."""
+"""Losses: the built-in ones, custom losses, and `check_loss`, which tests them."""
 
+from dmtrl.losses.base import AnyLoss
 from dmtrl.losses.builtin import (
     BUILTIN,
     CLASSIFICATION,
     REGRESSION,
-    AnyLoss,
     CustomLoss,
     Loss,
     absolute,
@@ -12,6 +12,7 @@ from dmtrl.losses.builtin import (
     get_loss,
     hinge,
     huber,
+    identity,
     logistic,
     poisson,
     quantile,
@@ -32,6 +33,7 @@ __all__ = [
     "get_loss",
     "hinge",
     "huber",
+    "identity",
     "logistic",
     "poisson",
     "quantile",

@@ -1,10 +1,6 @@
-"""The loss table.
+"""The built-in losses, and `CustomLoss` for others.
 
-Room: losses stand on the kernels and know nothing else. A loss is a name, the numbers the theory needs, and four
-scalar functions: value l(z, y), conjugate l*(-a), the interval of feasible a, and the dual coordinate step
-(equation (5) of docs/math.md). Built-in losses are rows of one table, compiled together and told apart by an
-integer. An author's own loss is a `CustomLoss` with the same members; `dmtrl.check_loss` says whether they fit
-together.
+Built-in losses are compiled together and selected by an integer id (`dmtrl.losses.scalar`).
 """
 
 import math
@@ -16,13 +12,30 @@ from typing import Any
 import numpy as np
 
 from dmtrl.losses import scalar
+from dmtrl.losses.base import AnyLoss
 
 CLASSIFICATION, REGRESSION = "classification", "regression"
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A built-in loss. `smoothness` bounds l'' and `lipschitz` bounds |l'|; either may be infinite."""
+    """A built-in loss. Its methods accept scalars and arrays; see `AnyLoss` for their meaning.
+
+    Parameters
+    ----------
+    name : str
+        Name of the loss.
+    id : int
+        Number of the compiled functions in `dmtrl.losses.scalar`.
+    kind : {"classification", "regression"}
+        For classification the labels are -1 and 1.
+    smoothness : float
+        Upper bound of l''.
+    lipschitz : float
+        Upper bound of |l'|.
+    param : float, default=0.0
+        Parameter of the loss: gamma, epsilon, delta or the quantile.
+    """
 
     name: str
     id: int
@@ -32,24 +45,87 @@ class Loss:
     param: float = 0.0
 
     def value(self, z: Any, y: Any) -> Any:
+        """Return l(z, y).
+
+        Parameters
+        ----------
+        z : float or ndarray
+            Predictions.
+        y : float or ndarray
+            Labels.
+
+        Returns
+        -------
+        float or ndarray
+        """
         return _elementwise(scalar.loss_value, self.id, self.param, z, y)
 
     def conjugate(self, a: Any, y: Any) -> Any:
-        """l*(-a); infinite outside the domain."""
+        """Return l*(-a), which is infinite outside the domain.
+
+        Parameters
+        ----------
+        a : float or ndarray
+            Dual variables.
+        y : float or ndarray
+            Labels.
+
+        Returns
+        -------
+        float or ndarray
+        """
         return _elementwise(scalar.loss_conjugate, self.id, self.param, a, y)
 
     def step(self, a: Any, z: Any, y: Any, sq: Any) -> Any:
-        """The a' that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2."""
+        """Return the a' that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2.
+
+        Parameters
+        ----------
+        a : float or ndarray
+            Dual variables.
+        z : float or ndarray
+            Predictions.
+        y : float or ndarray
+            Labels.
+        sq : float or ndarray
+            Curvature of the quadratic term.
+
+        Returns
+        -------
+        float or ndarray
+        """
         return _elementwise(scalar.loss_step, self.id, self.param, a, z, y, sq)
 
     def slope(self, z: Any, y: Any) -> Any:
-        """-l'(z), the dual variable that belongs to z; only where `smoothness` is finite or the loss is Poisson's."""
+        """Return -l'(z), the dual variable that belongs to z. Differentiable losses only.
+
+        Parameters
+        ----------
+        z : float or ndarray
+            Predictions.
+        y : float or ndarray
+            Labels.
+
+        Returns
+        -------
+        float or ndarray
+        """
         if not self.differentiable:
-            raise ValueError(f"the {self.name} loss has a kink and therefore no slope; use a smooth loss")
+            raise ValueError(f"the {self.name} loss is not differentiable and has no slope; use a smooth loss")
         return _elementwise(scalar.loss_slope, self.id, self.param, z, y)
 
     def domain(self, y: float) -> tuple[float, float]:
-        """The interval of feasible a for label y."""
+        """Return the interval of feasible a for label y.
+
+        Parameters
+        ----------
+        y : float
+            A label.
+
+        Returns
+        -------
+        tuple of float
+        """
         if self.kind == CLASSIFICATION:
             upper = math.inf if self.id == scalar.SQUARED_HINGE else 1.0
             return (0.0, upper) if y > 0 else (-upper, 0.0)
@@ -67,12 +143,20 @@ class Loss:
         return math.isfinite(self.smoothness) or self.id == scalar.POISSON
 
     def check_labels(self, y: np.ndarray, where: str) -> None:
-        """Refuse labels on which the loss is not defined, naming the first one."""
+        """Raise ValueError with the first label for which the loss is not defined.
+
+        Parameters
+        ----------
+        y : ndarray
+            Labels.
+        where : str
+            Start of the error message.
+        """
         if self.kind == CLASSIFICATION:
             wrong = (y != 1) & (y != -1)
             rule = "labels -1 and +1"
         elif self.id == scalar.POISSON:
-            wrong, rule = y < 0, "counts that are not negative"
+            wrong, rule = y < 0, "non-negative counts"
         else:
             return
         if wrong.any():
@@ -82,8 +166,21 @@ class Loss:
 
 @dataclass(frozen=True)
 class CustomLoss:
-    """An author's own convex loss: scalar functions compiled with numba's @njit, and the same facts as a built-in
-    loss.
+    """A convex loss of your own. `check_loss` tests whether its members are consistent.
+
+    Parameters
+    ----------
+    name : str
+    value, conjugate, step : callable
+        value(z, y), conjugate(a, y) and step(a, z, y, sq), compiled with numba's @njit.
+    domain : callable
+        domain(y) returns the interval of feasible a.
+    kind : {"regression", "classification"}
+        For classification the labels are -1 and 1.
+    smoothness : float
+        Upper bound of l''.
+    lipschitz : float
+        Upper bound of |l'|.
     """
 
     name: str
@@ -97,34 +194,42 @@ class CustomLoss:
 
     id = scalar.CUSTOM
     param = 0.0
-    differentiable = False  # as far as the local solvers are concerned: they have no slope of it
+    differentiable = False  # the local solvers have no slope
 
     def check_labels(self, y: np.ndarray, where: str) -> None:
+        """Raise ValueError if the loss is not finite at z = 0 for some label.
+
+        Parameters
+        ----------
+        y : ndarray
+            Labels.
+        where : str
+            Start of the error message.
+        """
         if not np.isfinite([self.value(0.0, float(label)) for label in np.unique(y)[:100]]).all():
-            raise ValueError(f"{where}: the loss {self.name!r} is not finite at z = 0 for some label")
-
-
-AnyLoss = Loss | CustomLoss
+            raise ValueError(f"{where}: the loss {self.name!r} is not finite at z = 0 for some labels")
 
 
 @cache
 def identity(loss: AnyLoss) -> tuple[Any, ...]:
-    """What tells a loss from all others: for a custom one, whose name says nothing, also what its functions answer on a
-    grid, in so few digits that another machine's rounding does not matter."""
+    """Return what distinguishes a loss from all others.
+
+    For a custom loss this includes function values on a grid, rounded so that they are the same on every machine.
+    """
     if isinstance(loss, Loss):
         return loss.name, loss.param
     points = [(z, y) for y in (-1.0, 0.0, 0.7, 1.0, 2.0) for z in np.linspace(-2.9, 3.1, 13).tolist()]
     return (
         loss.name,
         loss.param,
-        *(_said(function, *point) for function in (loss.value, loss.conjugate) for point in points),
+        *(_rounded(function, *point) for function in (loss.value, loss.conjugate) for point in points),
     )
 
 
-def _said(function: Callable[[float, float], float], z: float, y: float) -> str:
+def _rounded(function: Callable[[float, float], float], z: float, y: float) -> str:
     try:
-        return f"{round(float(function(z, y)), 9) + 0.0:.6g}"  # no -0, and no digits of what is zero but for rounding
-    except (ArithmeticError, ValueError):  # not for such a label
+        return f"{round(float(function(z, y)), 9) + 0.0:.6g}"  # no -0, and no digits of rounding errors around zero
+    except (ArithmeticError, ValueError):  # the loss is not defined for this label
         return "none"
 
 
@@ -200,10 +305,20 @@ BUILTIN: dict[str, Callable[..., Loss]] = {
 
 
 def get_loss(loss: str | AnyLoss) -> AnyLoss:
-    """A loss by name, or the loss itself."""
+    """Return a loss by name, or the loss itself.
+
+    Parameters
+    ----------
+    loss : str, Loss or CustomLoss
+        The name of a built-in loss, or a loss.
+
+    Returns
+    -------
+    Loss or CustomLoss
+    """
     if isinstance(loss, Loss | CustomLoss):
         return loss
-    if isinstance(loss, str) and loss in BUILTIN:  # type: ignore[redundant-expr]
+    if isinstance(loss, str) and loss in BUILTIN:
         return BUILTIN[loss]()
     raise ValueError(
         f"unknown loss {loss!r}; choose one of {', '.join(sorted(BUILTIN))}, or pass a Loss or a CustomLoss"

@@ -1,13 +1,11 @@
-"""Does a loss fit together? `check_loss` holds its members against each other and says where they disagree.
+"""The conformance suite for losses: `check_loss` tests the members of a loss against each other.
 
-Room: beside the losses. It reads the loss table and the compiled scalars only; no solver calls it. The value
-is believed once it is convex: conjugate and domain are held against suprema found from it by search, the step
-against the best that a search on the conjugate finds.
+The value is the reference once it is convex: conjugate and domain are compared with suprema found by search, and the
+step with the best point that a search on the conjugate finds.
 """
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -15,20 +13,28 @@ import numpy as np
 
 from dmtrl.exceptions import LossError
 from dmtrl.losses import scalar
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, Loss, get_loss
+from dmtrl.losses.base import AnyLoss
+from dmtrl.losses.builtin import CLASSIFICATION, Loss, get_loss
+from dmtrl.numerics.violations import Violations
 
 Function = Callable[..., float]
-LABELS = (-3.0, -0.4, 0.0, 0.7, 5.0)  # the last three for counts
+LABELS = (-3.0, -0.4, 0.0, 0.7, 5.0)  # counts use the last three
 FRACTIONS = np.array([0.01, 0.1, 0.4, 0.9, 0.99])  # of a bounded domain
-DISTANCES = np.array([-25.0, -5.0, -1.0, -0.1, -0.01, 0.01, 0.1, 1.0, 5.0, 25.0])  # from its one end, or zero
-STEP_SIZES = (0.0, 1e-12, 1e-2, 1.0, 1e8)  # zero is met in earnest: a row of zeros has sq = 0
+DISTANCES = np.array([-25.0, -5.0, -1.0, -0.1, -0.01, 0.01, 0.1, 1.0, 5.0, 25.0])  # from its finite end, or from zero
+STEP_SIZES = (0.0, 1e-12, 1e-2, 1.0, 1e8)  # a row of zeros has sq = 0
 SLOPES = "the domain is the closure of all slopes -l'(z)"
 
 
 def check_loss(loss: str | AnyLoss, labels: Sequence[float] | None = None, *, seed: int = 0) -> None:
-    """Raise LossError with a sentence for every disagreement of value, conjugate, domain, step and constants.
+    """Raise LossError if a loss violates its contract (`AnyLoss`). The message lists every kind of violation.
 
-    `labels` to try: by default -1 and +1 for classification, else reals with a finite loss. `seed` draws some points.
+    Parameters
+    ----------
+    loss : str or loss
+    labels : sequence of float, optional
+        The labels to try; by default -1 and 1 for classification, else reals with a finite loss.
+    seed : int
+        Seed of the random points.
     """
     check = _Check(get_loss(loss), np.random.default_rng(seed))
     with np.errstate(all="ignore"):
@@ -36,33 +42,29 @@ def check_loss(loss: str | AnyLoss, labels: Sequence[float] | None = None, *, se
             if check.begin(float(label)) and check.try_value():
                 check.try_conjugate()
                 check.try_step()
-    if check.first:
-        more = {what: f" (and at {n - 1} more points)" if n > 1 else "" for what, n in check.count.items()}
-        lines = [f"- {what}{where}{more[what]}: {advice}." for what, (where, advice) in check.first.items()]
-        raise LossError("\n".join([f"the loss {check.loss.name!r} does not fit together.", *lines]))
+    if check.violations:
+        raise LossError(check.violations.message(f"the loss {check.loss.name!r} violates its contract:"))
 
 
 class _Check:
-    """A loss at one label after the other, and one finding for each kind of disagreement."""
+    """The checks of a loss at one label, and the violations found so far."""
 
     def __init__(self, loss: AnyLoss, rng: np.random.Generator) -> None:
         self.loss, self.rng = loss, rng
-        self.count: Counter[str] = Counter()
-        self.first: dict[str, tuple[str, str]] = {}  # where it was met first, and what to do
+        self.violations = Violations()
         for name in () if isinstance(loss, Loss) else ("value", "conjugate", "step"):
             if not hasattr(getattr(loss, name), "py_func"):
                 self.add(f"{name} is not compiled and cannot run in the kernels", "decorate with @njit")
 
     def add(self, what: str, advice: str, **point: float) -> None:
         where = "".join(f", {name} = {float(number):.9g}" for name, number in point.items())
-        self.count[what] += 1
-        self.first.setdefault(what, (f" at label = {self.label:g}{where}" if where else "", advice))
+        self.violations.add(what, advice, f" at label = {self.label:g}{where}" if where else "")
 
     def begin(self, label: float) -> bool:
-        """Bind the functions to a label. False if one of them fails outright."""
+        """Bind the functions to a label. Return False if one of them raises."""
         self.label, loss = label, self.loss
         value, conjugate, step = loss.value, loss.conjugate, loss.step
-        if isinstance(loss, Loss):  # the compiled scalars: quicker here than the members that take arrays
+        if isinstance(loss, Loss):  # the compiled scalars are faster than the methods, which accept arrays
             loss.check_labels(np.array([label]), "check_loss")
             table = (scalar.loss_value, scalar.loss_conjugate, scalar.loss_step)
             value, conjugate, step = (partial(function, loss.id, loss.param) for function in table)
@@ -70,9 +72,9 @@ class _Check:
         self.conjugate = self.guarded("conjugate", lambda a: conjugate(a, label), "a")
         self.step = self.guarded("step", lambda a, z, sq: step(a, z, label, sq), "a", "z", "sq")
         self.low, self.high = (float(end) for end in loss.domain(label))
-        before = self.count.total()
+        before = len(self.violations)
         self.value(0.0), self.conjugate(0.0), self.step(0.0, 0.0, 1.0)
-        return self.count.total() == before  # else a function with a typing error is compiled at every point
+        return len(self.violations) == before  # else numba would recompile a failing function at every point
 
     def usual_labels(self) -> list[float]:
         usual = (-1.0, 1.0) if self.loss.kind == CLASSIFICATION else LABELS[2 * (self.loss.id == scalar.POISSON) :]
@@ -87,30 +89,30 @@ class _Check:
         def call(*numbers: float) -> float:
             try:
                 return float(function(*numbers))
-            except Exception as error:  # whatever an author's function raises becomes a sentence
-                advice = f"it has to return a number ({str(error).strip().partition(chr(10))[0]})"
+            except Exception as error:  # every exception becomes a violation
+                advice = f"it must return a number ({str(error).strip().partition(chr(10))[0]})"
                 self.add(f"{name} raises {type(error).__name__}", advice, **dict(zip(names, numbers, strict=True)))
                 return math.nan
 
         return call
 
     def inside(self) -> list[float]:
-        """Points of the domain, its ends and zero among them."""
+        """Return points of the domain, including its ends and zero."""
         low, high = self.low, self.high
         end = next(filter(math.isfinite, (low, high)), 0.0)
         points = low + (high - low) * FRACTIONS if math.isfinite(high - low) else end + DISTANCES[::2]
         return [a for a in sorted({*points.tolist(), 0.0, low, high}) if low <= a <= high and math.isfinite(a)]
 
     def try_value(self) -> bool:
-        """Finite, convex, within its constants. False if not convex: the rest cannot be judged then."""
+        """Check that the value is finite, convex and within its constants. Return False if it is not convex."""
         smoothness, lipschitz, good = self.loss.smoothness, self.loss.lipschitz, True
-        tame = math.isfinite(min(smoothness, lipschitz))  # such a loss grows slowly and need not overflow
+        tame = math.isfinite(min(smoothness, lipschitz))  # such a loss grows slowly and must not overflow
         for width, centre in itertools.product((0.1, 3.0, 20.0, 1e4), (0.0, self.label, self.rng.normal(scale=3.0))):
             z = centre + width * np.linspace(-1.0, 1.0, 201)
             v = np.array([self.value(point) for point in z.tolist()])
             finite = np.isfinite(v)
             if tame or width < 100:
-                good &= self.absent(~finite, z, "the value is not finite", "mend it or drop the label") or width > 100
+                good &= self.absent(~finite, z, "the value is not finite", "fix it or drop the label") or width > 100
             z, v = z[finite], v[finite]
             if len(z) < 3:
                 continue
@@ -129,15 +131,15 @@ class _Check:
         return good
 
     def try_conjugate(self) -> None:
-        """Fenchel-Young holds, and the conjugate is the supremum: finite inside the domain and only there."""
+        """Check the Fenchel-Young inequality, and that the conjugate is the supremum and finite only in the domain."""
         low, high = self.low, self.high
         if not (low <= 0.0 <= high and math.isfinite(self.conjugate(0.0))):
-            advice = "the solvers start there, so l must be bounded below; mend it or leave the label out"
+            advice = "the solvers start there, so l must be bounded below; fix it or leave out the label"
             self.add("zero is not in the domain with a finite conjugate", advice, a=0.0)
         for a in self.inside():
             c, (best, top, bounded) = self.conjugate(a), self.supremum(a)
             if low < a < high and not math.isfinite(c):
-                self.add("the conjugate is not finite inside the domain", f"mend either; {SLOPES}", a=a)
+                self.add("the conjugate is not finite inside the domain", f"fix either; {SLOPES}", a=a)
             if low < a < high and not bounded:
                 self.add("sup of -a z - l(z) is infinite inside the domain", f"narrow it; {SLOPES}", a=a)
             if bounded and math.isfinite(c) and abs(top - c) > 1e-6 * (1 + abs(c) + abs(a * best)):
@@ -149,7 +151,7 @@ class _Check:
             self.absent(wrong, z, "Fenchel-Young fails: l(z) + l*(-a) + a z < 0", "the conjugate is too small", a=a)
         for a in filter(math.isfinite, (low - 1.0, low - 0.01, high + 0.01, high + 1.0)):
             if self.conjugate(a) != math.inf:
-                self.add("the conjugate is not infinite outside the domain", f"mend either; {SLOPES}", a=a)
+                self.add("the conjugate is not infinite outside the domain", f"fix either; {SLOPES}", a=a)
             if self.supremum(a)[2]:
                 self.add("sup of -a z - l(z) is finite outside the domain", f"widen it; {SLOPES}", a=a)
 
@@ -160,7 +162,7 @@ class _Check:
         return c - self.conjugate(new) - (new - a) * z - sq * (new - a) * (new - a) / 2
 
     def try_step(self) -> None:
-        """The step stays inside the domain and is no worse than the best that a search finds."""
+        """Check that the step stays in the domain and is as good as the best point that a search finds."""
         points = [0.0, self.label, -1.0, 1.0, 15.0, -1e3, 1e3, self.rng.normal(), self.rng.normal()]
         for a, z, sq in itertools.product(self.inside(), points, STEP_SIZES):
             new, c = self.step(a, z, sq), self.conjugate(a)
@@ -177,7 +179,7 @@ class _Check:
 
 
 def _maximise(f: Function, low: float, high: float, start: float, reach: float) -> tuple[float, float, bool]:
-    """Where a concave f is largest on [low, high], how large, and whether it stops growing within `reach`."""
+    """Return the maximiser of a concave f on [low, high], its value, and whether f stops growing within `reach`."""
     points, bounded = [start], True
     for sign, end in ((-1.0, low), (1.0, high)):
         length, here = 1.0, f(start)

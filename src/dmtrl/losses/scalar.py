@@ -1,4 +1,4 @@
-"""Every built-in loss as compiled scalar functions, told apart by an integer id.
+"""Every built-in loss as compiled scalar functions, selected by an integer id.
 
 Symbols and equation numbers are those of docs/math.md. To change how a loss behaves, change its branch here: value,
 conjugate, dual coordinate step, and for differentiable losses slope and curvature. The kernels of `dmtrl.worker` inline
@@ -21,7 +21,7 @@ def _xlogx(x):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
-    """l(z, y)."""
+    """Return l(z, y)."""
     if loss == SQUARED:
         return 0.5 * (z - y) * (z - y)
     if loss <= LOGISTIC:
@@ -37,7 +37,7 @@ def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
             return 0.5 * slack * slack
         return slack - 0.5 * param if slack >= param else 0.5 * slack * slack / param
     if loss == POISSON:
-        return np.exp(z) - y * z + _xlogx(y) - y  # half the deviance: never negative
+        return np.exp(z) - y * z + _xlogx(y) - y  # half the deviance, so non-negative
     r = y - z
     if loss == QUANTILE:
         return param * r if r >= 0 else (param - 1.0) * r
@@ -49,7 +49,7 @@ def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def loss_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
-    """l*(-a), infinite outside the domain."""
+    """Return l*(-a), which is infinite outside the domain."""
     if loss == SQUARED:
         return 0.5 * a * a - a * y
     if loss <= LOGISTIC:
@@ -72,11 +72,11 @@ def loss_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
-    """t in [0, 1] with logit(t) + margin + sq (t - t0) = 0, by Newton on the logit v."""
+    """Return t in [0, 1] with logit(t) + margin + sq (t - t0) = 0, by Newton on the logit v."""
     flipped = margin + sq * (0.5 - t0) < 0
     if flipped:  # solve for 1 - t, so that v <= 0: there the equation is convex in v and Newton cannot cycle
         t0, margin = 1.0 - t0, -margin
-    v = min(-margin, 0.0)  # where the row's own margin puts it
+    v = min(-margin, 0.0)  # the solution for sq = 0
     for k in range(30):
         e = np.exp(v)
         t = e / (1.0 + e)
@@ -86,7 +86,7 @@ def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
             t += slope * change * (1.0 + 0.5 * (1.0 - 2.0 * t) * change)
             break
         v += change
-        if k == 0 and abs(change) >= 1.0:  # far: with t = exp(v) instead, x = sq t solves x + log(x) = far
+        if k == 0 and abs(change) >= 1.0:  # far away: with t = exp(v), x = sq t solves x + log(x) = far
             far = sq * t0 - margin + np.log(sq)
             above = max(far, 1.0)
             near = min(far, np.log(above - np.log(above))) - np.log(sq)
@@ -97,9 +97,9 @@ def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def _poisson_step(a0, z, y, sq):  # type: ignore[no-untyped-def]
-    """r = y - a > 0 with log(r) - z - sq (y - a0 - r) = 0, by safeguarded Newton on v = log(r); returns a."""
+    """Return a = y - r, where r > 0 solves log(r) - z - sq (y - a0 - r) = 0, by safeguarded Newton on v = log(r)."""
     rest = y - a0
-    # x = sq r solves x + log(x) = k. Newton comes down from the right by one a step, so the start has to be near.
+    # x = sq r solves x + log(x) = k. From the right, Newton moves only by about one per step: start close.
     k = z + sq * rest + np.log(sq)
     v = (np.log(k - np.log(k)) if k > 1 else k) - np.log(sq)
     low, high = -745.0, 709.0
@@ -123,7 +123,7 @@ def _poisson_step(a0, z, y, sq):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def loss_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
-    """The new a that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2  (5); sq may be zero."""
+    """Return the new a that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2  (5); sq may be zero."""
     if loss == SQUARED:
         return a + (y - z - a) / (1.0 + sq)
     sq = max(sq, TINY)
@@ -150,8 +150,10 @@ def loss_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def loss_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
-    """The Fenchel-Young bracket l(z) + l*(-a) + a z, or for the logistic loss a bound on it that needs no logarithm:
-    it is the Kullback-Leibler divergence of t = a y from s = 1 / (1 + exp(y z)), at most (t - s)^2 / (s (1 - s)).
+    """Return the Fenchel-Young bracket l(z) + l*(-a) + a z, or for the logistic loss an upper bound.
+
+    There it is the Kullback-Leibler divergence of t = a y from s = 1 / (1 + exp(y z)), at most (t - s)^2 / (s (1 - s)),
+    which needs no logarithm.
     """
     if loss == LOGISTIC:
         e = np.exp(min(max(y * z, -300.0), 300.0))
@@ -162,7 +164,7 @@ def loss_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def loss_slope(loss, param, z, y):  # type: ignore[no-untyped-def]
-    """-l'(z): the dual variable that belongs to z. Differentiable losses only."""
+    """Return -l'(z), the dual variable that belongs to z. Differentiable losses only."""
     if loss == SQUARED:
         return y - z
     if loss <= LOGISTIC:
@@ -179,7 +181,7 @@ def loss_slope(loss, param, z, y):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def loss_curvature(loss, param, z, y):  # type: ignore[no-untyped-def]
-    """l''(z), or an element of its generalised derivative. Differentiable losses only."""
+    """Return l''(z), or an element of its generalised derivative. Differentiable losses only."""
     if loss == SQUARED:
         return 1.0
     if loss <= LOGISTIC:
@@ -191,7 +193,7 @@ def loss_curvature(loss, param, z, y):  # type: ignore[no-untyped-def]
             return 0.0
         if loss == SQUARED_HINGE:
             return 1.0
-        return 1.0 / param if slack <= param else 0.0  # at the kink the steeper side: a step without curvature is wild
+        return 1.0 / param if slack <= param else 0.0  # at the kink the larger value keeps steps short
     if loss == POISSON:
         return np.exp(z)
     return 1.0 if abs(y - z) <= param else 0.0  # Huber

@@ -1,1 +1,1 @@
-"""Numerical helpers that know nothing of tasks."""
+"""Numerical helpers that do not depend on the rest of the library."""

@@ -1,4 +1,4 @@
-"""What counts as a number in a parameter; True and False do not."""
+"""Type checks for numeric parameters. True and False are not numbers here."""
 
 from numbers import Integral, Real
 

@@ -1,8 +1,6 @@
 """TaskCovariance: Sigma as an operator, low rank plus a multiple of the identity.
 
-Room: beside relationship. Sigma = Q diag(values) Q^T + floor I with orthonormal Q (m, r): everything the algorithm
-needs costs O(m r), so m may be 100,000. W, B and V are (m, d): tasks are rows. Nobody outside this file may assume
-that Sigma is an array.
+Every operation of the solvers costs O(m r), so m may be 100,000. Arrays W, B and V are (m, d): tasks are rows.
 """
 
 from collections.abc import Sequence
@@ -14,43 +12,75 @@ from scipy.sparse.linalg import eigsh
 
 from dmtrl.numerics.rowwise import gram
 
-DENSE_LIMIT = 5000  # tasks; above it no (m, m) array is made
+DENSE_LIMIT = 5000  # tasks; above it no (m, m) array is built
 _EXACT_RHO_LIMIT = 300  # tasks; above it rho is a safe upper bound instead of a dense eigenvalue
 
 
 @dataclass(frozen=True)
 class TaskCovariance:
-    basis: np.ndarray  # Q (m, r)
-    values: np.ndarray  # (r,), not negative
+    """Sigma = Q diag(values) Q^T + floor I, for m tasks.
+
+    Attributes
+    ----------
+    basis : ndarray of shape (m, r)
+        Q, with orthonormal columns.
+    values : ndarray of shape (r,)
+        Non-negative.
+    floor : float
+    """
+
+    basis: np.ndarray
+    values: np.ndarray
     floor: float
 
     @classmethod
     def identity(cls, m: int) -> "TaskCovariance":
+        """Return I / m.
+
+        Parameters
+        ----------
+        m : int
+            Number of tasks.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         return cls(np.zeros((m, 0)), np.zeros(0), 1.0 / m)
 
     @classmethod
     def from_dense(cls, sigma: np.ndarray) -> "TaskCovariance":
-        """A given covariance, scaled to trace one; refuses what is not one."""
+        """Return a given covariance, scaled to trace one. Raise ValueError if it is not a covariance.
+
+        Parameters
+        ----------
+        sigma : array-like of shape (m, m)
+            A symmetric positive semidefinite matrix.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         sigma = np.asarray(sigma, dtype=float)
         if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
             raise ValueError(f"a task covariance must be square, got shape {sigma.shape}")
         if not np.isfinite(sigma).all():
             i, j = np.argwhere(~np.isfinite(sigma))[0]
-            raise ValueError(f"the task covariance has a value that is not finite at row {i}, column {j}")
+            raise ValueError(f"the task covariance is not finite at row {i}, column {j}")
         if not np.allclose(sigma, sigma.T, rtol=1e-8, atol=1e-10 * np.abs(sigma).max(initial=0)):
-            raise ValueError("a task covariance must be symmetric; pass (S + S.T) / 2 if it is only rounding")
+            raise ValueError("a task covariance must be symmetric; if it is up to rounding, pass (S + S.T) / 2")
         trace = np.trace(sigma)
         if not trace > 0:
             raise ValueError(
                 f"a task covariance must have a positive trace, got {trace:g}; "
-                "if this is a graph's adjacency, pass it as a sparse matrix or through relationship.graph"
+                "for the adjacency matrix of a graph, pass a sparse matrix or use dmtrl.relationship.graph"
             )
         values, basis = np.linalg.eigh((sigma + sigma.T) / (2 * trace))
         if values[0] < -1e-10:
             raise ValueError(
                 f"a task covariance must be positive semidefinite; its smallest eigenvalue is {values[0] * trace:g}"
             )
-        # what is zero stays zero: rounding here would be a huge rho later, where it is divided by
+        # Keep zeros exact: rho divides by the diagonal, and rounding there would make it huge.
         floor = values[0] if values[0] > 1e-14 else 0.0
         basis[np.diag(sigma) == 0] = 0.0
         keep = values > floor + 1e-14
@@ -58,18 +88,31 @@ class TaskCovariance:
 
     @classmethod
     def from_graph(cls, adjacency: object, strength: float = 1.0, rank: int = 256) -> "TaskCovariance":
-        """Sigma proportional to (I + strength L)^-1 with L the Laplacian: tasks joined by an edge are pulled together.
+        """Return Sigma proportional to (I + strength L)^-1, with L the Laplacian: edges pull tasks together.
 
-        Up to DENSE_LIMIT tasks it is exact; above, the `rank` smoothest directions are exact and all the rest share one
-        value, the largest that is left.
+        Up to DENSE_LIMIT tasks Sigma is exact. Above, the `rank` smoothest directions are exact, and all others get the
+        smallest value among these.
+
+        Parameters
+        ----------
+        adjacency : array-like or sparse matrix of shape (m, m)
+            Symmetric, non-negative edge weights.
+        strength : float, default=1.0
+            How strongly an edge pulls its tasks together.
+        rank : int, default=256
+            Number of exact directions above DENSE_LIMIT tasks.
+
+        Returns
+        -------
+        TaskCovariance
         """
         A = sparse.csr_matrix(adjacency, dtype=float)
         if A.shape[0] != A.shape[1]:
             raise ValueError(f"a task graph must be square, got shape {A.shape}")
         if not np.isfinite(A.data).all() or (A.data < 0).any():
-            raise ValueError("the edge weights of a task graph must be finite and not negative")
+            raise ValueError("the edge weights of a task graph must be finite and non-negative")
         if abs(A - A.T).max() > 1e-10 * max(abs(A).max(), 1e-300):
-            raise ValueError("a task graph must be symmetric: edge i-j and edge j-i have the same weight")
+            raise ValueError("a task graph must be symmetric: the weights of i-j and j-i differ")
         if not (strength > 0 and np.isfinite(strength)):
             raise ValueError(f"the strength of a task graph must be positive, got {strength!r}")
         A.setdiag(0)
@@ -88,67 +131,132 @@ class TaskCovariance:
         return len(self.basis)
 
     def apply(self, B: np.ndarray) -> np.ndarray:
-        """Sigma B."""
+        """Return Sigma B.
+
+        Parameters
+        ----------
+        B : ndarray of shape (m, d)
+            One row per task.
+
+        Returns
+        -------
+        ndarray of shape (m, d)
+        """
         return self.basis @ (self.values[:, None] * gram(self.basis, B)) + self.floor * B
 
     def shrink(self, V: np.ndarray, t: float) -> np.ndarray:
-        """Sigma (Sigma + t I)^-1 V, the proximal map of a fixed Sigma (19)."""
+        """Return Sigma (Sigma + t I)^-1 V, the proximal map of a fixed Sigma (19).
+
+        Parameters
+        ----------
+        V : ndarray of shape (m, d)
+            One row per task.
+        t : float
+            Step size.
+
+        Returns
+        -------
+        ndarray of shape (m, d)
+        """
         low = self.floor / (self.floor + t)
         gain = (self.values + self.floor) / (self.values + self.floor + t) - low
         return self.basis @ (gain[:, None] * gram(self.basis, V)) + low * V
 
     def quadratic(self, B: np.ndarray) -> float:
-        """tr(B^T Sigma B)."""
+        """Return tr(B^T Sigma B).
+
+        Parameters
+        ----------
+        B : ndarray of shape (m, d)
+            One row per task.
+
+        Returns
+        -------
+        float
+        """
         inside = gram(self.basis, B)
         own = float(self.values @ np.einsum("ij,ij->i", inside, inside))
         return own + (self.floor * float(np.einsum("ij,ij->", B, B)) if self.floor else 0.0)
 
     def inverse_quadratic(self, W: np.ndarray) -> float:
-        """tr(W^T Sigma^-1 W), infinite where W leaves the range of Sigma. Sigma is never inverted as a whole."""
+        """Return tr(W^T Sigma^-1 W), which is infinite if W is not in the range of Sigma.
+
+        Parameters
+        ----------
+        W : ndarray of shape (m, d)
+            One row per task.
+
+        Returns
+        -------
+        float
+        """
         inside = self.basis.T @ W
         left = float(((W - self.basis @ inside) ** 2).sum())
-        # rounding leaves a W that Sigma made some 1e-16 outside of its range
+        # Rounding moves a W in the range of Sigma out of it by about 1e-16.
         beyond = 0.0 if left <= 1e-28 * float((W**2).sum()) else np.inf
         outside = left / self.floor if self.floor > 0 else beyond
         return float((inside**2 / (self.values + self.floor)[:, None]).sum() + outside)
 
     def diagonal(self) -> np.ndarray:
+        """Return the diagonal of Sigma."""
         return (self.basis**2) @ self.values + self.floor
 
     def trace(self) -> float:
+        """Return the trace of Sigma."""
         return float(self.values.sum() + self.m * self.floor)
 
     def factor(self) -> np.ndarray:
-        """F (m, r) with Sigma = F F^T + floor I."""
+        """Return F (m, r) with Sigma = F F^T + floor I."""
         return self.basis * np.sqrt(self.values)
 
     def block(self, tasks: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Sigma[tasks, tasks] as an array, for a worker's own few tasks."""
+        """Return Sigma[tasks, tasks] as an array.
+
+        Parameters
+        ----------
+        tasks : sequence of int
+            Task numbers.
+
+        Returns
+        -------
+        ndarray
+        """
         F = self.factor()[tasks]
         tasks = np.asarray(tasks)
         return F @ F.T + self.floor * (tasks[:, None] == tasks[None, :])
 
     def dense(self) -> np.ndarray:
+        """Return Sigma as an array. Raise ValueError above DENSE_LIMIT tasks."""
         if self.m > DENSE_LIMIT:
             raise ValueError(
-                f"{self.m} tasks: their covariance as an array would hold {self.m**2:,} numbers; "
+                f"the covariance of {self.m} tasks is too large for an array ({self.m**2:,} numbers); "
                 "use block(tasks) for some of them"
             )
         return self.block(np.arange(self.m))
 
     def only(self, tasks: np.ndarray) -> "TaskCovariance":
-        """Sigma[tasks, tasks], scaled to trace one."""
+        """Return Sigma[tasks, tasks], scaled to trace one.
+
+        Parameters
+        ----------
+        tasks : ndarray of int
+            Task numbers.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         F = self.factor()[tasks]
         basis, s, _ = np.linalg.svd(F, full_matrices=False)
-        basis[~F.any(axis=1)] = 0.0  # what is zero stays zero, as in from_dense
+        basis[~F.any(axis=1)] = 0.0  # keep zeros exact, as in from_dense
         trace = float((s**2).sum()) + len(tasks) * self.floor
         if not trace > 0:
-            raise ValueError("the task covariance gives these tasks no variance at all; there is nothing to learn")
+            raise ValueError("the task covariance of these tasks is zero, so their weights would be zero")
         keep = s**2 > 1e-14 * trace
         return TaskCovariance(basis[:, keep], s[keep] ** 2 / trace, self.floor / trace)
 
     def correlation(self) -> np.ndarray:
-        """The task correlation; a task without variance is related to nobody."""
+        """Return the task correlation matrix. A task without variance has correlation zero with all others."""
         sigma = self.dense()
         scale = np.sqrt(np.diag(sigma))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -157,7 +265,17 @@ class TaskCovariance:
         return np.clip(correlation, -1.0, 1.0)
 
     def plus_common(self, tau: float) -> "TaskCovariance":
-        """Sigma + tau 1 1^T: a component that all tasks share (docs/math.md section 7)."""
+        """Return Sigma + tau 1 1^T: a component that all tasks share (docs/math.md section 7).
+
+        Parameters
+        ----------
+        tau : float
+            Strength of the common component.
+
+        Returns
+        -------
+        TaskCovariance
+        """
         if tau == 0:
             return self
         F = np.column_stack([self.factor(), np.full(self.m, np.sqrt(tau))])
@@ -166,7 +284,17 @@ class TaskCovariance:
         return TaskCovariance(basis[:, keep], s[keep] ** 2, self.floor)
 
     def paper_rho(self, unit_tasks: np.ndarray | None = None) -> float:
-        """max_i sum_i' |sigma_ii'| / sigma_ii, the paper's bound (8), row block by row block."""
+        """Return max_i sum_i' |sigma_ii'| / sigma_ii, the paper's bound (8).
+
+        Parameters
+        ----------
+        unit_tasks : ndarray of int, default=None
+            The task of each unit. None means one unit per task.
+
+        Returns
+        -------
+        float
+        """
         F = self.factor()
         F = F if unit_tasks is None else F[unit_tasks]
         tasks = np.arange(self.m) if unit_tasks is None else unit_tasks
@@ -183,14 +311,25 @@ class TaskCovariance:
         return worst
 
     def spectral_rho(self, unit_tasks: np.ndarray | None = None, owner: np.ndarray | None = None) -> float:
-        """The smallest safe rho (9), or (10) when `owner` says which worker holds each unit.
+        """Return the smallest safe rho (9), or (10) if `owner` gives the worker of each unit.
 
-        Exact up to a few hundred units; above, the low-rank value (11), which is safe, exact where floor is zero and
+        Exact up to a few hundred units. Above, it is the low-rank value (11): safe, exact if floor is zero, and
         otherwise above the exact value by at most the number of workers that share a task.
+
+        Parameters
+        ----------
+        unit_tasks : ndarray of int, default=None
+            The task of each unit. None means one unit per task.
+        owner : ndarray of int, default=None
+            The worker of each unit. None means one worker per unit.
+
+        Returns
+        -------
+        float
         """
         tasks = np.arange(self.m) if unit_tasks is None else np.asarray(unit_tasks)
         owner = np.arange(len(tasks)) if owner is None else np.asarray(owner)
-        # shards of one task on one worker act as one unit: only the sum of their b counts
+        # Shards of one task on one worker act as one unit, because only the sum of their b matters.
         tasks, owner = np.unique(np.column_stack([tasks, owner]), axis=0).T
         F = self.factor()[tasks]
         if self.floor > 0 and len(tasks) <= _EXACT_RHO_LIMIT:
@@ -202,12 +341,12 @@ class TaskCovariance:
         if self.floor == 0:
             return _projector_rho(F, owner)
         shards = int(np.bincount(tasks).max(initial=1))
-        apart = max(_projector_rho(F, owner), float(shards))  # F F^T and the floor bounded each for itself
+        apart = max(_projector_rho(F, owner), float(shards))  # F F^T and the floor bounded separately
         return min(apart, _projector_rho(F, owner, self.floor, shards))
 
 
 def _projector_rho(F: np.ndarray, owner: np.ndarray, floor: float = 0.0, shards: int = 0) -> float:
-    """lambda_max of the sum over workers of the projectors on the row spaces of their rows of F (11).
+    """Return lambda_max of the sum over workers of the projectors on the row spaces of their rows of F (11).
 
     With a floor: F_k^T (F_k F_k^T + floor I)^-1 F_k instead, plus shards times the floor's largest share of a block.
     """

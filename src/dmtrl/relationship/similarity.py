@@ -1,8 +1,7 @@
-"""Which tasks stand near which: an order, groups, and the strongest pairs, for whoever draws or lists relations.
+"""Similar tasks: an order, groups, and the strongest pairs, for reports.
 
-Room: beside covariance. Everything works on unit vectors u_i, whose products are the task correlations, and takes rows
-of them a block at a time: no (m, m) array is made, however many tasks there are. Only `similarity_order` and
-`alike_groups` are given one. Clustering is imported where it is used: a fit does not need it.
+Most functions take unit vectors u_i, whose products are the task correlations, and build no (m, m) array. Only
+`similarity_order` and `alike_groups` take one.
 """
 
 from collections.abc import Iterator
@@ -12,9 +11,9 @@ import numpy as np
 
 from dmtrl.relationship.covariance import TaskCovariance
 
-WEAK = 0.1  # a correlation nearer to zero than this is not called a relation
-ALIKE = 0.5  # mean correlation from which tasks are said to form a group
-_OPTIMAL = 400  # tasks; above it the best of all leaf orders takes seconds
+WEAK = 0.1  # a smaller correlation, in absolute value, is not reported as a relation
+ALIKE = 0.5  # mean correlation from which tasks form a group
+_OPTIMAL = 400  # tasks; above it the optimal leaf order takes seconds
 _BLOCK = 512  # rows of the correlation at a time
 
 
@@ -29,7 +28,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Nearest:
-    """For every task the one most like it and the one most unlike it, with the correlations."""
+    """For every task, the tasks with the highest and the lowest correlation, and these correlations."""
 
     alike: np.ndarray
     alike_value: np.ndarray
@@ -38,14 +37,14 @@ class Nearest:
 
 
 def unit_vectors(covariance: TaskCovariance) -> np.ndarray:
-    """Rows u_i (m, r) with u_i . u_j the correlation of two different tasks; zero for a task without variance."""
+    """Return rows u_i (m, r): u_i . u_j is the correlation of tasks i and j. A task without variance has u_i = 0."""
     scale = np.sqrt(covariance.diagonal())[:, None]
     factor = covariance.factor()
     return np.divide(factor, scale, out=np.zeros_like(factor), where=scale > 0)
 
 
 def similarity_order(correlation: np.ndarray) -> np.ndarray:
-    """The tasks in an order that puts related ones side by side, and next to them those that are their opposites."""
+    """Return the tasks in an order that puts related tasks, then their opposites, side by side."""
     from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
     from scipy.spatial.distance import squareform
 
@@ -60,7 +59,7 @@ def similarity_order(correlation: np.ndarray) -> np.ndarray:
 
 
 def _distance(correlation: np.ndarray) -> np.ndarray:
-    """0 for the same, 1 for unrelated, and 0.5 for opposite: an opposite is nearer than a stranger."""
+    """0 for correlation 1, 1 for correlation 0, and 0.5 for correlation -1."""
     distance = 1.0 - np.abs(correlation) + 0.5 * np.maximum(-correlation, 0.0)
     distance = (distance + distance.T) / 2
     np.fill_diagonal(distance, 0.0)
@@ -68,7 +67,7 @@ def _distance(correlation: np.ndarray) -> np.ndarray:
 
 
 def alike_groups(correlation: np.ndarray, least: float = ALIKE) -> np.ndarray:
-    """A group number for each task: within a group the mean correlation of merged parts is at least `least`."""
+    """Return a group number for each task: merged groups have a mean correlation of at least `least`."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
@@ -82,8 +81,10 @@ def alike_groups(correlation: np.ndarray, least: float = ALIKE) -> np.ndarray:
 
 
 def few_groups(vectors: np.ndarray, most: int) -> np.ndarray:
-    """A group number for each of very many tasks, at most `most` of them: k-means on the unit vectors, for which
-    |u_i - u_j|^2 is 2 - 2 times the correlation."""
+    """Return a group number for each task, with at most `most` groups, for very many tasks.
+
+    k-means on the unit vectors, for which |u_i - u_j|^2 is 2 - 2 times the correlation.
+    """
     from sklearn.cluster import KMeans
 
     m = len(vectors)
@@ -97,7 +98,7 @@ def few_groups(vectors: np.ndarray, most: int) -> np.ndarray:
 
 
 def group_correlations(vectors: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Mean correlation of every two groups; on the diagonal over the pairs within, 1 for a group of one task."""
+    """Return the mean correlation of every two groups; on the diagonal of the pairs within, or 1 for a single task."""
     sizes = np.bincount(groups).astype(float)
     sums = np.zeros((len(sizes), vectors.shape[1]))
     np.add.at(sums, groups, vectors)
@@ -116,7 +117,7 @@ def _row_blocks(vectors: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def strongest_pairs(vectors: np.ndarray, k: int) -> tuple[list[Pair], list[Pair]]:
-    """The k pairs of tasks with the highest correlation above zero, and the k with the lowest below."""
+    """Return the k pairs of tasks with the highest positive and the k with the lowest negative correlations."""
     high: list[Pair] = []
     low: list[Pair] = []
     for rows, block in _row_blocks(vectors):
@@ -124,7 +125,7 @@ def strongest_pairs(vectors: np.ndarray, k: int) -> tuple[list[Pair], list[Pair]
         for kept, sign in ((high, 1.0), (low, -1.0)):
             signed = np.where(counted, -sign * block, np.inf).ravel()
             best = np.argpartition(signed, min(k, signed.size) - 1)[:k]
-            pairs = [(*divmod(int(place), len(vectors)), float(signed[place])) for place in best]
+            pairs = [(*divmod(int(index), len(vectors)), float(signed[index])) for index in best]
             kept += [Pair(int(rows[i]), j, -sign * value) for i, j, value in pairs if value < 0]
             kept.sort(key=lambda pair: (-sign * pair.value, pair.first, pair.second))
             del kept[k:]
@@ -132,7 +133,7 @@ def strongest_pairs(vectors: np.ndarray, k: int) -> tuple[list[Pair], list[Pair]
 
 
 def nearest_tasks(vectors: np.ndarray) -> Nearest:
-    """Who is nearest and who is most opposed to each task; needs at least two tasks."""
+    """Return the most similar and the most opposed task of each task. Needs at least two tasks."""
     m = len(vectors)
     alike, opposed = np.zeros(m, dtype=int), np.zeros(m, dtype=int)
     alike_value, opposed_value = np.zeros(m), np.zeros(m)

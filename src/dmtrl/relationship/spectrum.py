@@ -1,7 +1,6 @@
-"""Singular values the quick way: from the Gram matrix of the shorter side, or where that loses digits from a QR.
+"""Fast singular values: from the Gram matrix of the shorter side, or from a QR where full accuracy is needed.
 
-Room: below relationship. Squaring a matrix loses what is below 1e-8 of its largest singular value, so the Gram route
-serves where only larger ones are asked for; the triangular factor of a QR has all of them to full accuracy, and both
+The Gram matrix loses singular values below 1e-8 of the largest; the triangular factor of a QR keeps all of them. Both
 are several times faster than the SVD of a long matrix.
 """
 
@@ -9,7 +8,7 @@ import numpy as np
 
 from dmtrl.numerics.rowwise import centred_gram, gram
 
-ENOUGH = 1e-4  # of the largest singular value: down to here the Gram matrix is off by 1e-12 of the largest
+ENOUGH = 1e-4  # of the largest singular value; down to here the Gram matrix has an error of 1e-12 of the largest
 
 
 def largest_singular_value(V: np.ndarray) -> float:
@@ -19,12 +18,12 @@ def largest_singular_value(V: np.ndarray) -> float:
 
 
 def singular_values(V: np.ndarray) -> np.ndarray:
-    """All of them, falling, to full accuracy."""
+    """Return all singular values in descending order, to full accuracy."""
     return np.linalg.svd(_triangle(V) if _is_long(V) else V, compute_uv=False)
 
 
 def nuclear_norm(V: np.ndarray, centre: np.ndarray | None = None) -> float:
-    """The sum of the singular values of V (- centre); a QR only where the Gram matrix cannot tell the small ones."""
+    """Return the sum of the singular values of V - centre. Uses a QR only if the Gram matrix is not accurate enough."""
     if V.size == 0:
         return 0.0
     if centre is not None and V.shape[0] <= V.shape[1]:
@@ -36,8 +35,10 @@ def nuclear_norm(V: np.ndarray, centre: np.ndarray | None = None) -> float:
 
 
 def short_side(V: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Singular values, falling, and the singular vectors of the shorter side as columns: the left ones where V is
-    wide, the right ones where it is tall. Without `exact`, only what is above ENOUGH times the largest is to be used.
+    """Return singular values in descending order, and the singular vectors of the shorter side as columns.
+
+    These are the left ones if V is wide, the right ones if it is tall. Without `exact`, only singular values above
+    ENOUGH times the largest are reliable.
     """
     if exact:
         left, s, right = np.linalg.svd(_triangle(V) if _is_long(V) else V, full_matrices=False)
@@ -48,7 +49,7 @@ def short_side(V: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarr
 
 
 def from_gram(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Singular values, falling, and singular vectors of a matrix with this Gram matrix."""
+    """Return singular values in descending order, and singular vectors, from the Gram matrix."""
     values, vectors = np.linalg.eigh(G)
     return np.sqrt(np.maximum(values[::-1], 0.0)), vectors[:, ::-1]
 
@@ -58,7 +59,7 @@ def _is_long(V: np.ndarray) -> bool:
 
 
 def _triangle(V: np.ndarray) -> np.ndarray:
-    """A square matrix with the singular values of V and, on the right, the singular vectors of its shorter side."""
+    """Return a square matrix with the singular values of V and the singular vectors of its shorter side."""
     return np.asarray(np.linalg.qr(V if V.shape[0] >= V.shape[1] else V.T, mode="r"))
 
 

@@ -69,7 +69,21 @@ class TaskCorrelationDisplay(_Display):
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
-        """Plot the correlations of a fitted estimator; `options` are passed to `plot`."""
+        """Plot the task correlations of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+            A fitted estimator.
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        **options : object
+            Further arguments of `plot`.
+
+        Returns
+        -------
+        TaskCorrelationDisplay
+        """
         check_is_fitted(estimator)
         names = estimator.unit_names_.tolist()
         return cls(estimator.covariance_.correlation(), names).plot(ax, **options)
@@ -85,7 +99,22 @@ class TaskCorrelationDisplay(_Display):
     ) -> Self:
         """Draw the heat map. Blue means alike, red means opposed.
 
-        order: "similarity", or None for the order of the model. max_labels: the largest number of tasks to label.
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        order : "similarity" or None, default="similarity"
+            Order of the tasks. None means the order of the model.
+        cmap : str or matplotlib Colormap, default="RdBu"
+            Colours from -1 to 1.
+        colorbar : bool, default=True
+            Whether to draw a colour bar.
+        max_labels : int, default=40
+            The largest number of tasks to label.
+
+        Returns
+        -------
+        TaskCorrelationDisplay
         """
         if order not in ("similarity", None):
             raise ValueError(f"order must be 'similarity' or None, got {order!r}")
@@ -131,14 +160,41 @@ class ConvergenceDisplay(_Display):
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Any = None, **options: Any) -> Self:
-        """Plot the rounds of a fitted estimator; `options` are passed to `plot`."""
+        """Plot the rounds of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+            A fitted estimator.
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        **options : object
+            Further arguments of `plot`.
+
+        Returns
+        -------
+        ConvergenceDisplay
+        """
         check_is_fitted(estimator)
         return cls(estimator.history_, estimator.tol).plot(ax, **options)
 
     def plot(self, ax: Any = None, *, x: str = "rounds", name: str | None = None, **line: Any) -> Self:
-        """Draw the gap over x: "rounds", "seconds" or "bytes".
+        """Draw the relative gap.
 
-        name: the label in the legend. line: further arguments for matplotlib's `plot`.
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        x : {"rounds", "seconds", "bytes"}, default="rounds"
+            Quantity on the horizontal axis.
+        name : str, default=None
+            Label in the legend.
+        **line : object
+            Further arguments of matplotlib's `plot`.
+
+        Returns
+        -------
+        ConvergenceDisplay
         """
         if x not in _AXES:
             raise ValueError(f"x must be one of {', '.join(_AXES)}, got {x!r}")
@@ -193,13 +249,48 @@ class TaskComparisonDisplay(_Display):
         ax: Any = None,
         **options: Any,
     ) -> Self:
-        """Compare with the settings of a fitted estimator, which takes several fits; `options` are passed to `plot`."""
+        """Compare with the settings of a fitted estimator, which takes several fits, and plot the result.
+
+        Parameters
+        ----------
+        estimator : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
+            A fitted estimator.
+        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
+            Rows of the tasks of the model, in any form that `fit` accepts.
+        y : array-like of shape (n,) or (n, m), default=None
+            Labels, in any form that `fit` accepts.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row.
+        sample_weight : array-like of shape (n,), default=None
+            Weights of the rows.
+        cv : int, default=5
+            Number of folds.
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        **options : object
+            Further arguments of `plot`.
+
+        Returns
+        -------
+        TaskComparisonDisplay
+        """
         return cls(estimator.compare(X, y, tasks, sample_weight, cv)).plot(ax, **options)
 
     def plot(self, ax: Any = None, *, max_tasks: int = 60, pooled: bool = True) -> Self:
-        """Draw the errors of the tasks with the largest and the smallest gain, at most `max_tasks`.
+        """Draw the errors of the tasks.
 
-        pooled: whether to draw the errors of the pooled model.
+        Parameters
+        ----------
+        ax : matplotlib Axes, default=None
+            Axes to draw on. None creates a figure.
+        max_tasks : int, default=60
+            The largest number of tasks to draw: those with the largest and the smallest gain.
+        pooled : bool, default=True
+            Whether to draw the errors of the pooled model.
+
+        Returns
+        -------
+        TaskComparisonDisplay
         """
         found = self.comparison
         gain = found.alone - found.together

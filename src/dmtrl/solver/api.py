@@ -18,9 +18,9 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines import choose_engine
 from dmtrl.engines.base import Engine
 from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLostError
-from dmtrl.losses.builtin import AnyLoss, get_loss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.progress import live_line
-from dmtrl.relationship.penalties import FreeIntercept, get_relationship
+from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.solver.checkpoint import Checkpoint, Keeper, Place, keeper_for, within
 from dmtrl.solver.coordinator import Callback, Coordinator, Outcome, Watch
 from dmtrl.solver.settings import Settings
@@ -50,19 +50,52 @@ def solve(
 ) -> Outcome:
     """Learn one linear model per task and the covariance between tasks.
 
-    data: rows that are here, or a plan of sources that each worker reads for itself. loss: one for all tasks, or one
-    per task. engine: "local", "ray", RayOptions, or an Engine whose workers hold the tasks already. workers: how many
-    pieces the tasks are laid in (default: one per thread or processor; `data.m` is one task per worker).
-    intercept_ridge: the last column of X is a constant whose weights stay outside the relationship and carry only this
-    much ridge. shards: into how many pieces each task is cut first. n_jobs: threads, -1 for all cores. callbacks get
-    the record of every round, watch also its weights. checkpoint: a folder or fsspec URL, or a Checkpoint that says how
-    often. resume: such a path, or True for that of `checkpoint` if there is one: the run goes on from there and, unless
-    the work depends on time (max_staleness, balance), ends with the same bits as if it had never stopped. on_lost:
-    what to do when a worker cannot be brought back: "stop" raises WorkerLostError; "go_on" begins again without its
-    tasks on the workers that are left, and a TasksLeftOutWarning names them. Then the rows of W are the remaining
-    tasks in their order, whose numbers are `tasks` of the outcome, and checkpoints go on in a folder `again-1`
-    within the first; to resume from there, give the remaining tasks as data and as many workers as the warning
-    says.
+    Parameters
+    ----------
+    data : TaskData or SourcePlan
+        Rows in this process, or a plan of sources that each worker reads itself.
+    loss : str, Loss, CustomLoss or sequence of them
+        One loss for all tasks, or one per task.
+    reg_lambda : float
+        Strength of the regularisation.
+    relationship : str, array, sparse matrix, TaskCovariance or Relationship, default="learned"
+        "learned", "independent", "shared", a covariance, the adjacency of a graph, or a Relationship.
+    common : float, default=0.0
+        Strength of a component that all tasks share.
+    settings : Settings, default=None
+        Settings of the algorithm. None means Settings().
+    engine : {"local", "ray"}, RayOptions or Engine, default="local"
+        Where workers run. An Engine already holds the tasks; it is not closed.
+    n_jobs : int, default=None
+        Threads of the local engine. None means 1, and -1 means all cores.
+    workers : int, default=None
+        Number of pieces into which tasks are partitioned. None means one per thread or CPU; `data.m` is one task per
+        worker.
+    shards : int or sequence of int, default=1
+        Number of pieces into which each task is cut first, so that a task can be spread over several workers.
+    intercept_ridge : float, default=None
+        The last column of X is a constant whose weights stay outside the relationship and carry only this ridge.
+    callbacks : sequence of callable, default=()
+        Functions that are called with the RoundRecord of each round.
+    watch : callable, default=None
+        Called with the RoundRecord and the weights of each round.
+    verbose : int, default=0
+        1 shows a progress line on a terminal, 2 prints a line per round.
+    checkpoint : str, path or Checkpoint, default=None
+        Folder or fsspec URL to write checkpoints to. A Checkpoint also sets how often.
+    resume : str, path or bool, default=None
+        A checkpoint to resume from; True means the one at `checkpoint`, if it exists. The result is bitwise equal to
+        that of an uninterrupted run, unless the work depends on time (max_staleness, balance).
+    on_lost : {"stop", "go_on"}, default="stop"
+        What to do when a worker cannot be replaced. "stop" raises WorkerLostError. "go_on" starts again without its
+        tasks on the remaining workers and emits a TasksLeftOutWarning. The rows of W are then the remaining tasks
+        (their numbers are `tasks` of the outcome), and checkpoints continue in the subfolder `again-1`; to resume from
+        there, pass the remaining tasks as data and the number of workers that the warning names.
+
+    Returns
+    -------
+    Outcome
+        Weights, task covariance, certificate and history.
     """
     if on_lost not in ("stop", "go_on"):
         raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")

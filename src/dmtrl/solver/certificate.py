@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Certificate:
-    """primal >= optimum >= dual."""
+    """Proven bounds of the optimum: primal >= optimum >= dual.
+
+    Parameters
+    ----------
+    primal : float
+        The objective of the model.
+    dual : float
+        A lower bound of the objective of every model.
+    """
 
     primal: float
     dual: float

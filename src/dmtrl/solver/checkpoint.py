@@ -26,8 +26,8 @@ from dmtrl.engines.base import Engine
 from dmtrl.exceptions import CheckpointWarning
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.protocol.message import Message
+from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.base import Start
 from dmtrl.solver.settings import Settings
@@ -47,8 +47,17 @@ State = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Keep a checkpoint in the folder (or fsspec URL) `path` every so many rounds, or seconds, whichever comes first;
-    every minute if nothing is said. The workers write there too: with several machines it must be one that all see."""
+    """Write checkpoints every so many rounds or seconds, whichever comes first; by default every minute.
+
+    Parameters
+    ----------
+    path : str or path-like
+        A folder or fsspec URL. Workers write there too: with several machines it must be one that all can reach.
+    every_rounds : int, default=None
+        Number of rounds between checkpoints.
+    every_seconds : float, default=None
+        Seconds between checkpoints.
+    """
 
     path: Place
     every_rounds: int | None = None

@@ -16,8 +16,8 @@ from threadpoolctl import ThreadpoolController
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.rowwise import threads
 from dmtrl.protocol.message import Message, Scalar
+from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import FreeIntercept, Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint import FIT, Keeper, State, problem_of, restore_workers
 from dmtrl.solver.layout import Layout
@@ -32,9 +32,42 @@ from dmtrl.worker.worker import SOLVER_NAMES
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One round, as kept in history_. Gaps are relative; `primal` and `dual` are the best so far. With the default
-    method `w_gap` is the smaller of this round's W-step gap and the best pair's joint gap, which bounds that
-    pair's W-step gap."""
+    """One round, as stored in `history_`. Gaps are relative.
+
+    Attributes
+    ----------
+    round : int
+        Number of the round, from 0.
+    gap : float
+        Gap between the best primal and dual values so far.
+    primal : float
+        Best joint objective so far.
+    dual : float
+        Best lower bound so far.
+    w_gap : float
+        Gap of the W-step. With the default method the smaller of the W-step gap of the round and the joint gap of the
+        best pair, which bounds the W-step gap of that pair.
+    objective : float
+        Joint objective at the weights of the round.
+    dual_now : float
+        Dual objective of the W-step before the round.
+    rho : float
+        Coupling of the tasks.
+    step : float
+        Step size of the splitting.
+    solver : str
+        Local solvers that the workers used.
+    passes : float
+        Mean number of passes over the rows.
+    omega : bool
+        Whether the task covariance was updated.
+    bytes_sent : int
+        Bytes of the messages to the workers.
+    bytes_received : int
+        Bytes of the answers of the workers.
+    seconds : float
+        Duration of the round.
+    """
 
     round: int
     gap: float
@@ -53,6 +86,7 @@ class RoundRecord:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the record as a dict."""
         return asdict(self)
 
 
@@ -72,6 +106,32 @@ class DualPoint:
 
 @dataclass(frozen=True)
 class Outcome:
+    """The result of `solve`.
+
+    Attributes
+    ----------
+    W : ndarray of shape (m, d)
+        Weights of each task.
+    common : ndarray of shape (d,)
+        The part of every row of W that all tasks share.
+    covariance : TaskCovariance
+        Covariance of the part of W that is not shared, with trace one.
+    certificate : Certificate
+        Proven bounds of the optimum.
+    dual : DualPoint
+        The point of the dual bound.
+    history : list of RoundRecord
+        One record per round.
+    converged : bool
+        Whether the relative gap reached tol.
+    method : str
+        The method that was used.
+    trace : Trace
+        Events that depended on time; empty unless the settings allow such events.
+    tasks : ndarray of int or None
+        Numbers of the tasks in the rows of W. None means all tasks, in order.
+    """
+
     W: np.ndarray  # (m, d)
     common: np.ndarray  # (d,): the part of every row of W that all tasks share
     covariance: TaskCovariance  # of the tasks' own part, trace one

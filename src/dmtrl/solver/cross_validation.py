@@ -12,7 +12,7 @@ import numpy as np
 
 from dmtrl.engines.base import Engine
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Relationship
+from dmtrl.relationship import Relationship
 from dmtrl.solver.checkpoint import Keeper
 from dmtrl.solver.coordinator import Coordinator
 from dmtrl.solver.layout import Layout

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine
-from dmtrl.losses.builtin import AnyLoss
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import Relationship
+from dmtrl.relationship import Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.coordinator import Coordinator, DualPoint, Outcome
 from dmtrl.solver.settings import Settings
@@ -111,7 +110,7 @@ def extend(
     if newcomer.X.shape[1] != d:
         raise ValueError(f"the new task has {newcomer.X.shape[1]} features, the model has {d}")
     blocks = newcomer.partition(1)[0]
-    worker = Worker(ArraySource(type(blocks)(**{**vars(blocks), "tasks": np.array([m])})), loss)
+    worker = Worker(type(blocks)(**{**vars(blocks), "tasks": np.array([m])}), loss)
     settings = replace(settings, method="splitting", max_staleness=0)
     coordinator = Coordinator(_Pair(_Pinned(W, dual.B), worker), m + 1, relationship, reg_lambda, settings)
     outcome = coordinator.run()

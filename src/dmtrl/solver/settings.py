@@ -1,7 +1,4 @@
-"""All the knobs of the solver in one dataclass, with the two presets.
-
-Room: the ground. `Settings()` is the default; `Settings.paper(...)` is Algorithm 1 and 2 of the paper to the letter.
-"""
+"""Settings of the solver. `Settings()` is the default; `Settings.paper(...)` is the algorithm of the paper."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -24,35 +21,78 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class Settings:
-    # when to stop
-    tol: float = 1e-3  # relative joint gap
+    """Settings of the solver.
+
+    Parameters
+    ----------
+    tol : float, default=1e-3
+        The run stops when the relative joint gap is at most `tol`.
+    max_rounds : int, default=1000
+        Maximum number of rounds.
+    seed : int, default=0
+        Seed of the row order.
+    method : {"auto", "splitting", "dual"}, default="auto"
+        How the coordinator turns B into W: joint splitting (docs/math.md section 6), or the paper's dual alternation.
+    local_solver : {"auto", "sdca", "newton", "gram"}, default="auto"
+        What a worker runs in a round.
+    sampling : {"shuffled", "uniform"}, default="shuffled"
+        Order of coordinate steps: shuffled passes, or rows drawn uniformly.
+    steps : int or tuple of int, default=None
+        Coordinate steps (H) of each task, or of each of its shards, in a round: one number, or one per task. None means
+        passes over the rows until `local_accuracy` is reached.
+    max_passes : int, default=100
+        Maximum number of passes over the rows of a unit in a round, if `steps` is None.
+    local_accuracy : float, default=0.05
+        The local gap of a round aims at this share of the last certified gap.
+    balance : bool, default=False
+        Limit the steps of each worker by its measured speed, so that all workers finish a round at about the same time.
+    max_staleness : int, default=0
+        With 0 each round waits for the slowest worker. With a larger value answers are used as they arrive, and a
+        worker may receive new weights this many times while another is still busy with older ones.
+    relaxation : float, default=1.6
+        Relaxation of the splitting, between 0 and 2.
+    initial_step : float, default=None
+        First step size of the splitting. None means one derived from lambda and the data.
+    eta : float, default=1.0
+        Aggregation parameter of dual alternation, in (0, 1].
+    rho : {"paper", "spectral", "block"}, default="spectral"
+        Bound of the coupling between workers in dual alternation.
+    momentum : bool, default=True
+        Accelerate the W-steps of dual alternation. Not used with rho="block", whose steps are inexact.
+    w_rounds : int, default=10
+        Maximum number of rounds (T) in a W-step.
+    w_tol : float, default=0.0
+        A W-step ends when its relative gap is at most `w_tol`.
+    omega_steps : int, default=None
+        The run ends after this many Omega-steps (P). None means no limit.
+    smoothing : float, default=0.3
+        Epsilon of the first Omega-step, relative to the largest singular value of W.
+    smoothing_decay : float, default=0.9
+        Factor on epsilon from one Omega-step to the next.
+    smoothing_floor : float, default=1e-7
+        The smallest epsilon.
+    """
+
+    tol: float = 1e-3
     max_rounds: int = 1000
     seed: int = 0
-    # how the server turns B into W: joint splitting (docs/math.md section 6), or the paper's dual alternation
     method: str = "auto"
-    # what a worker does in a round
     local_solver: str = "auto"
     sampling: str = "shuffled"
-    # H, coordinate steps a round of a task (of each shard, if it is cut): one number, or one per task; None: passes
-    # until accurate enough
     steps: int | tuple[int, ...] | None = None
-    max_passes: int = 100  # the most passes over a unit's rows in a round when steps is None
-    local_accuracy: float = 0.05  # a round's local gap aims at this share of the last certified gap
-    balance: bool = False  # limit a worker's steps by its measured speed, so that all end a round together
-    # 0: rounds in step, all wait for the slowest. Above: every answer counts when it comes, and a worker may be given
-    # new weights this many times while another is still at work on older ones
+    max_passes: int = 100
+    local_accuracy: float = 0.05
+    balance: bool = False
     max_staleness: int = 0
-    # splitting
     relaxation: float = 1.6
     initial_step: float | None = None
-    # dual alternation
     eta: float = 1.0
     rho: str = "spectral"
-    momentum: bool = True  # not with rho="block", whose steps are inexact
-    w_rounds: int = 10  # T: rounds in a W-step at most
-    w_tol: float = 0.0  # a W-step ends early at this relative W-step gap
-    omega_steps: int | None = None  # P: the run ends after this many Omega-steps; None: only by tol or max_rounds
-    smoothing: float = 0.3  # epsilon of the Omega-step over the largest singular value of W, at the first Omega-step
+    momentum: bool = True
+    w_rounds: int = 10
+    w_tol: float = 0.0
+    omega_steps: int | None = None
+    smoothing: float = 0.3
     smoothing_decay: float = 0.9
     smoothing_floor: float = 1e-7
 
@@ -111,8 +151,28 @@ class Settings:
         seed: int = 0,
         **knobs: Any,
     ) -> "Settings":
-        """Algorithm 1 and 2: P Omega-steps, T rounds before each, H uniform coordinate steps a round (one number,
-        or one per task; None: one per row).
+        """Settings of Algorithms 1 and 2 of the paper.
+
+        Parameters
+        ----------
+        T : int, default=10
+            Rounds in each W-step.
+        P : int, default=10
+            Number of Omega-steps.
+        H : int or tuple of int, default=None
+            Uniform coordinate steps in a round: one number, or one per task. None means one step per row.
+        eta : float, default=1.0
+            Aggregation parameter, in (0, 1].
+        tol : float, default=0.0
+            The run stops early when the relative joint gap is at most `tol`.
+        seed : int, default=0
+            Seed of the row order.
+        **knobs : object
+            Other fields of Settings, which take precedence.
+
+        Returns
+        -------
+        Settings
         """
         fixed: dict[str, Any] = {
             "method": "dual",

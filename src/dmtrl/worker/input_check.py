@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks, all_finite
-from dmtrl.losses.builtin import AnyLoss, CustomLoss
+from dmtrl.losses import AnyLoss, CustomLoss
 
 
 def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss], squares: np.ndarray) -> None:

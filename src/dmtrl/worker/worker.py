@@ -13,11 +13,10 @@ from scipy import sparse
 
 from dmtrl import storage
 from dmtrl.data.blocks import Blocks, Source
-from dmtrl.losses import scalar
-from dmtrl.losses.builtin import CLASSIFICATION, AnyLoss, CustomLoss, identity
+from dmtrl.losses import CLASSIFICATION, AnyLoss, CustomLoss, identity, scalar
 from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.message import Message, Scalar
-from dmtrl.relationship.penalties import Metric
+from dmtrl.relationship import Metric
 from dmtrl.worker import kernels
 from dmtrl.worker import rows as row_access
 from dmtrl.worker.input_check import check_blocks
@@ -255,7 +254,7 @@ class Worker:
     def _catch_up(self, message: Message) -> Message:
         """Improve alpha on the local problems (37), in a metric that came, with the loss where that ends if it is known
         without another reading of the rows."""
-        metric, out, settings = Metric.told(message), np.zeros((len(self._B), 3)), self._settings
+        metric, out, settings = Metric.from_message(message), np.zeros((len(self._B), 3)), self._settings
         passes = _PASSES_IN_METRIC if metric.floor else _PASSES_ALONG
         self._kernels.catch_up(
             self._units, self._ids, self._alpha, self._B, metric.centre, np.ascontiguousarray(metric.directions.T),

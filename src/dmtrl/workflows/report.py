@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.inputs import plain
+from dmtrl.data.labels import plain
 from dmtrl.estimators.model_file import load
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.page import require_packages

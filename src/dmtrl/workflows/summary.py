@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.inputs import plain
+from dmtrl.data.labels import plain
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import held_out_error
 from dmtrl.workflows.fit import FOLDS, Prepared

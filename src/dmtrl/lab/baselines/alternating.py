@@ -13,8 +13,8 @@ from scipy import sparse
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses.builtin import Loss, get_loss
+from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import FreeIntercept, get_relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.coordinator import RoundRecord, Watch, single_threaded_blas
 from dmtrl.worker import kernels

@@ -7,8 +7,8 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.lab.baselines.alternating import Fitted
-from dmtrl.losses.builtin import AnyLoss
-from dmtrl.relationship.penalties import shared
+from dmtrl.losses import AnyLoss
+from dmtrl.relationship import shared
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 

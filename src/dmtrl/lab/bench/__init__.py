@@ -1,4 +1,1 @@
-"""Benchmarks: one file per question; each measures all contenders in one run, interleaved, compile time excluded.
-
-Room: beside experiments, whose records, runner and collection it uses.
-"""
+"""Benchmarks, one file per question. Each measures all competitors in one run, interleaved, without compile time."""

@@ -1,8 +1,7 @@
 """The local solvers alone: one task, one thread, time to the same quality as LIBLINEAR and Snap ML.
 
-Room: bench. A line is a loss and a shape, such as `hinge:12000x784`. Quality is how far the objective mean loss +
-lambda/2 |w|^2, computed here in float64, lies above an optimum that is proved (`optimum`), with lambda = 1 / (C n).
-Who is timed, and how the fastest setting of each is found, is in `contenders`. One line alone, with its table:
+A line is a loss and a shape, such as `hinge:12000x784`. Quality is the relative suboptimality of the objective mean
+loss + lambda/2 |w|^2 in float64, with lambda = 1 / (C n); `optimum` gives a proven optimum. One line with its table:
 
     python -m dmtrl.lab.bench.kernels --only hinge:12000x784
     python -m dmtrl.lab.bench.kernels --only logistic:35000x10000 --peers dmtrl,liblinear --C 10 --quick
@@ -19,7 +18,7 @@ from scipy import sparse
 from threadpoolctl import threadpool_limits
 
 from dmtrl.datasets import load_mnist_tasks
-from dmtrl.lab.bench.contenders import CERTIFIED, DMTRL, FITS, Found, absent, fastest, present
+from dmtrl.lab.bench.competitors import CERTIFIED, DMTRL, FITS, Result, fastest, installed, not_installed
 from dmtrl.lab.bench.optimum import Task, optimum
 from dmtrl.lab.bench.timing import interleaved, ratio, read_bandwidth
 from dmtrl.lab.experiments.records import Record, machine, versions
@@ -29,11 +28,16 @@ from dmtrl.report.files import markdown_text
 
 QUALITIES = (1e-3, 1e-4, 1e-5)
 LOSSES = ("hinge", "logistic")
-SHAPES = {"12000x784": 150, "60000x200": 120, "400000x50": 240, "35000x10000": 90}  # with seconds a line takes
+SHAPES = {
+    "12000x784": 150,
+    "60000x200": 120,
+    "400000x50": 240,
+    "35000x10000": 90,
+}  # and estimated seconds
 QUICK = {"2000x50": 1, "500x10000": 1}
 DENSITY = 0.006
 MNIST_DIGIT = 3
-LIMIT = 10.0  # seconds; a solver that took longer for a fit is asked for nothing tighter
+LIMIT = 10.0  # seconds; a solver that takes longer for a fit gets no tighter tolerance
 
 
 def runs(quick: bool) -> list[Run]:
@@ -49,15 +53,15 @@ def measure(
     line: str, quick: bool, C: float = 1.0, names: Sequence[str] | None = None, repeats: int = 5
 ) -> Mapping[str, Any]:
     with threadpool_limits(1):
-        return _measure(pose(line, C), present() if names is None else names, quick, repeats)
+        return _measure(make_task(line, C), installed() if names is None else names, quick, repeats)
 
 
-def pose(line: str, C: float = 1.0) -> Task:
-    """The task of a line. 784 columns are MNIST (a digit against the rest) where the data set is at hand."""
+def make_task(line: str, C: float = 1.0) -> Task:
+    """Return the task of a line. 784 columns are MNIST (a digit against the rest) if the data set is available."""
     loss, _, shape = line.partition(":")
     n, _, d = shape.partition("x")
     if loss not in LOSSES or not (n.isdigit() and d.isdigit()):
-        raise ValueError(f"a line is a loss ({', '.join(LOSSES)}) and a shape, such as hinge:12000x784; got {line!r}")
+        raise ValueError(f"a line must be a loss ({', '.join(LOSSES)}) and a shape, like hinge:12000x784, got {line!r}")
     X, y = _rows(int(n), int(d))
     return Task(X, X.astype(np.float64), y, loss, 1.0 / (C * len(y)))
 
@@ -77,13 +81,12 @@ def _rows(n: int, d: int) -> tuple[Any, np.ndarray]:
 
 
 def _scaled(X: np.ndarray) -> np.ndarray:
-    """Rows whose squared length is one on average, for which C = 1 is a common choice."""
+    """Scale rows to a mean squared length of one, for which C = 1 is a common choice."""
     return np.ascontiguousarray(X / np.sqrt(np.mean(np.einsum("ij,ij->i", X, X))))
 
 
 def _correlated(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Columns that are correlated as measured features are (a spectrum that falls), rows of length about one, labels
-    of a linear rule with noise: about a tenth lie on the wrong side."""
+    """Return correlated columns (a decaying spectrum), rows of length about one, and labels with about 10 % noise."""
     rng = np.random.default_rng(0)
     mix = rng.standard_normal((d, d)) * (1.0 / np.sqrt(1.0 + np.arange(d)))[:, None]
     X = _scaled(rng.standard_normal((n, d), dtype=np.float32) @ mix.astype(np.float32))
@@ -92,15 +95,14 @@ def _correlated(n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _text_like(n: int, d: int) -> tuple[Any, np.ndarray]:
-    """Rows like tf-idf vectors of short texts: the k-th column is met about 1 / k as often as the first (Zipf), rows
-    have length one; one word in five speaks for a class."""
+    """Return rows like tf-idf vectors of short texts: Zipf's law, length one, and one word in five is informative."""
     rng = np.random.default_rng(0)
-    often = 1.0 / (5.0 + np.arange(d))
-    words = np.maximum(rng.poisson(1.25 * DENSITY * d, n), 5)  # repeats fall together, about DENSITY is left
-    column = np.searchsorted(np.cumsum(often / often.sum()), rng.random(words.sum())).clip(max=d - 1)
+    frequency = 1.0 / (5.0 + np.arange(d))
+    words = np.maximum(rng.poisson(1.25 * DENSITY * d, n), 5)  # repeated words merge, which leaves about DENSITY
+    column = np.searchsorted(np.cumsum(frequency / frequency.sum()), rng.random(words.sum())).clip(max=d - 1)
     row = np.repeat(np.arange(n), words)
     X = sparse.csr_matrix((np.ones(len(row)), (row, column)), shape=(n, d))
-    X.data = (1.0 + np.log(X.data)) * -np.log(often[X.indices])
+    X.data = (1.0 + np.log(X.data)) * -np.log(frequency[X.indices])
     length = np.sqrt(np.asarray(X.multiply(X).sum(axis=1)).ravel())
     X = sparse.csr_matrix(X.multiply(1.0 / length[:, None])).astype(np.float32)
     X.sort_indices()
@@ -114,14 +116,14 @@ def _measure(task: Task, names: Sequence[str], quick: bool, repeats: int) -> Map
     limit, spent = (1.0, 2.0) if quick else (LIMIT, 90.0)
     found = {name: fastest(name, task, best, QUALITIES, limit) for name in names}
     reached = {name: {str(eps): one.reached for eps, one in by_eps.items()} for name, by_eps in found.items()}
-    contenders = {
-        f"{name} {eps}": partial(fits[name], task, one.way)
+    competitors = {
+        f"{name} {eps}": partial(fits[name], task, one.options)
         for eps in QUALITIES
         for name, by_eps in found.items()
-        if (one := by_eps[eps]).way is not None
+        if (one := by_eps[eps]).options is not None
     }
-    # the search has compiled and warmed everything up
-    timed = interleaved(contenders, 2 if quick else repeats, warm_up=False, clock=time.process_time, limit=spent)
+    # the search was the warm-up
+    timed = interleaved(competitors, 2 if quick else repeats, warm_up=False, clock=time.process_time, limit=spent)
     return {
         "rows": task.X.shape[0],
         "columns": task.X.shape[1],
@@ -133,9 +135,9 @@ def _measure(task: Task, names: Sequence[str], quick: bool, repeats: int) -> Map
         "seconds": {name: {str(eps): timed.seconds.get(f"{name} {eps}") for eps in QUALITIES} for name in names},
         "reached": reached,
         "gave_up": {name: {str(e): one.seconds for e, one in by_eps.items()} for name, by_eps in found.items()},
-        "ways": {name: {str(eps): _words(one) for eps, one in by_eps.items()} for name, by_eps in found.items()},
+        "options": {name: {str(eps): _describe(one) for eps, one in by_eps.items()} for name, by_eps in found.items()},
         "passes": {str(eps): one.fit.passes for eps, one in found.get(DMTRL, {}).items() if one.fit is not None},
-        "absent": absent(),
+        "not_installed": not_installed(),
     }
 
 
@@ -143,10 +145,10 @@ def _bytes(X: Any) -> int:
     return int(X.data.nbytes + X.indices.nbytes + X.indptr.nbytes) if sparse.issparse(X) else int(X.nbytes)
 
 
-def _words(one: Found) -> str:
-    if one.way is None or one.fit is None:
+def _describe(one: Result) -> str:
+    if one.options is None or one.fit is None:
         return "not reached"
-    return f"{one.way.solver}, tol {one.way.tol:g}, {one.fit.iterations} iterations"
+    return f"{one.options.solver}, tol {one.options.tol:g}, {one.fit.iterations} iterations"
 
 
 def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
@@ -160,7 +162,7 @@ def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
             if theirs is None:
                 spent = figures["gave_up"][name][eps]
                 times = "" if ours is None else f"> {spent / float(np.median(ours)):.2g}"
-                rows.append([*start, f"> {spent:.3g}", times, f"{near}: not reached", "the nearest it came"])
+                rows.append([*start, f"> {spent:.3g}", times, f"{near}: not reached", "closest attempt"])
                 continue
             times = "" if ours is None else "1"
             if ours is not None and name != DMTRL:
@@ -171,28 +173,30 @@ def table_rows(figures: Mapping[str, Any]) -> list[list[str]]:
             if name == DMTRL and figures["passes"].get(eps, 0.0) > 0:
                 read = figures["passes"][eps] * figures["bytes"] / seconds / figures["bandwidth"]
                 share = f"{figures['passes'][eps]:.1f} passes, {100 * read:.0f} % of read bandwidth"
-            rows.append([*start, f"{seconds:.3g}", times, near, share or figures["ways"][name][eps]])
+            rows.append([*start, f"{seconds:.3g}", times, near, share or figures["options"][name][eps]])
     return rows
 
 
 def table(all_figures: Sequence[Mapping[str, Any]]) -> Table:
     proved = max(figures["optimum_accuracy"] for figures in all_figures)
     bandwidth = np.median([figures["bandwidth"] for figures in all_figures]) / 1e9
-    missing = "".join(f" {one}." for one in sorted({one for figures in all_figures for one in figures["absent"]}))
+    missing = "".join(
+        f" {one}." for one in sorted({one for figures in all_figures for one in figures["not_installed"]})
+    )
     return Table(
         "Time to the same quality on one task and one thread",
         ["task", "quality", "solver", "seconds", "times dmtrl", "reached", "how"],
         [row for figures in all_figures for row in table_rows(figures)],
-        f"Seconds of processor time on one thread, median of interleaved repeats, compile time excluded; least and "
-        f"greatest ratio in brackets, above one dmtrl is faster. Every solver has the loosest tolerance and the fewest "
-        f"iterations that reach the quality, which is the objective over the optimum, less one; '{CERTIFIED}' is "
-        f"stopped by its own proof instead. The optima are proved to {proved:.0e}. One thread reads "
-        f"{bandwidth:.1f} GB/s here; the share of it counts each pass over the rows once and the whole time.{missing}",
+        f"Processor seconds on one thread, median of interleaved repeats, compile time excluded. The range of ratios "
+        f"is in brackets; above one, dmtrl is faster. Quality is the objective over the optimum, minus one. Every "
+        f"solver has the loosest tolerance and the fewest iterations that reach it; '{CERTIFIED}' stops at its own "
+        f"certificate instead. The optima are proven to {proved:.0e}. One thread reads {bandwidth:.1f} GB/s here; "
+        f"its share counts each pass over the rows once.{missing}",
     )
 
 
 def summary(all_figures: Sequence[Mapping[str, Any]]) -> Table:
-    """A row for each task and quality: how many times longer the others take."""
+    """Return a row for each task and quality: how many times longer the others take."""
     others = [name for name in FITS if name != DMTRL and any(name in figures["seconds"] for figures in all_figures)]
     rows = []
     for figures in all_figures:
@@ -204,14 +208,14 @@ def summary(all_figures: Sequence[Mapping[str, Any]]) -> Table:
         "How many times longer others take",
         ["task", "quality", "dmtrl, seconds", *others, "dmtrl reads"],
         rows,
-        "The same measurements, side by side; above one dmtrl is faster.",
+        "The same measurements side by side. Above one, dmtrl is faster.",
     )
 
 
 def section(records: Sequence[Record]) -> Section:
     lead = (
         "One task alone, dense and sparse rows, lambda = 1/n (C = 1), no intercept; float32 for dmtrl and Snap ML, "
-        "float64 for LIBLINEAR, which knows nothing else."
+        "float64 for LIBLINEAR, which supports nothing else."
     )
     figures = [record.figures for record in records]
     return Section("One task, one thread", [Text(lead), summary(figures), table(figures)])

@@ -1,8 +1,7 @@
-"""How large a problem, on how many workers, over which network: sizes and times from a measured cost model.
+"""Sizing: bytes and times by problem size, number of workers and network, from a measured cost model.
 
-Room: bench. `measure` takes real runs on this machine and notes bytes, seconds and rounds; a cost model is fitted to
-them; the sizing table is *computed* from it with the simulator, and the simulator is checked against real runs behind a
-network that is acted out with pauses.
+Real runs on this machine give bytes, seconds and rounds, and a cost model is fitted to them. The sizing table is
+*computed* from the model with the simulator, which is checked against runs behind an emulated network.
 
     dmtrl bench network --latency 20 --bandwidth 100 --per-message 1
 """
@@ -16,27 +15,27 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from dmtrl.data.task_data import TaskData
-from dmtrl.lab.bench.simulator import Delayed, Exchange, Leg, Network, duration, record, replay, run, workers_of
+from dmtrl.lab.bench.simulator import DelayedEngine, Exchange, Leg, Network, duration, record, replay, run, workers_of
+from dmtrl.lab.bench.tasks import low_rank_tasks
 from dmtrl.lab.experiments.records import Record, Store
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.protocol.message import Message
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.solver.settings import Settings
 
-GAP, LAMBDA = 1e-3, 1e-3
+LOSS, GAP, LAMBDA = "hinge", 1e-3, 1e-3
 MEGABIT = 1e6 / 8
 NETWORKS = (
     Network("one rack", 0.1e-3, 10_000 * MEGABIT),
     Network("one cloud region", 1e-3, 5_000 * MEGABIT),
     Network("between cities", 20e-3, 100 * MEGABIT),
 )
-ACTED = Network("acted out", 5e-3, 10 * MEGABIT)
+EMULATED = Network("emulated", 5e-3, 10 * MEGABIT)
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A problem laid out: m tasks of `rows` rows each and d features, on so many workers."""
+    """m tasks with `rows` rows each and d features, on `workers` workers."""
 
     m: int
     d: int
@@ -64,17 +63,17 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What a round costs, as fitted: bytes and seconds by worker, task, weight (m d) and number of the data."""
+    """The fitted cost of a round: bytes and seconds by worker, task, weight (of m d) and number in the rows."""
 
     sent: tuple[float, float, float]  # bytes: by worker, by task, by weight
     received: tuple[float, float, float]
-    compute: tuple[float, float, float]  # seconds of a worker in a round: always, by task, by number of its rows
-    server: tuple[float, float, float, float]  # seconds: always, by worker, by weight, by weight x min(m, d)
+    compute: tuple[float, float, float]  # seconds of a worker per round: constant, by task, by number in its rows
+    server: tuple[float, float, float, float]  # seconds: constant, by worker, by weight, by weight x min(m, d)
     rounds: float
-    per_message: float  # seconds to write a message out, or to read it in
+    per_message: float  # seconds to encode or decode a message
 
     def exchange(self, at: Shape) -> Exchange:
-        """One round of a shape, as if it had been recorded."""
+        """Return the modelled exchange of one round."""
         tasks = np.diff(np.linspace(0, at.m, at.workers + 1).round()).astype(int)
         weights = at.m * at.d
         server = (1, at.workers, weights, weights * min(at.m, at.d))
@@ -89,7 +88,7 @@ class Cost:
         return Exchange("round", float(np.dot(self.server, server)), legs)
 
     def seconds(self, at: Shape, network: Network) -> float:
-        """Of a whole fit, computed."""
+        """Return the modelled seconds of a whole fit."""
         exchange = self.exchange(at)
         over = Network(network.name, network.latency, network.bandwidth, network.per_message + self.per_message)
         return self.rounds * (exchange.server + duration(exchange.legs, over))
@@ -105,22 +104,14 @@ def measure(what: str, quick: bool, **shape: int) -> Mapping[str, Any]:
     return _check(quick) if what == "check" else _costs(Shape(**shape), quick)
 
 
-def make_tasks(shape: Shape) -> TaskData:
-    """Tasks whose true weights have rank three, labels with noise."""
-    rng = np.random.default_rng(0)
-    W = rng.standard_normal((shape.m, 3)) @ rng.standard_normal((3, shape.d))
-    X = rng.standard_normal((shape.m * shape.rows, shape.d), dtype=np.float32) / np.float32(np.sqrt(shape.d))
-    task = np.repeat(np.arange(shape.m), shape.rows)
-    score = np.einsum("ij,ij->i", X, W[task])
-    return TaskData.from_long(X, np.where(score + rng.standard_normal(len(score)) > 0, 1.0, -1.0), task)
-
-
 def _settings(quick: bool) -> Settings:
     return Settings(tol=10 * GAP if quick else GAP, max_rounds=200)
 
 
 def _costs(shape: Shape, quick: bool) -> Mapping[str, Any]:
-    exchanges, outcome = record(make_tasks(shape), "hinge", shape.workers, LAMBDA, _settings(quick))
+    exchanges, outcome = record(
+        low_rank_tasks(shape.m, shape.d, shape.rows), LOSS, shape.workers, LAMBDA, _settings(quick)
+    )
     rounds = [exchange for exchange in exchanges if exchange.name == "round"]
     legs = [list(exchange.legs.values()) for exchange in rounds]
     sizes = [[leg.down, leg.up] for leg in legs[0]]
@@ -132,12 +123,12 @@ def _costs(shape: Shape, quick: bool) -> Mapping[str, Any]:
         "server": float(np.median([exchange.server for exchange in rounds])),
         "compute": [float(np.mean([leg[k].compute for leg in legs])) for k in range(shape.workers)],
         "tasks": np.diff(np.linspace(0, shape.m, shape.workers + 1).round()).astype(int),
-        "per_message": _wire_seconds(shape.d),
+        "per_message": _encoding_seconds(shape.d),
     }
 
 
-def _wire_seconds(d: int) -> float:
-    """To write out or read in a message with the weights of one task: half the median of both."""
+def _encoding_seconds(d: int) -> float:
+    """Return the seconds to encode or decode a message with the weights of one task: half the median of both."""
     message = Message("round", {"round": 1, "target": 0.1, "relax": 0.6}, {"w": np.zeros((1, d)), "step": np.zeros(1)})
     seconds = []
     for _ in range(200):
@@ -148,7 +139,7 @@ def _wire_seconds(d: int) -> float:
 
 
 def fitted(records: Sequence[Record]) -> Cost:
-    """The cost model, by least squares without negative costs."""
+    """Return the cost model, by non-negative least squares."""
     measured = [(Shape(**_shape(record)), record.figures) for record in records if record.params["what"] == "costs"]
     by_worker = np.array([[s.workers, s.m, s.m * s.d] for s, _ in measured], dtype=float)
     work = np.array([[1.0, t, t * s.rows * s.d] for s, figures in measured for t in figures["tasks"]], dtype=float)
@@ -156,10 +147,10 @@ def fitted(records: Sequence[Record]) -> Cost:
     server = np.array([[1.0, s.workers, s.m * s.d, s.m * s.d * min(s.m, s.d)] for s, _ in measured])
     each = np.array([figures["server"] for _, figures in measured])
     return Cost(
-        _least(by_worker, np.array([figures["sent"] for _, figures in measured], dtype=float)),  # type: ignore[arg-type]
-        _least(by_worker, np.array([figures["received"] for _, figures in measured], dtype=float)),  # type: ignore[arg-type]
-        _least(work, seconds),  # type: ignore[arg-type]
-        _least(server, each),  # type: ignore[arg-type]
+        _fit_costs(by_worker, np.array([figures["sent"] for _, figures in measured], dtype=float)),  # type: ignore[arg-type]
+        _fit_costs(by_worker, np.array([figures["received"] for _, figures in measured], dtype=float)),  # type: ignore[arg-type]
+        _fit_costs(work, seconds),  # type: ignore[arg-type]
+        _fit_costs(server, each),  # type: ignore[arg-type]
         float(np.median([figures["rounds"] for _, figures in measured])),
         float(np.median([figures["per_message"] for _, figures in measured])),
     )
@@ -169,8 +160,8 @@ def _shape(record: Record) -> dict[str, int]:
     return {name: int(record.params[name]) for name in ("m", "d", "rows", "workers")}
 
 
-def _least(A: np.ndarray, b: np.ndarray) -> tuple[float, ...]:
-    """Errors count by the square root of what was measured: what is large matters, what is small is not forgotten."""
+def _fit_costs(A: np.ndarray, b: np.ndarray) -> tuple[float, ...]:
+    """Non-negative least squares, with errors weighted by one over the square root of the measurement."""
     weight = 1.0 / np.sqrt(np.maximum(b, 1e-12))
     A = A * weight[:, None]
     scale = np.linalg.norm(A, axis=0)
@@ -179,19 +170,19 @@ def _least(A: np.ndarray, b: np.ndarray) -> tuple[float, ...]:
 
 
 def _check(quick: bool) -> Mapping[str, Any]:
-    """The same fit predicted from a run without a network, and measured with one acted out."""
+    """Compare the predicted time of a fit with a run behind an emulated network."""
     shape = Shape(8, 40, 100, 2) if quick else Shape(24, 200, 400, 4)
-    data, settings = make_tasks(shape), _settings(quick)
+    data, settings = low_rank_tasks(shape.m, shape.d, shape.rows), _settings(quick)
     figures: dict[str, Any] = {"shape": asdict(shape), "networks": {}}
-    networks = (ACTED,) if quick else (ACTED, Network("acted out", 50e-3, 100 * MEGABIT, 1e-3))
+    networks = (EMULATED,) if quick else (EMULATED, Network("emulated", 50e-3, 100 * MEGABIT, 1e-3))
     for network in networks:
-        exchanges, outcome = record(data, "hinge", shape.workers, LAMBDA, settings)
-        workers = workers_of(data, "hinge", shape.workers)
-        with Delayed(workers, network) as engine:
+        exchanges, outcome = record(data, LOSS, shape.workers, LAMBDA, settings)
+        workers = workers_of(data, LOSS, shape.workers)
+        with DelayedEngine(workers, network) as engine:
             began = time.perf_counter()
-            again = run(engine, data, LAMBDA, settings)
+            again = run(engine, data, LOSS, LAMBDA, settings)
             measured = time.perf_counter() - began
-        figures["networks"][_words(network)] = {
+        figures["networks"][_describe(network)] = {
             "predicted": replay(exchanges, network),
             "measured": measured,
             "rounds": len(outcome.history),
@@ -200,36 +191,35 @@ def _check(quick: bool) -> Mapping[str, Any]:
     return figures
 
 
-def _words(network: Network) -> str:
-    extra = f", {1e3 * network.per_message:g} ms a message" if network.per_message else ""
+def _describe(network: Network) -> str:
+    extra = f", {1e3 * network.per_message:g} ms per message" if network.per_message else ""
     return f"{1e3 * network.latency:g} ms, {network.bandwidth / MEGABIT:,.0f} Mbit/s{extra}"
 
 
 def sizing(cost: Cost, networks: Sequence[Network], sizes: Sequence[Shape] = SIZES) -> Table:
-    """The sizing table: everything in it is computed from the cost model."""
+    """Return the sizing table, computed from the cost model."""
     rows = []
     for at in sizes:
         round_bytes = cost.exchange(at).bytes
         mine = at.m * at.rows * at.d * 4 / at.workers
         start = [f"{at.m:,}", f"{at.d:,}", f"{at.m * at.rows:,}", f"{at.workers:,}", _size(mine), _size(round_bytes)]
         rows.append([*start, f"{cost.rounds:.0f}", *(_time(cost.seconds(at, network)) for network in networks)])
-    names = [f"{network.name} ({_words(network)})" for network in networks]
+    names = [f"{network.name} ({_describe(network)})" for network in networks]
     return Table(
         "Sizes and times, computed",
-        ["tasks", "features", "rows", "workers", "data a worker", "bytes a round", "rounds", *names],
+        ["tasks", "features", "rows", "workers", "data per worker", "bytes per round", "rounds", *names],
         rows,
-        "Computed, not measured: the cost model fitted to the runs above, extrapolated by the simulator for dense "
-        "float32 rows, hinge loss, a joint gap of 0.001, tasks whole and spread evenly, every worker on a core of its "
-        "own, all on the server's one link. Rounds depend on data and lambda, hardly on workers: the median of the "
-        "runs above. What an engine does for each message beside sending it is not in it, unless given as "
-        "--per-message.",
+        "Computed, not measured: the cost model of the runs above, extrapolated by the simulator for dense float32 "
+        "rows, hinge loss, a joint gap of 0.001, whole tasks spread evenly, one core per worker, and one link of the "
+        "coordinator. The number of rounds is the median of the runs above; it depends on data and lambda, hardly on "
+        "workers. The overhead of an engine per message is not included, unless given as --per-message.",
     )
 
 
 def sizing_over(
     folder: Path, quick: bool, latency: float | None, bandwidth: float | None, per_message: float | None
 ) -> Table:
-    """The sizing table for a network of so many milliseconds and Mbit/s, from the costs measured in `folder`."""
+    """Return the sizing table for latency and per_message in milliseconds and bandwidth in Mbit/s, from `folder`."""
     known = Store(folder).read()
     records = [known[NETWORK.key(run)] for run in runs(quick) if NETWORK.key(run) in known]
     rack = NETWORKS[0]
@@ -275,7 +265,7 @@ def measured_table(records: Sequence[Record], cost: Cost) -> Table:
                 ]
             )  # fmt: skip
     return Table(
-        "Costs of a round, measured, and as the model says",
+        "Costs of a round: measured and modelled",
         [
             "tasks x features",
             "rows",
@@ -285,12 +275,12 @@ def measured_table(records: Sequence[Record], cost: Cost) -> Table:
             "model",
             "worker ms",
             "model ",
-            "server ms",
+            "coordinator ms",
             "model  ",
         ],
         rows,
-        "Processor time in a round: of a worker the mean, of the server the median. Bytes are of the messages as a "
-        "wire would carry them, both ways.",
+        "Processor time per round: the mean of the workers, the median of the coordinator. Bytes are those of the "
+        "encoded messages, in both directions.",
     )
 
 
@@ -301,16 +291,16 @@ def cost_table(cost: Cost) -> Table:
     rows = [
         ["bytes sent", "", f"{cost.sent[0]:.0f}", f"{cost.sent[1]:.0f}", f"{cost.sent[2]:.1f}", "", ""],
         ["bytes received", "", f"{cost.received[0]:.0f}", f"{cost.received[1]:.0f}", f"{cost.received[2]:.1f}", "", ""],
-        ["ns of a worker", nano(cost.compute[0]), "", nano(cost.compute[1]), "", "", nano(cost.compute[2])],
-        ["ns of the server", *map(nano, cost.server[:2]), "", nano(cost.server[2]), nano(cost.server[3]), ""],
-        ["ns to write or read a message", nano(cost.per_message), "", "", "", "", ""],
+        ["ns, worker", nano(cost.compute[0]), "", nano(cost.compute[1]), "", "", nano(cost.compute[2])],
+        ["ns, coordinator", *map(nano, cost.server[:2]), "", nano(cost.server[2]), nano(cost.server[3]), ""],
+        ["ns to encode or decode a message", nano(cost.per_message), "", "", "", "", ""],
     ]
     return Table(
         "The cost model of a round",
-        ["", "always", "a worker", "a task", "a weight", "a weight x min(m, d)", "a number of the rows"],
+        ["", "constant", "per worker", "per task", "per weight", "per weight x min(m, d)", "per number in the rows"],
         rows,
-        "Fitted to the runs above by least squares, nothing below zero. A worker's always, tasks and numbers are those "
-        "of its own rows; a weight is one of m x d.",
+        "Fitted to the runs above by non-negative least squares. The costs of a worker are per task and number of its "
+        "own rows; there are m x d weights.",
     )
 
 
@@ -328,12 +318,11 @@ def check_table(records: Sequence[Record]) -> Table:
         for words, f in one.figures["networks"].items()
     ]
     return Table(
-        "The simulator against real runs behind a network of pauses",
+        "Simulator and runs behind an emulated network",
         ["network", "rounds", "predicted s", "measured s", "measured / predicted"],
         rows,
-        "Predicted from a run without a network; measured with every message held up as the network would hold it up, "
-        "workers as threads of this machine. What a thread waits for a core, or longer than a pause asks, is not in "
-        "the prediction.",
+        "Predicted from a run without a network; measured with a pause for every message, and workers as threads of "
+        "this machine. The prediction does not include waiting for a core, or pauses that take longer than requested.",
     )
 
 
@@ -348,16 +337,16 @@ def section(records: Sequence[Record]) -> Section:
             Series(net.name, workers, [cost.seconds(Shape(10_000, 100, 1_000, w), net) for w in workers])
             for net in NETWORKS
         ],
-        "Seconds of a fit over the number of workers: they fall until the server's link is the bottleneck.",
+        "Seconds of a fit over the number of workers: they fall until the coordinator's link is the bottleneck.",
         log_x=True,
         log_y=True,
     )
     return Section(
-        "Over a network",
+        "Estimates over a network",
         [
             Text(
-                "Real runs give the bytes and seconds of a round; a simulator says what they come to on more workers "
-                "and over a slower network."
+                "Real runs give the bytes and seconds of a round; a simulator extrapolates them to more workers and "
+                "slower networks."
             ),
             measured_table(records, cost),
             cost_table(cost),
@@ -368,4 +357,4 @@ def section(records: Sequence[Record]) -> Section:
     )
 
 
-NETWORK = Experiment("bench network", runs, measure, section, {"gap": GAP, "reg_lambda": LAMBDA, "loss": "hinge"})
+NETWORK = Experiment("bench network", runs, measure, section, {"gap": GAP, "reg_lambda": LAMBDA, "loss": LOSS})

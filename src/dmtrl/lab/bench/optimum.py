@@ -1,9 +1,8 @@
-"""The best possible objective of one linear task, with a proof of how near it is.
+"""The optimal objective of one linear task, mean loss + lambda/2 |w|^2, with a proven error bound, in float64.
 
-Room: bench. The objective is mean loss + lambda/2 |w|^2. Hinge: a primal-dual interior point on the dual, whose own
-gap is the proof. Logistic: Newton, and strong convexity turns the gradient that is left into a bound. Nobody who is
-timed uses these two. Hinge on sparse rows, which have too many columns for them: dmtrl's own certificate. All in
-float64.
+Hinge: an interior-point method on the dual, with its duality gap. Logistic: Newton, and a bound from the gradient by
+strong convexity. Sparse hinge has too many columns for these: dmtrl's own certificate. No timed solver uses the first
+two.
 """
 
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ ACCURACY = 1e-9
 
 @dataclass(frozen=True)
 class Task:
-    """One task with labels -1 and 1, in the precision every contender likes."""
+    """One task with labels -1 and 1, in both precisions."""
 
     X: Any  # float32, C-ordered or CSR
     X64: Any  # the same numbers in float64
@@ -39,7 +38,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Optimum:
-    """The true optimum lies between `lower` and `value`."""
+    """The optimum is between `lower` and `value`."""
 
     value: float
     lower: float
@@ -69,7 +68,7 @@ def _logistic(task: Task) -> Optimum:
         return np.asarray(Z.T @ (_curvature(Z @ w) * (Z @ v)) / n + lam * v)
 
     if sparse.issparse(Z):
-        scale = 1.0 / lam  # so that the gradient the method stops on is the one the bound below is made of
+        scale = 1.0 / lam  # makes the stopping criterion match the bound below
         found = minimize(
             lambda w: tuple(scale * part for part in value_and_gradient(w)),
             np.zeros(d),
@@ -101,7 +100,7 @@ def _curvature(margin: np.ndarray) -> np.ndarray:
 
 
 class _Interior(NamedTuple):
-    """A point of the interior method, or a direction: a, its distance s from C, and the multipliers of both bounds."""
+    """A point of the interior-point method, or a direction: a, the slack s = C - a, and both multipliers."""
 
     a: np.ndarray
     s: np.ndarray
@@ -112,7 +111,7 @@ class _Interior(NamedTuple):
         return _Interior(*(x + length * dx for x, dx in zip(self, step, strict=True)))
 
     def reach(self, step: "_Interior") -> float:
-        """The longest step, at most 1, that keeps everything positive."""
+        """Return the longest step, at most 1, that keeps all components non-negative."""
         falling = [float((-x[dx < 0] / dx[dx < 0]).min(initial=1.0)) for x, dx in zip(self, step, strict=True)]
         return min(falling)
 
@@ -122,8 +121,10 @@ class _Interior(NamedTuple):
 
 
 def _interior_point(task: Task) -> Optimum:
-    """max sum(a) - |Z^T a|^2 / 2 over 0 <= a <= C, with C = 1 / (lambda n), by Mehrotra's predictor and corrector. A
-    step solves with D + Z Z^T, which is a diagonal and d further ranks."""
+    """Maximise sum(a) - |Z^T a|^2 / 2 over 0 <= a <= C = 1 / (lambda n), by Mehrotra's predictor-corrector method.
+
+    A step solves a system with D + Z Z^T, a diagonal plus rank d.
+    """
     Z = task.X64 * task.y[:, None]
     n, d = Z.shape
     C = 1.0 / (task.lam * n)
@@ -140,7 +141,7 @@ def _interior_point(task: Task) -> Optimum:
         half = Z / np.sqrt(diagonal)[:, None]
         try:
             factor = linalg.cho_factor(np.eye(d) + half.T @ half, lower=True)
-        except linalg.LinAlgError:  # rounding has the last word; the bound says how near that is
+        except linalg.LinAlgError:  # rounding prevents further progress; the bound stays valid
             break
         solved = partial(_direction, at, margin - 1.0 - at.u + at.v, diagonal, half, factor)
         step = solved(np.zeros(n), np.zeros(n))
@@ -154,7 +155,7 @@ def _direction(
     at: _Interior, residual: np.ndarray, diagonal: np.ndarray, half: np.ndarray, factor: Any,
     a_u: np.ndarray, s_v: np.ndarray,
 ) -> _Interior:  # fmt: skip
-    """Newton's step towards Z Z^T a - 1 - u + v = 0 with products a u = a_u and s v = s_v."""
+    """Return Newton's step towards Z Z^T a - 1 - u + v = 0 with products a u = a_u and s v = s_v."""
     root = np.sqrt(diagonal)
     right = (-residual + (a_u / at.a - at.u) - (s_v / at.s - at.v)) / root
     da = (right - half @ linalg.cho_solve(factor, half.T @ right)) / root
@@ -162,8 +163,7 @@ def _direction(
 
 
 def _sparse_hinge(task: Task) -> Optimum:
-    """Too many columns to factorise: our own solver in float64 to a certified gap. What it certifies is checked by
-    every contender, none of which may come below."""
+    """Use dmtrl in float64 to a certified gap. A competitor with a lower objective would disprove it."""
     data = TaskData.from_long(task.X64, task.y)
     settings = Settings(tol=ACCURACY, max_rounds=3000)
     found = solve(data, loss="hinge", reg_lambda=task.lam, relationship="independent", settings=settings)

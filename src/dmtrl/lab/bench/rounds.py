@@ -1,16 +1,14 @@
 """Communication: rounds and bytes to a joint gap, one task per worker, default preset against paper preset.
 
-Room: bench. Rounds and bytes do not depend on the machine, unless a run is cut after a minute.
+Rounds and bytes do not depend on the machine, except for runs that are stopped after a minute.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
-from dmtrl.exceptions import NotConvergedWarning
-from dmtrl.lab.bench.timing import Clock, TimeIsUp
-from dmtrl.lab.experiments.problems import TITLES, posed
+from dmtrl.lab.bench.timing import Clock
+from dmtrl.lab.experiments.early_stop import may_stop_early
+from dmtrl.lab.experiments.problems import TITLES, load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
@@ -28,13 +26,12 @@ def runs(quick: bool) -> list[Run]:
 
 
 def measure(problem: str, reg_lambda: float, quick: bool) -> Mapping[str, Any]:
-    task, most = posed(problem, quick=quick), 60 if quick else 400
+    task, most = load_problem(problem, quick=quick), 60 if quick else 400
     presets = {"default": Settings(tol=GAP), "paper": Settings.paper(T=10, P=most // 10, tol=GAP)}
     figures = {}
     for name, settings in presets.items():
         clock = Clock(GAP, limit=60.0)
-        with suppress(TimeIsUp), warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotConvergedWarning)
+        with may_stop_early():
             solve(
                 task.train,
                 loss=task.loss,
@@ -82,8 +79,8 @@ def section(records: Sequence[Record]) -> Section:
                 "lambda",
                 "rounds",
                 lines,
-                "Rounds over lambda; the default preset stays far below the paper preset, which often does not get "
-                "there.",
+                "Rounds over lambda; the default preset needs far fewer than the paper preset, which often does not "
+                "reach the gap.",
                 log_x=True,
                 log_y=True,
                 caption="The paper preset was stopped after 400 rounds (quick: 60) or a minute.",

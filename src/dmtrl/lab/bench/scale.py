@@ -1,7 +1,7 @@
-"""Growth: time and memory over the number of tasks and of rows, up to 100,000 tasks and what 16 GiB hold.
+"""Scaling: time and memory over the number of tasks and rows, up to 100,000 tasks.
 
-Room: bench. Every size runs in a process of its own (`scale_run`), which also says how memory is counted. How time
-grows is the slope of its logarithm over that of the size, by least squares over all sizes, and between the two largest.
+Every size runs in its own process (`scale_run`). The growth exponent is the slope of log(time) over log(size), by least
+squares over all sizes, and between the two largest.
 """
 
 import json
@@ -21,11 +21,10 @@ from dmtrl.report.content import LineChart, Section, Series, Table, Text
 TASKS = (100, 1_000, 10_000, 100_000)
 GIBIBYTES = (0.125, 1.0, 4.0, 8.0)
 TASK = {"rows": 50, "d": 100, "dtype": "float32"}
-MOST = 2.5  # times the data: the memory that may be needed at most
+MOST = 2.5  # times the size of the data: the maximum memory a run needs
 
 
 def runs(quick: bool) -> list[Run]:
-    """About how long each takes grows with its rows."""
     sizes, losses = ((50, 200), ("squared",)) if quick else (TASKS, ("squared", "hinge"))
     shapes: list[dict[str, Any]] = [
         {"part": "tasks", "kind": "solve", "m": m, "loss": loss, **TASK} for loss in losses for m in sizes
@@ -50,28 +49,28 @@ def _bytes(m: int, rows: int, d: int, thin: bool = False, **_: Any) -> int:
 def _machine_memory() -> float:
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):  # not known here: leave nothing out
+    except (AttributeError, ValueError, OSError):  # unknown: leave nothing out
         return float("inf")
 
 
 def measure(**params: Any) -> Mapping[str, Any]:
-    """One size, measured in a fresh process."""
+    """Measure one size in a fresh process."""
     command = [sys.executable, "-m", "dmtrl.lab.bench.scale_run", json.dumps(params)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["it was ended from outside, as when memory runs out"])[-1]
-        raise RuntimeError(f"bench scale could not be measured at {json.dumps(params)}: {last}")
+        last = (done.stderr.strip().splitlines() or ["the process was killed, possibly because memory ran out"])[-1]
+        raise RuntimeError(f"bench scale failed at {json.dumps(params)}: {last}")
     figures: Mapping[str, Any] = json.loads(done.stdout)
     return figures
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """b of the least-squares fit of log(value) = a + b log(size)."""
+    """Return b of the least-squares fit log(value) = a + b log(size)."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
 def growth(sizes: Sequence[float], values: Sequence[float]) -> str:
-    """Over all sizes, and between the two largest."""
+    """Return the exponent over all sizes, and between the two largest."""
     if len(sizes) < 2:
         return ""
     return f"{exponent(sizes, values):.2f}, {exponent(sizes[-2:], values[-2:]):.2f}"
@@ -81,17 +80,17 @@ def section(records: Sequence[Record]) -> Section:
     of = {part: [r for r in records if r.params["part"] == part] for part in ("tasks", "rows", "sparse", "fit")}
     tasks, rows = of["tasks"], of["rows"]
     return Section(
-        "Growth",
+        "Scaling",
         [
             Text(
                 f"One model per task and the relations between them, to a joint relative gap of {GAP:g}, on all cores. "
-                f"Tasks have true weights of rank {RANK}; features are standard normal, and noise has half the size of "
-                "the signal. Every size ran in a process of its own. Peak memory is the most that was resident, less "
-                "what was before the data was made; it holds the data itself."
+                f"The true weights have rank {RANK}; features are standard normal, and the noise has half the size of "
+                "the signal. Every size runs in its own process. Peak memory is the maximum resident size minus that "
+                "before the data is created; it includes the data."
             ),
-            _chart("Time of a round over the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
-            _sizes("Growth with the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
-            _sizes("Growth with the number of rows", "rows", rows, _rows),
+            _chart("Time per round over the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
+            _sizes("Scaling with the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
+            _sizes("Scaling with the number of rows", "rows", rows, _rows),
             _growths(tasks, rows),
             _sizes(f"Sparse rows with {ENTRIES} entries", "tasks", of["sparse"], lambda r: r.params["m"]),
             _fits(of["fit"]),
@@ -114,10 +113,10 @@ def _chart(title: str, label: str, records: Sequence[Record], size: Any) -> Line
     lines = []
     for group, (loss, mine) in enumerate(_by_loss(records).items()):
         x = [size(r) for r in mine]
-        for name, key, style in (("a round", "round", "line"), ("its proximal map", "prox", "dashes")):
+        for name, key, style in (("round", "round", "line"), ("proximal map", "prox", "dashes")):
             lines.append(Series(f"{loss}, {name}", x, [r.figures[key] for r in mine], style, group))
     return LineChart(
-        title, label, "seconds", lines, "Seconds of a round rise in proportion to the number of tasks.",
+        title, label, "seconds", lines, "Seconds per round are proportional to the number of tasks.",
         log_x=True, log_y=True, caption="Mean over the rounds of a fit.",
     )  # fmt: skip
 
@@ -143,15 +142,15 @@ def _sizes(title: str, label: str, records: Sequence[Record], size: Any) -> Tabl
             ]
         )
     head = ["loss", label, "features", "data, MiB", "peak / data", "W, MiB", "rounds", "gap"]
-    head += ["s a round", "processor s", "prox, s", "s in all"]
+    head += ["s per round", "processor s", "prox, s", "total s"]
     losses = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in dict.fromkeys(r.params["loss"] for r in records))
     return Table(
         title,
         head,
         table,
-        f"lambda: {losses}. W is one (tasks, features) array in float64; below some MiB of data the peak is what the "
-        "process needs anyhow. Processor seconds are of all threads in a round, and other work on the machine disturbs "
-        "them less. The time in all includes making the data.",
+        f"lambda: {losses}. W is one (tasks, features) array in float64. For a few MiB of data, the peak is mostly "
+        "overhead of the process. Processor seconds are of all threads in a round; they are less sensitive to other "
+        "programs. The total includes creating the data.",
     )
 
 
@@ -164,9 +163,9 @@ def _growths(tasks: Sequence[Record], rows: Sequence[Record]) -> Table:
             table.append([what, loss, *(growth(x, [r.figures[key] for r in mine]) for key in keys)])
     return Table(
         "Growth exponents",
-        ["over", "loss", "seconds of a round", "processor seconds", "proximal map"],
+        ["over", "loss", "seconds per round", "processor seconds", "proximal map"],
         table,
-        "1 is in proportion. By least squares over all sizes, and between the two largest.",
+        "1 means proportional. By least squares over all sizes, and between the two largest.",
     )
 
 
@@ -180,8 +179,8 @@ def _fits(records: Sequence[Record]) -> Table:
         "MTRLRegressor with a label for every row",
         ["tasks", "data, MiB", "peak / data", "rounds", "fit, s", "predict, s", "save, s", "load, s"],
         table,
-        "Rows in random order; defaults (an intercept, a common component) but for the gap. The data are X, y and the "
-        "labels, and remain the caller's; the peak is that of fit. All rows are predicted.",
+        "Rows in random order; defaults (an intercept, a common component) except for the gap. The data are X, y and "
+        "the task labels; the peak is that of fit. All rows are predicted.",
     )
 
 

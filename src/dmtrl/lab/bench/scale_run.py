@@ -1,8 +1,8 @@
-"""One size of `dmtrl bench scale`, in a process of its own: memory is counted from a clean start.
+"""One size of `dmtrl bench scale`, in its own process.
 
-Room: bench. `python -m dmtrl.lab.bench.scale_run '{"kind": "solve", "m": 1000, ...}'` prints one JSON object. Peak
-memory is the most that was resident at any time, less what was resident before the data was made: after imports, and
-after a tiny problem of the same kind had everything compiled. It holds the data itself, which is made in place.
+`python -m dmtrl.lab.bench.scale_run '{"kind": "solve", "m": 1000, ...}'` prints one JSON object. Peak memory is the
+maximum resident size minus the resident size after imports and a small problem that compiles everything. It includes
+the data.
 """
 
 import json
@@ -18,7 +18,7 @@ from scipy import sparse
 
 from dmtrl import MTRLRegressor, load
 from dmtrl.data.task_data import TaskData
-from dmtrl.relationship.penalties import Learned, Prox
+from dmtrl.relationship import Learned, Prox
 from dmtrl.solver.api import solve, thread_count
 from dmtrl.solver.coordinator import Outcome, RoundRecord
 from dmtrl.solver.settings import Settings
@@ -26,14 +26,14 @@ from dmtrl.solver.settings import Settings
 GAP = 1e-2
 LAMBDAS = {"squared": 0.03, "hinge": 0.01, "logistic": 1e-4}
 RANK = 5  # of the true weights
-NOISE = 0.5  # beside a signal of size one
+NOISE = 0.5  # the signal has size one
 ENTRIES = 60  # of a sparse row
-_PIECE = 1 << 12  # rows made at a time
+_PIECE = 1 << 12  # rows created at a time
 
 
 def memory() -> tuple[int, int]:
-    """Bytes resident now, and at most so far."""
-    try:  # not getrusage where this is known: its maximum may be that of the process this one was started from
+    """Return the resident bytes now, and their maximum so far."""
+    try:  # preferred to getrusage, whose maximum may be that of the parent process
         lines = Path("/proc/self/status").read_text().splitlines()
         sizes = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines if line.startswith("Vm")}
         return sizes["VmRSS"], sizes["VmHWM"]
@@ -45,7 +45,7 @@ def memory() -> tuple[int, int]:
 
 
 def make(m: int, rows: int, d: int, dtype: str, loss: str, *, mixed: bool = False, thin: bool = False) -> Any:
-    """X, y and the task of each row; weights of rank RANK. mixed: tasks in random order. thin: X is sparse."""
+    """Return X, y and the task of each row; weights have rank RANK. mixed: random order of tasks. thin: X is sparse."""
     rng, n = np.random.default_rng(0), m * rows
     codes = np.repeat(np.arange(m), rows)
     if mixed:
@@ -71,7 +71,7 @@ def _rows(X: np.ndarray, part: slice, mix: np.ndarray, directions: np.ndarray, r
 
 
 def _thin_rows(X: Any, part: slice, mix: np.ndarray, directions: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One entry in each of ENTRIES stretches of columns, so that indices are sorted; rows are about one long."""
+    """Fill sparse rows with one entry in each of ENTRIES ranges of columns, in order; their length is about one."""
     count, d = part.stop - part.start, X.shape[1]
     width = d // ENTRIES
     columns = np.arange(0, ENTRIES * width, width) + rng.integers(width, size=(count, ENTRIES))
@@ -83,13 +83,13 @@ def _thin_rows(X: Any, part: slice, mix: np.ndarray, directions: np.ndarray, rng
 
 
 def size(X: Any, *more: np.ndarray) -> int:
-    """Bytes of the data as they were given."""
+    """Return the bytes of the data."""
     parts = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
     return sum(int(part.nbytes) for part in (*parts, *more))
 
 
 class TimedLearned(Learned):
-    """The learned relationship, with a clock on its proximal map."""
+    """The learned relationship, with a timer on its proximal map."""
 
     seconds = 0.0
 
@@ -101,7 +101,7 @@ class TimedLearned(Learned):
 
 
 class _Laps:
-    """Wall seconds of every round, and the processor seconds between the ends of two."""
+    """Wall seconds of every round, and mean processor seconds per round."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
@@ -117,7 +117,7 @@ class _Laps:
 
 
 def solve_run(m: int, rows: int, d: int, dtype: str, loss: str, thin: bool = False, **_: Any) -> dict[str, Any]:
-    """`dmtrl.solve` on data that lies task after task."""
+    """Run `dmtrl.solve` on rows sorted by task."""
 
     def run(m: int, rows: int) -> tuple[Outcome, TimedLearned, _Laps, int]:
         X, y, _ = make(m, rows, d, dtype, loss, thin=thin)
@@ -140,7 +140,7 @@ def solve_run(m: int, rows: int, d: int, dtype: str, loss: str, thin: bool = Fal
 
 
 def fit_run(m: int, rows: int, d: int, dtype: str, **_: Any) -> dict[str, Any]:
-    """MTRLRegressor on rows in any order with a label each; then predict them, save the model and load it."""
+    """Fit MTRLRegressor on rows in random order, predict them, save the model and load it."""
 
     def model() -> MTRLRegressor:
         return MTRLRegressor(reg_lambda=LAMBDAS["squared"], tol=GAP, n_jobs=-1)
@@ -158,11 +158,11 @@ def fit_run(m: int, rows: int, d: int, dtype: str, **_: Any) -> dict[str, Any]:
     X, y, tasks = timed("made", lambda: make(m, rows, d, dtype, "squared", mixed=True))
     fitted = timed("fit", lambda: model().fit(X, y, tasks=tasks))
     peak = memory()[1] - before
-    answers = timed("predict", lambda: fitted.predict(X, tasks=tasks))
+    predicted = timed("predict", lambda: fitted.predict(X, tasks=tasks))
     with tempfile.TemporaryDirectory() as folder:
         timed("save", lambda: fitted.save(Path(folder) / "model"))
         again = timed("load", lambda: load(Path(folder) / "model"))
-        same = bool(np.array_equal(again.predict(X[:1000], tasks=tasks[:1000]), answers[:1000]))
+        same = bool(np.array_equal(again.predict(X[:1000], tasks=tasks[:1000]), predicted[:1000]))
     return {
         "data": size(X, y, tasks), "peak": peak, "peak_of_all": memory()[1] - before, "seconds": seconds,
         "rounds": fitted.n_rounds_, "gap": fitted.certificate_.relative_gap, "same_when_loaded": same,

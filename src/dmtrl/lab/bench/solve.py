@@ -1,10 +1,11 @@
-"""The whole job: all tasks and their relations to a certified joint gap, against what people do and did.
+"""A whole fit: all tasks and their relations to a certified joint gap, against alternatives, on one thread.
 
-Room: bench. One thread for everybody. scikit-learn fits each task alone at the same ridge, with the loosest tolerance
-that reaches the same relative accuracy on its own objective; the others get the same joint problem and a time limit,
-because the paper's alternation may never get there.
+scikit-learn fits each task alone with the same ridge penalty and the loosest tolerance that reaches the same relative
+accuracy of its own objective. The others solve the same joint problem within a time limit, because the paper's
+alternation may never reach the gap.
 """
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +20,9 @@ from threadpoolctl import threadpool_limits
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.lab.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
-from dmtrl.lab.bench.timing import Clock, TimeIsUp, interleaved, ratio
-from dmtrl.lab.experiments.problems import TITLES, Posed, posed
+from dmtrl.lab.bench.timing import Clock, interleaved, ratio
+from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
+from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
@@ -39,30 +41,30 @@ def runs(quick: bool) -> list[Run]:
 
 
 def measure(problem: str, quick: bool) -> Mapping[str, Any]:
-    with threadpool_limits(1):  # one thread for everybody, also in linear algebra
-        return _measure(posed(problem, quick=quick), LAMBDAS[problem], quick)
+    with threadpool_limits(1):  # also in linear algebra
+        return _measure(load_problem(problem, quick=quick), LAMBDAS[problem], quick)
 
 
-def _measure(task: Posed, lam: float, quick: bool) -> Mapping[str, Any]:
+def _measure(task: PaperProblem, lam: float, quick: bool) -> Mapping[str, Any]:
     repeats = 3 if quick else 5
-    fit, accuracy = one_by_one(task, lam)
+    fit, accuracy = task_by_task(task, lam)
     ours = lambda: solve(task.train, loss=task.loss, reg_lambda=lam, settings=Settings(tol=GAP))  # noqa: E731
     timed = interleaved({"dmtrl": ours, "scikit-learn": fit}, repeats)
-    outcome, median = timed.answers["dmtrl"], float(np.median(timed.seconds["dmtrl"]))
+    outcome, median = timed.results["dmtrl"], float(np.median(timed.seconds["dmtrl"]))
     figures: dict[str, Any] = {
         "seconds": timed.seconds,
         "gap": outcome.certificate.relative_gap,
         "rounds": len(outcome.history),
         "error": task.error(outcome.W),
-        "scikit-learn": {"accuracy": accuracy, "error": task.error(timed.answers["scikit-learn"])},
+        "scikit-learn": {"accuracy": accuracy, "error": task.error(timed.results["scikit-learn"])},
     }
     for name, run in _others(task, lam).items():
         figures[name] = _limited(run, limit=max((20 if quick else 50) * median, 1.0))
     return figures
 
 
-def one_by_one(task: Posed, lam: float) -> tuple[Callable[[], np.ndarray], float]:
-    """scikit-learn on every task alone with ridge lambda m: a fit to be timed, and the relative accuracy it reaches."""
+def task_by_task(task: PaperProblem, lam: float) -> tuple[Callable[[], np.ndarray], float]:
+    """Return a fit of every task alone by scikit-learn with ridge lambda m, and the relative accuracy it reaches."""
     data = task.train
     best = solve(data, loss=task.loss, reg_lambda=lam, relationship="independent", settings=Settings(tol=GAP / 100))
     reached = np.inf
@@ -77,8 +79,8 @@ def one_by_one(task: Posed, lam: float) -> tuple[Callable[[], np.ndarray], float
 def _fit_tasks(data: TaskData, loss: str, ridge: float, tol: float) -> np.ndarray:
     W = np.empty((data.m, data.X.shape[1]))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # what was reached is measured
-        for i, (a, b) in enumerate(zip(data.starts[:-1], data.starts[1:], strict=True)):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the accuracy is measured
+        for i, (a, b) in enumerate(itertools.pairwise(data.starts)):
             X, y, n = data.X[a:b], data.y[a:b], int(b - a)
             if loss == "squared":
                 W[i] = Ridge(alpha=ridge * n, fit_intercept=False, tol=tol).fit(X, y).coef_
@@ -90,14 +92,14 @@ def _fit_tasks(data: TaskData, loss: str, ridge: float, tol: float) -> np.ndarra
 
 def _objective(data: TaskData, loss: str, ridge: float, W: np.ndarray) -> float:
     total = 0.5 * ridge * float((W**2).sum())
-    for a, b, w in zip(data.starts[:-1], data.starts[1:], W, strict=True):
+    for (a, b), w in zip(itertools.pairwise(data.starts), W, strict=True):
         z = data.X[a:b] @ w
         value = 0.5 * (z - data.y[a:b]) ** 2 if loss == "squared" else np.maximum(0.0, 1.0 - data.y[a:b] * z)
         total += float(value.mean())
     return total
 
 
-def _others(task: Posed, lam: float) -> dict[str, Callable[[Clock], Any]]:
+def _others(task: PaperProblem, lam: float) -> dict[str, Callable[[Clock], Any]]:
     data, many = task.train, 10**6
     paper = Settings.paper(T=10, P=many, tol=GAP)
     return {
@@ -108,14 +110,14 @@ def _others(task: Posed, lam: float) -> dict[str, Callable[[Clock], Any]]:
 
 
 def _limited(run: Callable[[Clock], Any], limit: float) -> Mapping[str, Any]:
-    with suppress(TimeIsUp, NotEnoughMemoryError):
+    with suppress(StopRun, NotEnoughMemoryError):
         run(Clock(gap=np.inf, limit=0.0))  # compiles
     clock, began = Clock(GAP, limit), time.perf_counter()
     try:
-        with suppress(TimeIsUp):
+        with may_stop_early():
             run(clock)
-    except NotEnoughMemoryError as refusal:
-        return {"refused": str(refusal)}
+    except NotEnoughMemoryError as error:
+        return {"out_of_memory": str(error)}
     return {"seconds": time.perf_counter() - began, "gap": clock.reached, "rounds": clock.rounds}
 
 
@@ -133,7 +135,7 @@ def section(records: Sequence[Record]) -> Section:
         )
         for other in (PAPER, SSDCA, CENTRAL):
             g = f[other]
-            if "refused" in g:
+            if "out_of_memory" in g:
                 rows.append([name, other, "out of memory", "", ""])
                 continue
             done = g["gap"] <= GAP
@@ -141,21 +143,21 @@ def section(records: Sequence[Record]) -> Section:
             reached = f"joint gap {g['gap']:.1e}" + ("" if done else " when stopped")
             rows.append([name, other, f"{more}{g['seconds']:.3g}", f"{more}{g['seconds'] / ours:.2g}", reached])
     return Section(
-        "The whole job",
+        "A whole fit",
         [
             Text(
-                "All tasks and their relations, from data in memory to a certified answer, on one thread. A ratio "
-                "says how many times longer another way takes than dmtrl; above one dmtrl is faster."
+                "All tasks and their relations, from data in memory to a certified result, on one thread. A ratio is "
+                "the time of another method over that of dmtrl; above one, dmtrl is faster."
             ),
             Table(
                 f"Time to a joint relative gap of {GAP:g}",
                 ["data", "method", "seconds", "times dmtrl", "reached"],
                 rows,
-                "dmtrl and scikit-learn: median of interleaved repeats, least and greatest ratio in brackets; the "
-                "others one run each; compile time excluded. scikit-learn fits each task alone at the same ridge with "
-                "the loosest tolerance that is within 0.1 % of its own optimum, and learns no relations. The others "
-                "solve the same joint problem and were stopped after 50 times dmtrl's time (quick: 20) or a second, "
-                "whichever is longer.",
+                "dmtrl and scikit-learn: median of interleaved repeats, the range of ratios in brackets. The others: "
+                "one run each. Compile time excluded. scikit-learn fits each task alone with the same ridge penalty "
+                "and the loosest tolerance within 0.1 % of its own optimum, and learns no relations. The others solve "
+                "the same joint problem and stop after 50 times dmtrl's time (quick: 20) or one second, whichever is "
+                "longer.",
             ),
         ],
     )

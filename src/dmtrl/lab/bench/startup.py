@@ -1,7 +1,7 @@
-"""Starting up: what an import costs, what the first fit costs more than the second, what a second thread gives.
+"""Start-up: the cost of an import, of the first fit over the second, and the speed-up from a second thread.
 
-Room: bench. Imports and first fits are taken in fresh processes, in turn with what they are compared with; compiled
-kernels lie in numba's cache on disk, as on every day but the first.
+Imports and first fits run in fresh processes, interleaved with what they are compared with. Compiled kernels are in
+numba's cache on disk.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.data.task_data import TaskData
+from dmtrl.lab.bench.tasks import low_rank_tasks
 from dmtrl.lab.bench.timing import interleaved, ratio
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
@@ -28,7 +28,7 @@ IMPORTS = {
     "import dmtrl": f"{PEERS}, dmtrl",
     "from dmtrl import MTRLRegressor": f"{PEERS}; from dmtrl import MTRLRegressor",
 }
-AIMS = {"import": "under 0.5", "first fit": "under 1", "threads": "at least 1.7"}
+TARGETS = {"import": "under 0.5", "first fit": "under 1", "threads": "at least 1.7"}
 _IMPORT = """
 import time
 began = time.process_time()
@@ -62,65 +62,55 @@ def measure(what: str, quick: bool) -> Mapping[str, Any]:
     return {"import": _imports, "first fit": _first_fits, "threads": _threads}[what](quick)
 
 
-def _fresh(code: str) -> str:
-    """What a new process prints; linear algebra there has one thread, whose start would blur what is measured."""
+def _run_fresh(code: str) -> str:
+    """Return what a new process prints. BLAS there has one thread, because starting more would add noise."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"a fresh process ended with {done.returncode}: {done.stderr.strip()[-500:]}")
+        raise RuntimeError(f"a fresh process exited with code {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout
 
 
 def _imports(quick: bool) -> Mapping[str, Any]:
     codes = {name: _IMPORT.format(statement=statement) for name, statement in IMPORTS.items()}
-    for code in () if quick else codes.values():  # files into the system's cache
-        _fresh(code)
+    for code in () if quick else codes.values():  # fills the file cache
+        _run_fresh(code)
     seconds: dict[str, list[float]] = {name: [] for name in codes}
     for _ in range(1 if quick else 5):
         for name, code in codes.items():
-            seconds[name].append(float(_fresh(code)))
+            seconds[name].append(float(_run_fresh(code)))
     return {"seconds": seconds}
 
 
 def _first_fits(quick: bool) -> Mapping[str, Any]:
     names = {"MTRLRegressor": False} if quick else {"MTRLRegressor": False, "MTRLClassifier": True}
     codes = {name: _FITS.format(estimator=name, classes=classes) for name, classes in names.items()}
-    for code in () if quick else codes.values():  # kernels into numba's cache
-        _fresh(code)
+    for code in () if quick else codes.values():  # fills numba's cache
+        _run_fresh(code)
     first: dict[str, list[float]] = {name: [] for name in codes}
     second: dict[str, list[float]] = {name: [] for name in codes}
     for _ in range(1 if quick else 3):
         for name, code in codes.items():
-            seconds = json.loads(_fresh(code))
+            seconds = json.loads(_run_fresh(code))
             first[name].append(seconds[0])
             second[name].append(min(seconds[1:]))
     return {"first": first, "second": second}
 
 
 def _threads(quick: bool) -> Mapping[str, Any]:
-    """The same partition into pieces on one thread and on two: the same work, so the same bits."""
+    """The same partition on one thread and on two: the same work, so the same bits."""
     figures: dict[str, Any] = {}
     for loss in ("hinge", "logistic"):
-        data = compute_bound(rows=300 if quick else 12_000)
+        data = low_rank_tasks(16, 100, rows=300 if quick else 12_000)
         fit = partial(
             solve, data, loss=loss, reg_lambda=1e-4, workers=8, settings=Settings(tol=1e-2 if quick else 1e-3)
         )
         timed = interleaved(
             {"one": partial(fit, n_jobs=1), "two": partial(fit, n_jobs=2)}, repeats=2 if quick else 7, warm_up=True
         )
-        same = bool(np.array_equal(timed.answers["one"].W, timed.answers["two"].W))
+        same = bool(np.array_equal(timed.results["one"].W, timed.results["two"].W))
         figures[loss] = {**timed.seconds, "same": same, "cores": os.cpu_count()}
     return figures
-
-
-def compute_bound(rows: int, m: int = 16, d: int = 100) -> TaskData:
-    """So many rows that passes over them are nearly all of the work."""
-    rng = np.random.default_rng(0)
-    W = rng.standard_normal((m, 3)) @ rng.standard_normal((3, d))
-    X = rng.standard_normal((m * rows, d)).astype(np.float32) / np.float32(np.sqrt(d))
-    task = np.repeat(np.arange(m), rows)
-    score = np.einsum("ij,ij->i", X, W[task])
-    return TaskData.from_long(X, np.where(score + rng.standard_normal(len(score)) > 0, 1.0, -1.0), task)
 
 
 def table_rows(records: Sequence[Record]) -> list[list[str]]:
@@ -133,17 +123,17 @@ def table_rows(records: Sequence[Record]) -> list[list[str]]:
         for name in list(IMPORTS)[1:]:
             over = np.array(seconds[name]) - base
             middle = np.median(seconds[name]) - np.median(base)
-            rows.append([f"{name}, over that", f"{middle:.2f} s", _spread(over), f"{AIMS['import']} s"])
+            rows.append([f"{name}, over that", f"{middle:.2f} s", _spread(over), f"{TARGETS['import']} s"])
     for name in by_what.get("first fit", {}).get("first", {}):
         first, second = (np.array(by_what["first fit"][which][name]) for which in ("first", "second"))
         middle = np.median(first) - np.median(second)
-        aim = f"{AIMS['first fit']} s"
-        rows.append([f"first fit of {name}, over the second", f"{middle:.2f} s", _spread(first - second), aim])
+        target = f"{TARGETS['first fit']} s"
+        rows.append([f"first fit of {name}, over the second", f"{middle:.2f} s", _spread(first - second), target])
     for loss, figures in by_what.get("threads", {}).items():
         times, low, high = ratio(figures["one"], figures["two"])
-        same = "same bits" if figures["same"] else "OTHER BITS"
+        same = "same bits" if figures["same"] else "DIFFERENT BITS"
         spread = f"{low:.2f} to {high:.2f}, {same}"
-        rows.append([f"two threads against one, {loss} loss", f"{times:.2f} times", spread, AIMS["threads"]])
+        rows.append([f"two threads against one, {loss} loss", f"{times:.2f} times", spread, TARGETS["threads"]])
     return rows
 
 
@@ -153,16 +143,16 @@ def _spread(values: np.ndarray) -> str:
 
 def section(records: Sequence[Record]) -> Section:
     return Section(
-        "Starting up",
+        "Start-up",
         [
-            Text("Imports and first fits in fresh processes, in turn, in processor seconds; threads in wall time."),
+            Text("Imports and first fits in fresh processes, in processor seconds; threads in wall time."),
             Table(
                 "Start-up and threads",
-                ["what", "median", "least to greatest", "aim"],
+                ["measurement", "median", "range", "target"],
                 table_rows(records),
                 "A first fit loads compiled kernels from numba's cache on disk; the very first on a machine compiles "
-                "them. Threads: 16 tasks of 12,000 rows (quick: 300) in 8 pieces, the same on one thread and on two; "
-                "on a busy machine, or one with a single core, a second thread cannot show what it gives.",
+                "them. Threads: 16 tasks of 12,000 rows (quick: 300) on 8 workers. On a busy machine, or with a single "
+                "core, a second thread brings no speed-up.",
             ),
         ],
     )

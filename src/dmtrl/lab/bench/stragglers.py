@@ -1,7 +1,7 @@
-"""Stragglers: one worker ten times slower, rounds in step against answers as they come; and work shared out by speed.
+"""Stragglers: synchronous and asynchronous rounds with one slow worker, and work balanced by speed.
 
-Room: bench. Every worker has a thread of its own and stretches its answers to a multiple of the processor time they
-took, so that a few cores stand for as many machines as there are workers, and one of them for a slow machine.
+Every worker has its own thread and delays its answers to a multiple of their processor time. So a few cores emulate as
+many machines as there are workers, and one of them is slow.
 """
 
 import gc
@@ -13,26 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.data.blocks import ArraySource
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.warm_up import warm_up
 from dmtrl.lab.bench.timing import ratio
-from dmtrl.lab.experiments.problems import TITLES, Posed, posed
+from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.relationship.penalties import get_relationship
 from dmtrl.report.content import Section, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.solver.coordinator import Coordinator, Outcome
+from dmtrl.solver.coordinator import Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
 GAP = 1e-2
 SLOWER = 10.0
-STRETCH = 2.0  # times the number of workers: so small a part of the processors' time is used that nobody waits for one
+STRETCH = 2.0  # times the number of workers: keeps the cores mostly idle, so that no worker waits for one
 STALENESS = 8
 FLEETS = {"512 tasks, hinge": 512, "512 tasks, logistic": 512, "2048 tasks, hinge": 2048, "2048 tasks, logistic": 2048}
 CASES = (  # data, lambda, workers
@@ -46,9 +44,9 @@ CASES = (  # data, lambda, workers
     *((fleet, lam, workers) for workers in (16, 64) for fleet in FLEETS for lam in (1e-4, 1e-3, 1e-2)
       if workers == 64 or FLEETS[fleet] == 512),
 )  # fmt: skip
-IN_STEP, AS_THEY_COME = "in step", "as they come"
-SPEEDS = (1.0, 1.0, 2.0, 4.0)  # slowness of the workers among which work is shared out
-ONE_FOR_ALL, BY_SPEED = "the same passes for all", "by measured speed"
+SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
+SPEEDS = (1.0, 1.0, 2.0, 4.0)  # slowness of the workers for the balanced runs
+SAME_PASSES, BALANCED = "same passes", "balanced by speed"
 
 
 def runs(quick: bool) -> list[Run]:
@@ -58,12 +56,12 @@ def runs(quick: bool) -> list[Run]:
     return [Run({**dict(zip(names, case, strict=True)), "quick": quick}, seconds) for case in cases]
 
 
-def _posed(problem: str, quick: bool) -> Posed:
+def _problem(problem: str, quick: bool) -> PaperProblem:
     if problem not in FLEETS:
-        return posed(problem, quick=quick)
+        return load_problem(problem, quick=quick)
     rows, d = (100, 20) if quick else (500, 100)
     tasks = make_synthetic(1, m=64 if quick else FLEETS[problem], rows_per_task=rows, d=d)
-    return Posed(tasks.train, tasks.test, problem.split()[-1], "test error")
+    return PaperProblem(tasks.train, tasks.test, problem.split()[-1])
 
 
 class PacedWorker:
@@ -71,8 +69,8 @@ class PacedWorker:
 
     def __init__(self, worker: Worker, pace: float):
         self._worker, self._pace = worker, pace
-        self._busy, self._since = 0.0, np.inf  # seconds of its answers, and since when it is at one
-        self.answered: list[str] = []  # what it was asked, and is done with
+        self._busy, self._since = 0.0, np.inf  # seconds of past answers, and the start of the current one
+        self.answered: list[str] = []  # names of the answered messages
 
     def answer(self, message: Message) -> Message:
         began, processor = time.perf_counter(), time.thread_time()
@@ -85,16 +83,16 @@ class PacedWorker:
         return answer
 
     def busy(self) -> float:
-        """Seconds of its rounds so far."""
+        """Return the seconds spent on answers so far."""
         return self._busy + max(time.perf_counter() - self._since, 0.0)
 
 
 class PacedEngine(LocalEngine):
-    """Workers as machines of different speed: `slowness` of each, 1 for a usual one."""
+    """Workers as machines of different speed. `slowness` is 1 for a normal worker."""
 
-    def __init__(self, task: Posed, slowness: Sequence[float], stretch: float):
+    def __init__(self, task: PaperProblem, slowness: Sequence[float], stretch: float):
         k = len(slowness)
-        super().__init__([ArraySource(blocks) for blocks in task.train.partition(k, 1)], get_loss(task.loss), threads=k)
+        super().__init__(task.train.partition(k, 1), get_loss(task.loss), threads=k)
         self.paced = [PacedWorker(one, stretch * k * slow) for one, slow in zip(self._workers, slowness, strict=True)]
         self._workers = self.paced  # type: ignore[assignment]
 
@@ -102,15 +100,15 @@ class PacedEngine(LocalEngine):
 @dataclass(frozen=True)
 class Timing:
     seconds: float
-    idle: float  # share of the workers' time
+    idle: float  # share of the workers' total time
     rounds: int
-    answered: list[str]  # what the slowest worker was asked
+    answered: list[str]  # messages that the slowest worker answered
     outcome: Outcome
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Of which the whole process has one, at the cost of the worker in whose thread it happens to begin."""
+    """Disable garbage collection, which would slow down a random worker."""
     gc.collect()
     wanted = gc.isenabled()
     gc.disable()
@@ -121,12 +119,13 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH) -> Timing:
+def timed(
+    task: PaperProblem, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH
+) -> Timing:
     with PacedEngine(task, slowness, stretch) as engine:
-        relation = get_relationship("learned", task.train.m)
         with _no_garbage_collection():
             began = time.perf_counter()
-            outcome = Coordinator(engine, task.train.m, relation, lam, settings).run()
+            outcome = solve(task.train, loss=task.loss, reg_lambda=lam, settings=settings, engine=engine)
             wall = time.perf_counter() - began
         idle = 1.0 - sum(worker.busy() for worker in engine.paced) / (wall * len(slowness))
         answered = list(engine.paced[int(np.argmax(slowness))].answered)
@@ -134,28 +133,28 @@ def timed(task: Posed, lam: float, slowness: Sequence[float], settings: Settings
 
 
 def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Mapping[str, Any]:
-    task, lam, repeats = _posed(problem, quick), reg_lambda, 1 if quick else 3
+    task, lam, repeats = _problem(problem, quick), reg_lambda, 1 if quick else 3
     workers = min(workers, task.train.m)
     if workers == len(SPEEDS):
         steps = Settings(tol=GAP, local_solver="sdca", sampling="uniform", max_passes=3)
-        ways = {ONE_FOR_ALL: steps, BY_SPEED: Settings(**vars(steps) | {"balance": True})}
+        variants = {SAME_PASSES: steps, BALANCED: Settings(**vars(steps) | {"balance": True})}
         slowness: Sequence[float] = SPEEDS
     else:
-        ways = {IN_STEP: Settings(tol=GAP), AS_THEY_COME: Settings(tol=GAP, max_staleness=STALENESS)}
+        variants = {SYNCHRONOUS: Settings(tol=GAP), ASYNCHRONOUS: Settings(tol=GAP, max_staleness=STALENESS)}
         slowness = [SLOWER if k == workers // 2 else 1.0 for k in range(workers)]
-    warm_up(task.train.sources(1), get_loss(task.loss))  # before slow workers would take a multiple of its time
+    warm_up(task.train.sources(1), get_loss(task.loss))  # compile before slow workers take part
     best = solve(task.train, loss=task.loss, reg_lambda=lam, settings=Settings(tol=GAP / 1000)).certificate
-    found: dict[str, list[Timing]] = {way: [] for way in ways}
+    found: dict[str, list[Timing]] = {variant: [] for variant in variants}
     for number in range(repeats + 1):
-        for way, settings in ways.items():
+        for variant, settings in variants.items():
             timing = timed(task, lam, slowness, settings, 0.1 if quick else STRETCH)
             if number:  # the first warms up
-                found[way].append(timing)
-    return {way: _figures(timings, best.primal, best.dual) for way, timings in found.items()}
+                found[variant].append(timing)
+    return {variant: _figures(timings, best.primal, best.dual) for variant, timings in found.items()}
 
 
 def _figures(timings: Sequence[Timing], above: float, below: float) -> Mapping[str, Any]:
-    """`valid`: whether every certificate held, against an optimum known to lie between `below` and `above`."""
+    """`valid`: whether every certificate is correct, given that the optimum is between `below` and `above`."""
     records = [record for timing in timings for record in timing.outcome.history]
     return {
         "seconds": [timing.seconds for timing in timings],
@@ -168,53 +167,52 @@ def _figures(timings: Sequence[Timing], above: float, below: float) -> Mapping[s
     }
 
 
-def _of_the_slowest(figures: Mapping[str, Any]) -> str:
+def _slowest_worker(figures: Mapping[str, Any]) -> str:
     times = f"{figures['answers']:g} times"
     caught_up = figures["caught_up"]
     return f"{times}, caught up in {caught_up} of {len(figures['seconds'])}" if caught_up else times
 
 
 def section(records: Sequence[Record]) -> Section:
-    rows: dict[str, list[list[Any]]] = {way: [] for way in (AS_THEY_COME, BY_SPEED)}
+    rows: dict[str, list[list[Any]]] = {variant: [] for variant in (ASYNCHRONOUS, BALANCED)}
     for record in records:
-        before, after = (IN_STEP, AS_THEY_COME) if AS_THEY_COME in record.figures else (ONE_FOR_ALL, BY_SPEED)
+        before, after = (SYNCHRONOUS, ASYNCHRONOUS) if ASYNCHRONOUS in record.figures else (SAME_PASSES, BALANCED)
         f = record.figures
         times, low, high = ratio(f[before]["seconds"], f[after]["seconds"])
         name = TITLES.get(record.params["problem"], record.params["problem"])
-        for way in (before, after):
-            seconds = float(np.median(f[way]["seconds"]))
-            faster = f"{times:.2g} ({low:.2g} to {high:.2g})" if way == after else "1"
-            held = "yes" if f[way]["valid"] else "NO"
+        for variant in (before, after):
+            seconds = float(np.median(f[variant]["seconds"]))
+            faster = f"{times:.2g} ({low:.2g} to {high:.2g})" if variant == after else "1"
+            held = "yes" if f[variant]["valid"] else "NO"
             rows[after].append(
-                [name, f"{record.params['reg_lambda']:g}", record.params["workers"], way, f"{seconds:.3g}", faster,
-                 f"{f[way]['idle']:.0%}",
-                 f"{f[way]['rounds']:g}", _of_the_slowest(f[way]), held]
+                [name, f"{record.params['reg_lambda']:g}", record.params["workers"], variant, f"{seconds:.3g}", faster,
+                 f"{f[variant]['idle']:.0%}",
+                 f"{f[variant]['rounds']:g}", _slowest_worker(f[variant]), held]
             )  # fmt: skip
     head = ["data", "lambda", "workers", "rounds are", "seconds", "times faster", "idle", "rounds",
-            "the slowest answered", "certificates held"]  # fmt: skip
+            "answers of the slowest", "certificates valid"]  # fmt: skip
     return Section(
         "Stragglers",
         [
             Text(
-                "Each worker has a thread of its own and is slowed to a multiple of its processor time, as if it were "
-                "a machine. A round of answers as they come is as many answers as there are workers."
+                "Each worker has its own thread and is slowed to a multiple of its processor time, as if it were a "
+                "machine. An asynchronous round is as many answers as there are workers."
             ),
             Table(
                 f"One worker {SLOWER:g} times slower: seconds to a joint gap of {GAP:g}",
                 head,
-                rows[AS_THEY_COME],
-                f"max_staleness={STALENESS}. Seconds: from the first message until the run is over; data is "
-                "read and checked before. Medians of interleaved repeats, least and greatest ratio in brackets. Both "
-                "ways wait for the work of the slow worker: the fewer of its answers are needed, the more is won. "
-                "Certificates held if no objective was below, and no bound above, an optimum known a thousand times "
-                "better.",
+                rows[ASYNCHRONOUS],
+                f"max_staleness={STALENESS}. Seconds from the first message to the end of the run, without loading "
+                "data. Medians of interleaved repeats; the range of ratios is in brackets. Both variants need the slow "
+                "worker: the fewer of its answers are needed, the larger the gain. Certificates are valid if no "
+                "objective is below, and no bound above, an optimum known a thousand times more accurately.",
             ),
             Table(
                 f"Workers of slowness {', '.join(f'{slow:g}' for slow in SPEEDS)}: seconds to a joint gap of {GAP:g}",
                 ["data", "lambda", "workers", "steps", *head[4:]],
-                rows[BY_SPEED],
-                "Rounds in step, three uniform passes of coordinate ascent a round; by measured speed, the time of a "
-                "round is the median worker's and each takes the steps that fit.",
+                rows[BALANCED],
+                "Synchronous rounds with three uniform passes of coordinate ascent. Balanced by speed: a round takes "
+                "as long as the median worker needs, and each worker takes as many steps as fit.",
             ),
         ],
     )
@@ -226,6 +224,6 @@ SETTINGS = {
     "stretch": STRETCH,
     "max_staleness": STALENESS,
     "speeds": SPEEDS,
-    "until": "over",
+    "until": "end",
 }
 STRAGGLERS = Experiment("bench stragglers", runs, measure, section, SETTINGS)

@@ -1,7 +1,4 @@
-"""The benchmarks as one collection.
-
-Room: bench, its top. A new benchmark is a file of its own beside this one, and a line here.
-"""
+"""All benchmarks of `dmtrl bench`, as one collection."""
 
 from dmtrl.lab.bench.cluster import CLUSTER
 from dmtrl.lab.bench.kernels import KERNELS
@@ -14,10 +11,9 @@ from dmtrl.lab.bench.stragglers import STRAGGLERS
 from dmtrl.lab.experiments.collection import Collection
 
 BENCHMARKS = Collection(
-    "dmtrl, measured against others",
-    "How long one task, the whole job and the start take, how time and memory grow, how often workers and server must "
-    "talk, and what that comes to over a network, on a cluster or with a slow worker, against the peers named in each "
-    "table.",
+    "dmtrl benchmarks",
+    "Time for one task, for a whole fit and for start-up; growth of time and memory; rounds and bytes; estimates "
+    "over a network; Ray clusters and slow workers. Each table names what dmtrl is compared with.",
     {
         "kernels": [KERNELS],
         "solve": [SOLVE],

@@ -1,6 +1,6 @@
-"""Fair timing: every contender once to warm up (which compiles), then in turn, several times over.
+"""Fair timing: a warm-up of each competitor, which compiles, then interleaved repeats.
 
-Room: bench. Ratios are of medians; their spread is the least and the greatest ratio of one repeat.
+Ratios are of medians; their range is the smallest and the largest ratio of one repeat.
 """
 
 import time
@@ -10,52 +10,52 @@ from typing import Any
 
 import numpy as np
 
-
-class TimeIsUp(Exception):
-    """Raised in a round of a contender that had its time."""
+from dmtrl.lab.experiments.early_stop import StopRun
 
 
 @dataclass(frozen=True)
 class Timed:
     seconds: dict[str, list[float]]
-    answers: dict[str, Any]  # of the last repeat
+    results: dict[str, Any]  # of the last repeat
 
 
 def interleaved(
-    contenders: Mapping[str, Callable[[], Any]],
+    competitors: Mapping[str, Callable[[], Any]],
     repeats: int,
     *,
     warm_up: bool = True,
     clock: Callable[[], float] = time.perf_counter,
     limit: float = float("inf"),
 ) -> Timed:
-    """All contenders in turn, `repeats` times, after a warm-up of each that is not timed. After `limit` seconds no
-    further repeat is begun, but there are two at least. With one thread `clock` may count the seconds of the process
-    alone, which other work on the machine disturbs less."""
+    """Time all competitors in turn, `repeats` times, after an untimed warm-up of each.
+
+    clock: with one thread, time.process_time is less sensitive to other programs.
+    limit: no new repeat starts after so many seconds, except for the second one.
+    """
     if warm_up:
-        for run in contenders.values():
+        for run in competitors.values():
             run()
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    answers = {}
+    seconds: dict[str, list[float]] = {name: [] for name in competitors}
+    results = {}
     started = time.perf_counter()
     for repeat in range(repeats):
         if repeat >= 2 and time.perf_counter() - started > limit:
             break
-        for name, run in contenders.items():
+        for name, run in competitors.items():
             began = clock()
-            answers[name] = run()
+            results[name] = run()
             seconds[name].append(clock() - began)
-    return Timed(seconds, answers)
+    return Timed(seconds, results)
 
 
 def ratio(theirs: list[float], ours: list[float]) -> tuple[float, float, float]:
-    """How many times longer theirs took: of the medians, and the least and greatest of one repeat."""
+    """Return how many times longer theirs took: the ratio of medians, and the range of ratios of one repeat."""
     each = np.array(theirs) / np.array(ours)
     return float(np.median(theirs) / np.median(ours)), float(each.min()), float(each.max())
 
 
 def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
-    """Bytes per second at which one thread reads an array that no cache holds: the best of several sums."""
+    """Return the bytes per second at which one thread reads an array larger than the caches."""
     numbers = np.ones(megabytes * 2**17)
     best = 0.0
     for _ in range(repeats):
@@ -67,7 +67,7 @@ def read_bandwidth(megabytes: int = 512, repeats: int = 5) -> float:
 
 
 class Clock:
-    """A watcher of rounds that ends a run at a joint gap, or when it had its time."""
+    """A `watch` function that ends a run at a joint gap or after `limit` seconds."""
 
     def __init__(self, gap: float, limit: float):
         self._gap, self._limit, self._began = gap, limit, time.perf_counter()
@@ -77,4 +77,4 @@ class Clock:
         self.rounds, self.reached = record.round + 1, record.gap
         self.bytes += record.bytes_sent + record.bytes_received
         if record.gap <= self._gap or time.perf_counter() - self._began > self._limit:
-            raise TimeIsUp
+            raise StopRun

@@ -1,19 +1,18 @@
-"""DMTRL and centralised MTRL are the same method: after the same Omega-steps they stand at the same objective.
+"""DMTRL and centralised MTRL are the same method: after the same Omega-steps they reach the same objective.
 
-Room: experiments. Both alternate from the same start, with W-steps solved tightly; one moves d numbers per task and
-round, the other all rows to one machine and a matrix of all rows by all rows.
+Both alternate from the same start with tightly solved W-steps. DMTRL sends d numbers per task and round; centralised
+MTRL needs all rows, and a matrix of all rows by all rows, on one machine.
 """
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.baselines import Fitted, centralised_mtrl
-from dmtrl.lab.experiments.problems import TITLES, Posed, posed
+from dmtrl.lab.experiments.early_stop import may_stop_early
+from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
@@ -33,11 +32,11 @@ def runs(quick: bool) -> list[Run]:
 
 
 def measure(problem: str, quick: bool) -> Mapping[str, Any]:
-    return ends(posed(problem, quick=quick), LAMBDAS[problem])
+    return final_figures(load_problem(problem, quick=quick), LAMBDAS[problem])
 
 
-def ends(task: Posed, reg_lambda: float) -> dict[str, dict[str, float]]:
-    """Where each way stands after the last Omega-step, and the default beside them."""
+def final_figures(task: PaperProblem, reg_lambda: float) -> dict[str, dict[str, float]]:
+    """Return the figures of both methods after the last Omega-step, and of the default preset."""
     tight = Settings.paper(
         T=3000,
         P=OMEGA_STEPS,
@@ -50,7 +49,7 @@ def ends(task: Posed, reg_lambda: float) -> dict[str, dict[str, float]]:
     )
     how: dict[str, Any] = {"loss": task.loss, "reg_lambda": reg_lambda, "workers": task.train.m, "n_jobs": -1}
     last: deque[tuple[RoundRecord, np.ndarray]] = deque(maxlen=1)
-    ways: dict[str, Callable[[Watch], Outcome | Fitted]] = {
+    methods: dict[str, Callable[[Watch], Outcome | Fitted]] = {
         DMTRL: lambda watch: solve(task.train, settings=tight, watch=watch, **how),
         CENTRAL: lambda watch: centralised_mtrl(
             task.train, task.loss, reg_lambda, omega_steps=OMEGA_STEPS, w_tol=W_TOL, watch=watch
@@ -58,9 +57,8 @@ def ends(task: Posed, reg_lambda: float) -> dict[str, dict[str, float]]:
         DEFAULT: lambda watch: solve(task.train, watch=watch, **how),
     }
     figures = {}
-    for name, run in ways.items():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotConvergedWarning)  # the alternation ends where it ends
+    for name, run in methods.items():
+        with may_stop_early():
             fit = run(lambda record, W: last.append((record, W)))
         record, W = last.pop()
         figures[name] = {
@@ -75,8 +73,8 @@ def ends(task: Posed, reg_lambda: float) -> dict[str, dict[str, float]]:
     return figures
 
 
-def apart(figures: Mapping[str, Mapping[str, float]]) -> float:
-    """By how much of it the two objectives differ."""
+def relative_difference(figures: Mapping[str, Mapping[str, float]]) -> float:
+    """Return the relative difference of the two objectives."""
     return abs(figures[DMTRL]["objective"] / figures[CENTRAL]["objective"] - 1.0)
 
 
@@ -100,13 +98,16 @@ def section(records: Sequence[Record]) -> Section:
                     f"{f['megabytes']:.1f}",
                 ]
             )
-    far = "; ".join(f"{record.params['problem']}: {apart(record.figures):.1e}" for record in records)
+    differences = "; ".join(
+        f"{record.params['problem']}: {relative_difference(record.figures):.1e}" for record in records
+    )
     return Section(
-        "Distributed and centralised end at the same point",
+        "Distributed and centralised MTRL reach the same point",
         [
             Text(
-                f"After {OMEGA_STEPS} Omega-steps the objectives of DMTRL and centralised MTRL differ by this share "
-                f"of them: {far}. The default preset ends lower than both, because it does not stall."
+                f"After {OMEGA_STEPS} Omega-steps, the relative difference between the objectives of DMTRL and "
+                f"centralised MTRL is: {differences}. The default preset reaches a lower objective than both, because "
+                "it does not stall."
             ),
             Table(
                 "DMTRL and centralised MTRL",
@@ -122,8 +123,8 @@ def section(records: Sequence[Record]) -> Section:
                     "MB in messages",
                 ],
                 rows,
-                "Objective over W and Sigma together, at the last weights; joint gap: how far it can be from the "
-                f"best. W-steps of both alternations are solved to a relative gap of {W_TOL:g}. Centralised MTRL "
+                "The objective is over W and Sigma together, at the last weights; the joint gap bounds its distance "
+                f"from the optimum. Both alternations solve W-steps to a relative gap of {W_TOL:g}. Centralised MTRL "
                 "sends no messages; its rounds are solves or groups of passes on one machine. School: RMSE.",
             ),
         ],

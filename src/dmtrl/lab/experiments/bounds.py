@@ -1,23 +1,23 @@
-"""Predicted against measured rounds: the paper's two bounds, smooth and Lipschitz, on one W-step of Synthetic 1.
+"""Predicted and measured rounds: the paper's bounds for smooth and Lipschitz losses, on one W-step of Synthetic 1.
 
-Room: experiments. Sigma is fixed at what was learned. The theory says how many local steps and how many rounds are
-enough; paper mode, given these steps, says how many rounds it took.
+Sigma is fixed at the learned one. The theory gives enough local steps and rounds; the paper preset with these local
+steps gives the rounds that were needed.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from dmtrl.lab.experiments.problems import posed
+from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
+from dmtrl.lab.experiments.problems import load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.lab.theory import TaskFacts, rho, rounds, steps_per_task
 from dmtrl.losses import scalar
 from dmtrl.losses.builtin import get_loss
-from dmtrl.relationship.penalties import Fixed
+from dmtrl.relationship import Fixed
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.coordinator import RoundRecord
@@ -26,12 +26,8 @@ from dmtrl.solver.settings import Settings
 REGIMES = {"hinge": "Lipschitz", "logistic": "smooth"}
 LAMBDAS = {"hinge": (1.0, 0.3, 0.1, 0.03), "logistic": (1e-1, 1e-2, 1e-3, 1e-4)}
 THETA = 0.5
-RELATIVE_GAPS = {"hinge": 0.1, "logistic": 1e-3}  # the Lipschitz bound on local steps asks for too many below that
+RELATIVE_GAPS = {"hinge": 0.1, "logistic": 1e-3}  # below this, the Lipschitz bound needs too many local steps
 MOST_ROUNDS = 5000
-
-
-class _Reached(Exception):
-    """Ends a run at the first round whose gap is small enough."""
 
 
 def runs(quick: bool) -> list[Run]:
@@ -43,16 +39,16 @@ def runs(quick: bool) -> list[Run]:
 
 
 def measure(loss: str, reg_lambda: float, quick: bool) -> Mapping[str, Any]:
-    """H from the theory for Theta, rounds until the relative gap is reached, and the rounds the theory allows."""
-    data = posed("synthetic 1", quick=quick).train
+    """Return the predicted and the measured rounds to the relative gap, with H from the theory for Theta."""
+    data = load_problem("synthetic 1", quick=quick).train
     how: dict[str, Any] = {"loss": loss, "reg_lambda": reg_lambda, "workers": data.m, "n_jobs": -1}
     sigma = solve(data, **how).covariance
     facts = [TaskFacts.of(loss, data.X[a:b], data.y[a:b]) for a, b in itertools.pairwise(data.starts)]
     safe = rho(sigma, "paper")
     step = safe * sigma.diagonal() / reg_lambda
     at_zero = float(scalar.loss_value(get_loss(loss).id, 0.0, 0.0, 1.0))
-    start = data.m * at_zero  # at alpha = 0 and W = 0 the gap is the sum of the tasks' losses
-    # a Lipschitz loss needs more steps the smaller a task's gap is: those for an even share of the gap to be reached
+    start = data.m * at_zero  # the gap at alpha = 0 and W = 0 is the sum of the tasks' losses
+    # A Lipschitz loss needs more steps the smaller a task's gap is: use an even share of the target gap.
     relative = RELATIVE_GAPS[loss]
     best = solve(data, relationship=Fixed(sigma), settings=Settings(tol=relative / 10), **how).certificate.primal
     gaps = [relative * best / data.m] * data.m if loss == "hinge" else None
@@ -63,14 +59,14 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Mapping[str, Any]:
     def watch(record: RoundRecord, W: np.ndarray) -> None:
         if record.w_gap <= relative:
             reached.append(record)
-            raise _Reached
+            raise StopRun
 
-    with suppress(_Reached):
+    with may_stop_early():
         solve(data, relationship=Fixed(sigma), settings=settings, watch=watch, **how)
     if not reached:
-        raise RuntimeError(f"a relative gap of {relative:g} was not reached in {MOST_ROUNDS} rounds")
+        raise RuntimeError(f"no relative gap of {relative:g} within {MOST_ROUNDS} rounds")
     gap = relative * best
-    # a record shows the gap before its round's steps, so record number k took k rounds
+    # a record has the gap at the start of its round, so record k took k rounds
     return {
         "predicted": rounds(facts, step, gap=gap, start=start, theta=THETA).total,
         "measured": reached[0].round,
@@ -97,11 +93,11 @@ def section(records: Sequence[Record]) -> Section:
         for what, style in (("measured", "line"), ("predicted", "dashes")):
             lines.append(Series(f"{loss}, {what}", lambdas, [r.figures[what] for r in mine], style, group))
     chart = LineChart(
-        "Rounds: enough by the theory, and needed",
+        "Rounds: predicted and measured",
         "lambda",
         "rounds",
         lines,
-        "Predicted rounds lie above measured rounds at every lambda, the further the weaker lambda is.",
+        "Predicted rounds exceed measured rounds at every lambda, most at weak lambdas.",
         log_x=True,
         log_y=True,
     )
@@ -109,12 +105,12 @@ def section(records: Sequence[Record]) -> Section:
         "Predicted and measured rounds",
         ["loss", "lambda", "relative gap", "rho", "steps per row and round", "rounds, predicted", "rounds, measured"],
         rows,
-        "Rounds of one W-step to the relative gap. Each task takes as many steps a round as the theory asks for a "
-        f"local accuracy Theta of {THETA:g}. A prediction is a bound for the worst case, so it must not be below what "
-        "was measured; how far above shows how cautious the theory is.",
+        "Rounds of one W-step to the relative gap. Each task takes the steps per round that the theory requires for a "
+        f"local accuracy Theta of {THETA:g}. A prediction is a worst-case bound, so it must not be below the "
+        "measurement; the distance shows how conservative the theory is.",
     )
     return Section(
-        "Theory against measurement",
+        "Theory and measurement",
         [
             Text("Both regimes of the paper's convergence theorems, computed from the data (`dmtrl.lab.theory`)."),
             chart,

@@ -1,24 +1,21 @@
-"""The paper's convergence figures: gap over time, gap over rounds and prediction error over rounds, on four data sets,
-two lambdas and several H, with single-task learning, single-machine SDCA and centralised MTRL beside them; and, beyond
-the paper, the library's default on the same axes.
+"""The paper's convergence figures: gap over time, gap over rounds and test error over rounds.
 
-Room: experiments. One task per worker, as in the paper. H is given as a share of the mean number of rows of a task.
+DMTRL with several H, single-task learning, SSDCA, centralised MTRL and, beyond the paper, the default preset, on four
+data sets and two lambdas. One task per worker, as in the paper. H is a multiple of the mean number of rows per task.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
 from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
-from dmtrl.lab.experiments.problems import TITLES, Posed, posed
+from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
+from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
@@ -27,9 +24,9 @@ from dmtrl.solver.coordinator import RoundRecord
 from dmtrl.solver.settings import Settings
 
 DATA = ("synthetic 1", "school", "mnist", "mds")
-SHARES = (0.1, 1.0, 10.0)  # of H in the mean number of rows of a task
+SHARES = (0.1, 1.0, 10.0)  # H divided by the mean number of rows per task
 OMEGA_STEPS, W_ROUNDS = 5, 20  # P and T
-PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES)  # what the longest of the paper's runs takes; nobody gets more
+PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES)  # the limit for all methods: that of the longest run
 DEFAULT, ALONE, SSDCA, CENTRAL = "default preset", "single-task", "SSDCA", "centralised MTRL"
 SECONDS = {"synthetic 1": 8, "school": 4, "mnist": 45, "mds": 8}  # of an average run
 CENTRAL_SECONDS = {"synthetic 1": 120, "school": 60, "mnist": 1, "mds": 60}
@@ -51,12 +48,8 @@ def runs(problem: str, quick: bool) -> list[Run]:
     ]
 
 
-class _Enough(Exception):
-    """Ends a run that has used up its passes."""
-
-
 def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Mapping[str, Any]:
-    task = posed(problem, quick=quick)
+    task = load_problem(problem, quick=quick)
     history: list[RoundRecord] = []
     errors: list[float] = []
 
@@ -64,27 +57,26 @@ def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Mappin
         history.append(record)
         errors.append(task.error(W))
         if sum(one.passes for one in history) > PASSES:
-            raise _Enough
+            raise StopRun
 
     try:
-        with warnings.catch_warnings(), suppress(_Enough):
-            warnings.simplefilter("ignore", NotConvergedWarning)  # a run of given length: the gap is what is measured
-            METHODS[method](_first_rows(task), reg_lambda, True, lambda record, W: None)  # compiles what it needs
+        with may_stop_early():
+            METHODS[method](_first_rows(task), reg_lambda, True, lambda record, W: None)  # compiles
             METHODS[method](task, reg_lambda, quick, watch)
-    except NotEnoughMemoryError as refusal:
-        return {"refused": str(refusal)}
+    except NotEnoughMemoryError as error:
+        return {"out_of_memory": str(error)}
     return history_curves(history, errors, before=method == ALONE or method.startswith("DMTRL"))
 
 
-def _first_rows(task: Posed) -> Posed:
-    """Two rows of every task."""
+def _first_rows(task: PaperProblem) -> PaperProblem:
+    """Return two rows of every task."""
     data = task.train
     rows = np.concatenate([start + np.arange(2) for start in data.starts[:-1]])
     return replace(task, train=replace(data, X=data.X[rows], y=data.y[rows], starts=2 * np.arange(data.m + 1)))
 
 
 def _paper(share: float) -> Any:
-    def run(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+    def run(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
         steps = max(round(share * len(task.train.y) / task.train.m), 1)
         settings = Settings.paper(T=4 if quick else W_ROUNDS, P=3 if quick else OMEGA_STEPS, H=steps)
         _solve(task, reg_lambda, watch, settings=settings)
@@ -92,27 +84,27 @@ def _paper(share: float) -> Any:
     return run
 
 
-def _default(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+def _default(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
     settings = Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)
     _solve(task, reg_lambda, watch, settings=settings)
 
 
-def _alone(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+def _alone(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
     settings = Settings.paper(T=12 if quick else OMEGA_STEPS * W_ROUNDS, P=1)
     _solve(task, reg_lambda, watch, settings=settings, relationship="independent")
 
 
-def _solve(task: Posed, reg_lambda: float, watch: Any, **how: Any) -> None:
+def _solve(task: PaperProblem, reg_lambda: float, watch: Any, **how: Any) -> None:
     workers = task.train.m
     solve(task.train, loss=task.loss, reg_lambda=reg_lambda, workers=workers, n_jobs=-1, watch=watch, **how)
 
 
-def _ssdca(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+def _ssdca(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
     steps = {"omega_steps": 3, "passes": 4} if quick else {"omega_steps": OMEGA_STEPS, "passes": W_ROUNDS}
     ssdca(task.train, task.loss, reg_lambda, watch=watch, **steps)
 
 
-def _centralised(task: Posed, reg_lambda: float, quick: bool, watch: Any) -> None:
+def _centralised(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
     limits: dict[str, Any] = {"max_passes": 20 if quick else 200, "w_tol": 1e-2 if quick else 1e-3}
     omega_steps = 2 if quick else OMEGA_STEPS
     centralised_mtrl(task.train, task.loss, reg_lambda, omega_steps=omega_steps, watch=watch, **limits)
@@ -129,13 +121,13 @@ STYLES = {DEFAULT: "line", ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
 
 
 INTRODUCTION = (
-    f"The paper's convergence figures, in its own mode: uniform sampling, its rho, eta = 1, {OMEGA_STEPS} Omega-steps "
-    f"with {W_ROUNDS} rounds before each, one task per worker, hinge loss (squared on School). Single-task learning "
-    "takes one step per row and round. The gap is that of the W-step, which is what the paper's algorithm watches; it "
-    "rises after each Omega-step, because Sigma is another one. **The default preset has no W-step: its curve is the "
-    "gap over W and Sigma together**, and it stops at 0.001. Nobody gets more passes over the rows than the longest "
-    "of the paper's runs. At these weak lambdas coordinate ascent moves slowly however the tasks are joined. Seconds "
-    "are of one run each, on two threads (SSDCA: one), without loading the data."
+    f"The paper's convergence figures with the paper preset: uniform sampling, its rho, eta = 1, {OMEGA_STEPS} "
+    f"Omega-steps with {W_ROUNDS} rounds before each, one task per worker, hinge loss (squared on School). Single-task "
+    "learning takes one step per row and round. The gap is that of the W-step, as in the paper; it rises after each "
+    "Omega-step, because Sigma changes. **The default preset has no W-step: its curve is the gap over W and Sigma "
+    "together**, and it stops at 0.001. No method gets more passes over the rows than the longest of the paper's runs. "
+    "At these weak lambdas coordinate ascent is slow with any relationship. Seconds are of one run each, on two "
+    "threads (SSDCA: one), without loading the data."
 )
 
 
@@ -149,40 +141,40 @@ def section(problem: str, records: Sequence[Record]) -> Section:
 
 
 def gap_of(method: str) -> str:
-    """Which of the record's gaps a method is drawn with."""
+    """Return which of the recorded gaps to plot for a method."""
     return "gap" if method == DEFAULT else "w_gap"
 
 
 def _grid(problem: str, reg_lambda: float, runs: Mapping[str, Mapping[str, Any]]) -> ChartGrid:
-    drawn = {name: figures for name, figures in runs.items() if "refused" not in figures}
+    complete = {name: figures for name, figures in runs.items() if "out_of_memory" not in figures}
     shown = f"{TITLES[problem]}, lambda {reg_lambda:g}"
     measure = "test RMSE" if problem == "school" else "test error"
 
     def chart(title: str, x: str, y: str, x_label: str, y_label: str, log_y: bool, names: Sequence[str]) -> LineChart:
         lines = [
-            Series(name, drawn[name][x], drawn[name][gap_of(name) if y == "gap" else y], STYLES.get(name, "line"))
+            Series(name, complete[name][x], complete[name][gap_of(name) if y == "gap" else y], STYLES.get(name, "line"))
             for name in names
-            if name in drawn
+            if name in complete
         ]
         return LineChart(
             title, x_label, y_label, lines, f"{shown}: {y_label} over {x_label}.", log_x=x == "seconds", log_y=log_y
         )
 
-    everyone = list(drawn)
-    in_rounds = [name for name in everyone if name not in (SSDCA, CENTRAL)]
+    everything = list(complete)
+    in_rounds = [name for name in everything if name not in (SSDCA, CENTRAL)]
     charts = [
-        chart("Gap over time", "seconds", "gap", "seconds", "relative gap", True, everyone),
+        chart("Gap over time", "seconds", "gap", "seconds", "relative gap", True, everything),
         chart("Gap over rounds", "round", "gap", "rounds", "relative gap", True, in_rounds),
         chart("Error over rounds", "round", "error", "rounds", measure, False, in_rounds),
     ]
-    refused = [f"{name}: {figures['refused']}." for name, figures in runs.items() if "refused" in figures]
+    failed = [f"{name}: {figures['out_of_memory']}." for name, figures in runs.items() if "out_of_memory" in figures]
     return ChartGrid(
         f"Convergence on {shown}",
         charts,
         f"Three charts for {shown}: relative gap over seconds, relative gap over rounds, {measure} over rounds, for "
-        f"{', '.join(everyone)}.",
+        f"{', '.join(everything)}.",
         columns=3,
-        caption=" ".join(refused),
+        caption=" ".join(failed),
     )
 
 
@@ -192,23 +184,23 @@ def _table(problem: str, records: Sequence[Record]) -> Table:
     for record in records:
         figures, params = record.figures, record.params
         start = [f"{params['reg_lambda']:g}", params["method"]]
-        if "refused" in figures:
+        if "out_of_memory" in figures:
             rows.append([*start, "out of memory", "", "", "", ""])
             continue
         gap = gap_of(params["method"])
         ends = [f"{figures[gap][-1]:.1e}", f"{figures['seconds'][-1]:.1f}", rounds_to(figures, gap, 0.1)]
         rows.append([*start, *ends, f"{figures['error'][-1]:{how}}", f"{min(figures['error']):{how}}"])
     return Table(
-        f"Where each method ends on {TITLES[problem]}",
-        ["lambda", "method", "gap at the end", "seconds", "rounds to a gap of 0.1", "error at the end", "least error"],
+        f"Final values on {TITLES[problem]}",
+        ["lambda", "method", "final gap", "seconds", "rounds to a gap of 0.1", "final error", "lowest error"],
         rows,
-        "Rounds until the gap stays below 0.1; those of SSDCA and centralised MTRL are passes over the rows on one "
+        "Rounds until the gap stays below 0.1. For SSDCA and centralised MTRL, rounds are passes over the rows on one "
         "machine." + (" Error: RMSE." if problem == "school" else ""),
     )
 
 
 def smaller_gaps_with_larger_h(records: Sequence[Record]) -> bool:
-    """Whether for every lambda the gap after the same number of rounds falls as H grows."""
+    """Return whether, for every lambda, a larger H has a smaller gap after the same number of rounds."""
     ends: dict[tuple[str, float], list[float]] = {}
     for share in SHARES:
         for record in records:

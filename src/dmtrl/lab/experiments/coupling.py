@@ -1,24 +1,24 @@
-"""Strongly related tasks are harder to learn apart: duality gap over rounds on Synthetic 1 against Synthetic 2.
+"""Strongly related tasks converge more slowly: duality gap over rounds on Synthetic 1 and Synthetic 2.
 
-Room: experiments. Paper mode. First the whole algorithm; then one W-step from zero with Sigma fixed at what was
-learned, which shows the effect of rho alone. Both data sets have the same inputs and sizes.
+Paper preset. First the whole algorithm; then one W-step from zero with the learned Sigma fixed, which shows the effect
+of rho alone. Both data sets have the same inputs and sizes.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
-from dmtrl.lab.experiments.problems import TITLES, posed
+from dmtrl.lab.experiments.problems import TITLES, load_problem
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.relationship.penalties import Fixed
+from dmtrl.relationship import Fixed
 from dmtrl.report.content import ChartGrid, LineChart, Section, Series, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
 LAMBDA = 1e-4
 TARGETS = (1e-1, 1e-2)
-LEARNING, FIXED = "the whole algorithm", "one W-step, Sigma as learned"
+LEARNING, FIXED = "the whole algorithm", "one W-step with the learned Sigma"
 
 
 def runs(quick: bool) -> list[Run]:
@@ -30,7 +30,7 @@ def runs(quick: bool) -> list[Run]:
 
 
 def measure(problem: str, sigma: str, quick: bool) -> Mapping[str, Any]:
-    data, rounds = posed(problem, quick=quick).train, 60 if quick else 300
+    data, rounds = load_problem(problem, quick=quick).train, 60 if quick else 300
     how: dict[str, Any] = {"loss": "hinge", "reg_lambda": LAMBDA, "workers": data.m, "n_jobs": -1}
     if sigma == LEARNING:
         outcome = solve(data, settings=Settings.paper(T=rounds // 10, P=10), **how)
@@ -52,8 +52,7 @@ def section(records: Sequence[Record]) -> Section:
                 "relative W-step gap",
                 lines,
                 log_y=True,
-                alt="Both gaps fall over rounds; once Sigma is learned that of Synthetic 2 is above that of Synthetic "
-                "1.",
+                alt="Both gaps fall over rounds; once Sigma is learned, the gap of Synthetic 2 is the larger one.",
             )
         )
         for record in mine:
@@ -63,19 +62,19 @@ def section(records: Sequence[Record]) -> Section:
                 [TITLES[record.params["problem"]], sigma, f"{record.figures['rho']:.2f}", *reached, f"{last:.1e}"]
             )
     table = Table(
-        "Rounds in paper mode",
-        ["data", "what is run", "rho", *(f"rounds to a gap of {target:g}" for target in TARGETS), "gap at the end"],
+        "Rounds with the paper preset",
+        ["data", "run", "rho", *(f"rounds to a gap of {target:g}" for target in TARGETS), "final gap"],
         rows,
-        "The gap is that of the W-step, relative to its objective; rounds until it stays below. In the whole "
-        "algorithm it jumps up after every Omega-step, because Sigma changed, and the first W-step is alike for both, "
-        "because all tasks start unrelated.",
+        "The gap is that of the W-step, relative to its objective; rounds until it stays below the target. In the "
+        "whole algorithm it jumps after every Omega-step, because Sigma changes. The first W-step is the same for "
+        "both, because all tasks start unrelated.",
     )
     return Section(
         "Related tasks converge more slowly",
         [
             Text(
-                "The paper's second figure. A worker must step more carefully the more the other tasks' steps can add "
-                "to its own; rho says how much. Synthetic 2 has the same inputs as Synthetic 1 and more strongly "
+                "The paper's second figure. The more the steps of other tasks add to a task's own, the smaller its "
+                "steps must be; rho measures this. Synthetic 2 has the same inputs as Synthetic 1 and more strongly "
                 "correlated tasks."
             ),
             ChartGrid(

@@ -1,7 +1,4 @@
-"""Histories as curves and values as spreads: how runs are summed up in records and tables.
-
-Room: experiments.
-"""
+"""Summaries of runs for records and tables: curves from histories, means with standard deviations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,10 +13,9 @@ MOST_POINTS = 1000
 def history_curves(
     history: Sequence[RoundRecord], errors: Sequence[float] | None = None, before: bool = False
 ) -> dict[str, list[Any]]:
-    """Rounds and seconds since the start, and the gaps then; thinned evenly to MOST_POINTS, the last one kept.
+    """Return rounds, seconds and passes since the start with gaps and objectives, thinned to MOST_POINTS points.
 
-    before: the records show the weights that a round began with (the dual method, which learns about them in the
-    round), not those it ended with (all others).
+    before: whether a record describes the weights at the start of its round (the dual method) or at its end (others).
     """
     keep = np.unique(np.linspace(0, len(history) - 1, min(len(history), MOST_POINTS)).round().astype(int))
 
@@ -41,7 +37,7 @@ def history_curves(
 
 
 def rounds_to(figures: Mapping[str, Any], gap: str, target: float) -> int | str:
-    """The round from which on the gap stays at or below the target; in words where it does not."""
+    """Return the round from which the gap stays at or below the target, or "> last round"."""
     reached: int | str = f"> {figures['round'][-1]}"
     for number, value in zip(reversed(figures["round"]), reversed(figures[gap]), strict=True):
         if value > target:
@@ -51,7 +47,7 @@ def rounds_to(figures: Mapping[str, Any], gap: str, target: float) -> int | str:
 
 
 class Spread:
-    """A mean and, of several values, their deviation, written with the format of one number."""
+    """A mean and, for several values, their standard deviation. Formats like one number."""
 
     def __init__(self, values: Sequence[float]):
         self.count = len(values)

@@ -1,4 +1,4 @@
-"""What the paper reports, and nothing else: the only numbers in this room that are typed in by hand.
+"""The results that the paper reports.
 
 Source: Liu, Pan and Ho, "Distributed Multi-Task Relationship Learning", KDD 2017 (its machine: 4 servers of 16 cores).
 """
@@ -19,5 +19,5 @@ DATA_TABLE = {  # tasks, rows, features
     "mnist": (10, 140_000, 784),
     "mds": (22, 91_290, 10_000),
 }
-RHO = {"synthetic 1": 6.24, "synthetic 2": 12.95}  # of the learned problem, in the figure on task correlation
+RHO = {"synthetic 1": 6.24, "synthetic 2": 12.95}  # of the learned covariance, in the figure on task correlation
 LAMBDAS = (1e-6, 1e-5)  # of its convergence figures

@@ -1,9 +1,9 @@
-"""The data sets as the paper's experiments use them, each with its loss and its measure of error.
+"""The paper's data sets, each with its loss and its error measure.
 
-Room: experiments. Everything that is scaled is scaled by training rows only. The quick versions are the same data with
-fewer rows or tasks.
+Scaling uses the training rows only. The quick versions have fewer rows or tasks.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,71 +17,68 @@ QUICK_SYNTHETIC = {"rows_per_task": 400, "d": 40}
 
 
 @dataclass(frozen=True)
-class Posed:
+class PaperProblem:
     train: TaskData
     test: TaskData
     loss: str
-    measure: str  # what `error` is, in words
 
     def error(self, W: np.ndarray) -> float:
-        """At weights (m, d): the mean over tasks of the share of wrong signs, or the RMSE of all test rows."""
-        return error(self.test, predictions(self.test, W), self.loss)
+        """Return the test error of weights (m, d): the mean error rate over tasks, or the RMSE for squared loss."""
+        z = np.concatenate(
+            [self.test.X[a:b] @ w for (a, b), w in zip(itertools.pairwise(self.test.starts), W, strict=True)]
+        )
+        if self.loss == "squared":
+            return float(np.sqrt(np.mean((self.test.y - z) ** 2)))
+        return mean_error_rate(self.test, (self.test.y > 0) != (z > 0))
 
 
-def posed(name: str, *, quick: bool = False, seed: int = 0) -> Posed:
-    """seed: which synthetic tasks, which of School's ten splits, which negatives of MNIST, which test folds of MDS."""
+def load_problem(name: str, *, quick: bool = False, seed: int = 0) -> PaperProblem:
+    """Load a problem. `seed` selects synthetic tasks, a split of School, negatives of MNIST or test folds of MDS."""
     return PROBLEMS[name](quick, seed)
 
 
-def predictions(data: TaskData, W: np.ndarray) -> np.ndarray:
-    rows = zip(data.starts[:-1], data.starts[1:], W, strict=True)
-    return np.concatenate([data.X[a:b] @ w for a, b, w in rows])
+def mean_error_rate(test: TaskData, wrong: np.ndarray) -> float:
+    """Return the share of wrong rows, averaged over tasks."""
+    return float(np.mean([wrong[a:b].mean() for a, b in itertools.pairwise(test.starts)]))
 
 
-def error(test: TaskData, z: np.ndarray, loss: str) -> float:
-    if loss == "squared":
-        return float(np.sqrt(np.mean((test.y - z) ** 2)))
-    wrong = (test.y > 0) != (z > 0)
-    return float(np.mean([wrong[a:b].mean() for a, b in zip(test.starts[:-1], test.starts[1:], strict=True)]))
-
-
-def _synthetic(kind: int) -> Callable[[bool, int], Posed]:
-    def make(quick: bool, seed: int) -> Posed:
+def _synthetic(kind: int) -> Callable[[bool, int], PaperProblem]:
+    def make(quick: bool, seed: int) -> PaperProblem:
         tasks = make_synthetic(kind, seed, **(QUICK_SYNTHETIC if quick else {}))
-        return Posed(tasks.train, tasks.test, "hinge", "test error")
+        return PaperProblem(tasks.train, tasks.test, "hinge")
 
     return make
 
 
-def _school(quick: bool, seed: int) -> Posed:
+def _school(quick: bool, seed: int) -> PaperProblem:
     school = load_school()
     train, test = school.splits[seed]
     if quick:
         train, test = (rows[school.task[rows] < 30] for rows in (train, test))
     X, y = school.X.astype(float), school.y.astype(float)
     scale = X[train].std(axis=0)
-    # the last column is the constant 1 and stays so; a column that never changes says nothing
+    # keep the last column, the constant 1, and other constant columns
     X = (X - np.where(scale > 0, X[train].mean(axis=0), 0.0)) / np.where(scale > 0, scale, 1.0)
     y -= y[train].mean()
     fit, held = (TaskData.from_long(X[rows], y[rows], school.task[rows]) for rows in (train, test))
-    return Posed(fit, held, "squared", "test RMSE")
+    return PaperProblem(fit, held, "squared")
 
 
-def _mnist(quick: bool, seed: int) -> Posed:
+def _mnist(quick: bool, seed: int) -> PaperProblem:
     split = load_mnist_tasks(seed=seed, max_positives=150 if quick else None)
-    return Posed(with_constant(split.train), with_constant(split.test), "hinge", "test error")
+    return PaperProblem(with_constant(split.train), with_constant(split.test), "hinge")
 
 
-def _mds(quick: bool, seed: int) -> Posed:
+def _mds(quick: bool, seed: int) -> PaperProblem:
     split = mds_split(seed, quick)
-    return Posed(split.train, split.test, "hinge", "test error")
+    return PaperProblem(split.train, split.test, "hinge")
 
 
 def mds_split(seed: int, quick: bool = False) -> TaskSplit:
-    """Balanced rows; three of the ten folds are the test part; tf-idf with logarithmic counts, rows of length one."""
+    """Balanced rows, three of the ten folds for testing, tf-idf with sublinear term frequency, rows of length one."""
     from sklearn.feature_extraction.text import TfidfTransformer
 
-    folds = [(2 * seed + k) % 10 for k in range(3)]  # five seeds test every fold, half of them twice
+    folds = [(2 * seed + k) % 10 for k in range(3)]  # five seeds test every fold, some of them twice
     split = load_mds(tfidf=False, test_folds=folds, domains=6 if quick else None)
     weights = TfidfTransformer(sublinear_tf=True).fit(split.train.X)
 
@@ -92,7 +89,7 @@ def mds_split(seed: int, quick: bool = False) -> TaskSplit:
 
 
 def with_constant(data: TaskData) -> TaskData:
-    """The same rows with a last column of ones."""
+    """Return the same rows with a column of ones appended."""
     n = len(data.y)
     if sparse.issparse(data.X):
         X = sparse.hstack([data.X, np.ones((n, 1), data.X.dtype)], format="csr")
@@ -101,7 +98,7 @@ def with_constant(data: TaskData) -> TaskData:
     return replace(data, X=X)
 
 
-PROBLEMS: dict[str, Callable[[bool, int], Posed]] = {
+PROBLEMS: dict[str, Callable[[bool, int], PaperProblem]] = {
     "synthetic 1": _synthetic(1),
     "synthetic 2": _synthetic(2),
     "school": _school,

@@ -1,7 +1,6 @@
-"""Records: one JSON object per line, written when a run ends and never changed.
+"""Records of experiments: one JSON object per line, appended when a run ends and never changed.
 
-Room: experiments, its ground. A record says what was run (experiment, params), with what (seed, versions, machine) and
-what came out (figures). Pages are drawn from records alone, so they can be drawn again without computing.
+Pages are made from records alone, so they can be made again without computing.
 """
 
 import json
@@ -20,10 +19,26 @@ Params = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Record:
+    """One run of an experiment.
+
+    Attributes
+    ----------
+    experiment : str
+    params : dict
+        What distinguishes this run from the others of its experiment.
+    settings : dict
+        What all runs have in common: loss, lambdas, seed, rounds.
+    figures : dict
+        The results: numbers, lists of numbers, names.
+    seconds : float
+    versions, machine
+        Where the run took place.
+    """
+
     experiment: str
-    params: Params  # what tells this run from the others of its experiment
-    settings: Params  # what all its runs have in common: loss, lambdas, seed, rounds
-    figures: Mapping[str, Any]  # what came out: numbers, lists of numbers, names
+    params: Params
+    settings: Params
+    figures: Mapping[str, Any]
     seconds: float
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: str = ""
@@ -34,7 +49,7 @@ class Record:
 
 
 def run_key(experiment: str, params: Params, settings: Params) -> str:
-    """Two runs with the same key are the same run: what was measured with other settings is not taken for it."""
+    """Two runs with the same key are the same run. Other settings give another key."""
     return json.dumps([experiment, _plain(params), _plain(settings)], sort_keys=True)
 
 
@@ -44,7 +59,7 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> str:
-    """The processor and the number of cores this process may use."""
+    """Return the processor and the number of cores that this process may use."""
     model = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -56,13 +71,13 @@ def machine() -> str:
 
 
 class Store:
-    """The records of one folder. A line that was cut short by a kill is dropped, and its run is done again."""
+    """The records in one folder. An incomplete last line, from a killed run, is ignored and overwritten."""
 
     def __init__(self, folder: Path):
         self.path = folder / "records.jsonl"
 
     def read(self) -> dict[str, Record]:
-        """Every record by its key."""
+        """Return every record by its key."""
         if not self.path.exists():
             return {}
         records = {}
@@ -83,13 +98,13 @@ class Store:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps(_plain(asdict(record)), allow_nan=True) + "\n"
         with open(self.path, "ab+") as file:
-            _drop_cut_line(file)
+            _drop_incomplete_line(file)
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
 
 
-def _drop_cut_line(file: Any) -> None:
+def _drop_incomplete_line(file: Any) -> None:
     end = file.seek(0, os.SEEK_END)
     if end == 0:
         return
@@ -103,8 +118,7 @@ def _drop_cut_line(file: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Numpy's numbers and arrays, tuples and mappings as JSON knows them; floats to seven digits, which is what they
-    are good for on a page."""
+    """Convert numpy numbers and arrays, tuples and mappings to JSON types. Floats keep seven digits."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray):

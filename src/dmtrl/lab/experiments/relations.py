@@ -1,7 +1,6 @@
-"""Learned against true relations: Synthetic 1 and 2, whose true task correlations are known.
+"""Learned and true task correlations on Synthetic 1 and 2.
 
-Room: experiments. Hinge loss at the lambda for which the data sets were made (datasets/synthetic.py); recovery is the
-Pearson correlation between learned and true correlations over all pairs of tasks.
+Recovery is the Pearson correlation between learned and true correlations over all pairs of tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,24 +68,24 @@ def section(records: Sequence[Record]) -> Section:
                 [("true", np.array(mine[0]["true"])), ("learned", np.array(mine[0]["learned"]))],
                 [f"task {i + 1}" for i in range(m)],
                 f"Two {m} by {m} matrices side by side, the true and the learned correlations of the tasks of {name}. "
-                f"They agree to a Pearson correlation of {recovery[0]:.3f} over all pairs.",
-                f"Seed 0, hinge loss, lambda {LAMBDA:g}. Agreement over all pairs of tasks: {recovery[0]:.3f}.",
+                f"Their Pearson correlation over all pairs is {recovery[0]:.3f}.",
+                f"Seed 0, hinge loss, lambda {LAMBDA:g}. Recovery: {recovery[0]:.3f}.",
             )
         )
     table = Table(
-        "How well the relations are found, and how hard the tasks pull on each other",
-        ["data", "seeds", "recovery, mean", "recovery, least", "rho, paper", "rho, ours", "rho, spectral"],
+        "Recovery of the task correlations, and rho",
+        ["data", "seeds", "recovery, mean", "recovery, lowest", "rho, paper", "rho, ours", "rho, spectral"],
         rows,
-        "Recovery: Pearson correlation between learned and true off-diagonal correlations. rho: the paper's bound for "
-        "the learned covariance, beside the paper's own figure, and the exact value, which is smaller. The scales of "
-        "the synthetic data are not given in the paper; ours were set so that rho lands near the paper's.",
+        "Recovery: Pearson correlation between learned and true off-diagonal correlations. rho: the paper's figure, "
+        "its bound for our learned covariance, and the exact value, which is smaller. The paper does not give the "
+        "scales of the synthetic data; ours were chosen so that rho is close to the paper's.",
     )
     return Section(
-        "Which tasks belong together",
+        "Recovery of task relations",
         [
             Text(
-                "The paper's first figure: tasks copy one of three parents or its opposite, and the learned "
-                "correlation should show the three families with their signs."
+                "The paper's first figure. Every task copies one of three parents or its opposite, and the learned "
+                "correlation should show the three groups with their signs."
             ),
             *maps,
             table,

@@ -1,7 +1,4 @@
-"""The paper, reproduced: every table and figure, and what lies beyond.
-
-Room: experiments, its top.
-"""
+"""The reproduction of the paper: all experiments of `dmtrl reproduce`."""
 
 from dmtrl.lab.experiments.agreement import AGREEMENT
 from dmtrl.lab.experiments.bounds import BOUNDS
@@ -18,8 +15,8 @@ REPRODUCTION = Collection(
     "The paper, reproduced",
     (
         "Every table and figure of Liu, Pan and Ho, “Distributed Multi-Task Relationship Learning” (KDD 2017), "
-        "measured anew with dmtrl, with the paper's own numbers beside ours; then what lies beyond the paper: a "
-        "certificate over weights and task covariance together, and a solver that does not stall."
+        "reproduced with dmtrl, with the paper's numbers next to ours. Beyond the paper: a certificate over weights "
+        "and task covariance together, and a solver that does not stall."
     ),
     {
         "synthetic": [RELATIONS, COUPLING, BOUNDS, UNBALANCED],

@@ -1,8 +1,4 @@
-"""Runs what is missing, stores each result when it is there, then draws: compute, store, draw.
-
-Room: experiments. An experiment is a small file that lists its runs, measures one, and turns records into a section
-of the page; this file knows no experiment.
-"""
+"""Runs experiments: measure what has no record yet, store each record at once, then turn records into sections."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +12,7 @@ from dmtrl.report.content import Section
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement. `seconds` is about how long it takes on 2 cores, from earlier runs."""
+    """One measurement. `seconds` is its estimated duration on 2 cores."""
 
     params: Params
     seconds: float
@@ -24,11 +20,26 @@ class Run:
 
 @dataclass(frozen=True)
 class Experiment:
+    """A named set of runs, how to measure one, and how to show their records.
+
+    Attributes
+    ----------
+    name : str
+    runs : callable
+        runs(quick) returns the runs of the quick or the full version.
+    measure : callable
+        measure(**run.params) returns the figures of one run.
+    section : callable
+        section(records) returns a section of the page from the records of all runs.
+    settings : dict
+        What all runs have in common. Part of every record and its key.
+    """
+
     name: str
-    runs: Callable[[bool], Sequence[Run]]  # of the quick or the full version
-    measure: Callable[..., Mapping[str, Any]]  # called with a run's params
-    section: Callable[[Sequence[Record]], Section]  # from the experiment's own records
-    settings: Params = field(default_factory=dict)  # what all runs have in common; part of every record and its key
+    runs: Callable[[bool], Sequence[Run]]
+    measure: Callable[..., Mapping[str, Any]]
+    section: Callable[[Sequence[Record]], Section]
+    settings: Params = field(default_factory=dict)
 
     def key(self, run: Run) -> str:
         return run_key(self.name, run.params, self.settings)
@@ -36,31 +47,30 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that could not be done, with the sentence that says why."""
+    """An experiment that could not run, and why."""
 
     experiment: str
     reason: str
 
 
-def planned(experiments: Iterable[Experiment], quick: bool) -> list[tuple[Experiment, Run]]:
+OnRun = Callable[[Experiment, Run], object]
+
+
+def plan_runs(experiments: Iterable[Experiment], quick: bool) -> list[tuple[Experiment, Run]]:
     return [(experiment, run) for experiment in experiments for run in experiment.runs(quick)]
 
 
-def still_to_do(plan: Sequence[tuple[Experiment, Run]], store: Store) -> list[tuple[Experiment, Run]]:
+def pending_runs(plan: Sequence[tuple[Experiment, Run]], store: Store) -> list[tuple[Experiment, Run]]:
     done = store.read()
     return [(experiment, run) for experiment, run in plan if experiment.key(run) not in done]
 
 
-def carry_out(
-    todo: Sequence[tuple[Experiment, Run]], store: Store, tell: Callable[[Experiment, Run], object] = lambda *_: None
-) -> list[Missing]:
-    """Measure and store one after the other. A data set that cannot be had, or a package that is not installed, stops
-    its own experiment, not the others."""
+def execute(pending: Sequence[tuple[Experiment, Run]], store: Store, on_run: OnRun = lambda *_: None) -> list[Missing]:
+    """Measure and store the runs in order. A missing data set or package stops only its own experiment."""
     missing: dict[str, Missing] = {}
-    with_what = versions()
-    where = machine()
-    for experiment, run in todo:
-        tell(experiment, run)
+    environment = versions(), machine()
+    for experiment, run in pending:
+        on_run(experiment, run)
         if experiment.name in missing:
             continue
         began = time.perf_counter()
@@ -70,22 +80,22 @@ def carry_out(
             missing[experiment.name] = Missing(experiment.name, str(error))
             continue
         seconds = time.perf_counter() - began
-        store.append(Record(experiment.name, run.params, experiment.settings, figures, seconds, with_what, where))
+        store.append(Record(experiment.name, run.params, experiment.settings, figures, seconds, *environment))
     return list(missing.values())
 
 
 def sections(experiments: Iterable[Experiment], quick: bool, store: Store) -> list[Section]:
-    """The sections of those experiments all of whose runs are there."""
+    """Return the sections of the experiments that have a record of every run."""
     records = store.read()
-    drawn = []
+    complete = []
     for experiment in experiments:
         keys = [experiment.key(run) for run in experiment.runs(quick)]
         if all(key in records for key in keys):
-            drawn.append(experiment.section([records[key] for key in keys]))
-    return drawn
+            complete.append(experiment.section([records[key] for key in keys]))
+    return complete
 
 
-def store_of(folder: Path) -> Store:
+def open_store(folder: Path) -> Store:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --out must name a folder")
     return Store(folder)

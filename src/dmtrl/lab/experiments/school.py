@@ -1,8 +1,7 @@
 """The School table: RMSE and explained variance over the ten published splits.
 
-Room: experiments. lambda and tau are chosen by cross-validation on training rows only. Beside MTRLRegressorCV stand
-what people would use otherwise: ridge of each school alone, of all rows, and with a column per school;
-gradient boosting with the school as a category.
+MTRLRegressorCV against common alternatives: ridge per school, on all rows, and with a column per school; gradient
+boosting with the school as a category. All choose their hyperparameters on the training rows.
 """
 
 import time
@@ -26,10 +25,10 @@ from dmtrl.report.content import Section, Table, Text
 
 OURS, PLAIN, COLUMNS, POOLED, ALONE, BOOSTED = (
     "MTRLRegressorCV",
-    "MTRLRegressorCV without a common part",
+    "MTRLRegressorCV without a common component",
     "ridge, a column per school",
     "ridge, all rows",
-    "ridge, each school alone",
+    "ridge, per school",
     "gradient boosting, school as a category",
 )
 RIDGES = np.logspace(-1, 3, 13)
@@ -75,18 +74,18 @@ def measure(split: int, quick: bool) -> Mapping[str, Any]:
 
 
 def _boosted(X: np.ndarray, y: np.ndarray, train: np.ndarray) -> GridSearchCV:
-    """Trees on all rows with the school as a category, with their size chosen on training rows."""
+    """Fit trees on all rows with the school as a category. Their size is chosen on the training rows."""
     trees = HistGradientBoostingRegressor(
         learning_rate=0.05, min_samples_leaf=50, categorical_features=[X.shape[1] - 1], random_state=0
     )
     grid = {"max_leaf_nodes": [7, 31]}
     folds = KFold(3, shuffle=True, random_state=0)
-    with threadpool_limits(1):  # its threads wait for each other on a busy machine
+    with threadpool_limits(1):  # its threads spin on a busy machine
         return GridSearchCV(trees, grid, cv=folds, scoring="neg_mean_squared_error").fit(X[train], y[train])
 
 
 def scores(y: np.ndarray, z: np.ndarray, task: np.ndarray) -> dict[str, float]:
-    """RMSE, and the two usual explained variances: over all rows, and within schools (about each school's own mean)."""
+    """Return the RMSE, and the explained variance over all rows and within schools (about each school's mean)."""
     own_mean = (np.bincount(task, y) / np.maximum(np.bincount(task), 1))[task]
     error = float(np.mean((y - z) ** 2))
     return {
@@ -114,11 +113,11 @@ def section(records: Sequence[Record]) -> Section:
         [
             Text(
                 f"The paper's School table, over {len(splits)} of the ten splits published with the data (the paper "
-                "drew its own). Every method chose its own regularisation on training rows alone; choosing and "
-                f"fitting took MTRLRegressorCV {seconds:.1f} s a split."
+                "used its own). Every method chose its regularisation on the training rows; choosing and fitting took "
+                f"MTRLRegressorCV {seconds:.1f} s per split."
             ),
             Table(
-                "School: paper and ours",
+                "School: the paper's results and ours",
                 [
                     "method",
                     "RMSE, paper",
@@ -128,13 +127,13 @@ def section(records: Sequence[Record]) -> Section:
                     "explained, within schools",
                 ],
                 rows,
-                "Mean ± deviation over splits. Explained variance, all rows: one minus the variance of the errors "
-                "over the variance of the scores. Within schools: one minus the squared error over the squared "
-                "distance from each school's own mean. The paper does not say which it uses; its figure is nearer to "
-                f"the second. It reports {central:.2f} ± {spread:.2f} and {central_explained:.1%} ± {its:.1%} for "
-                "centralised MTRL, the same as for DMTRL; that both are the same method is measured in a section of "
-                "its own. Single-task learning is better here than in the paper because each school chooses its own "
-                "ridge.",
+                "Mean ± standard deviation over splits. Explained variance, all rows: one minus the variance of the "
+                "errors divided by the variance of the scores. Within schools: one minus the squared error divided by "
+                "the squared distance from each school's mean. The paper does not say which it uses; its figure is "
+                f"closer to the second. It reports {central:.2f} ± {spread:.2f} and {central_explained:.1%} ± "
+                f"{its:.1%} for centralised MTRL, the same as for DMTRL; another section confirms that both are the "
+                "same method. Single-task learning is better here than in the paper because each school chooses its "
+                "own ridge penalty.",
             ),
         ],
     )

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.labels import plain
 from dmtrl.estimators.diagnostics import Comparison
-from dmtrl.estimators.inputs import plain
 from dmtrl.losses.builtin import get_loss
 from dmtrl.relationship import TaskCovariance, is_learned
 from dmtrl.report.model_page.held_out import HeldOut, held_out_error

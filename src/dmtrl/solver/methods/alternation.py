@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dmtrl.relationship import Relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.penalties import Relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.base import Answers, Candidate, Order, Report, in_one_piece, put_state, take_state
 from dmtrl.solver.settings import Settings

@@ -14,7 +14,7 @@ import numpy as np
 
 from dmtrl.engines.base import Engine
 from dmtrl.protocol.message import Message, Scalar
-from dmtrl.relationship.penalties import Metric, Relationship, feature_metric
+from dmtrl.relationship import Metric, Relationship, feature_metric
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.base import Answers, Candidate, Report, put_state, take_state
 from dmtrl.solver.methods.splitting import STRIDE, first_step, norm, straight
@@ -324,7 +324,7 @@ class AsynchronousSplitting:
 
     def _arrived(self, units: np.ndarray, order: Message, b: np.ndarray) -> np.ndarray:
         if order.name == "catch_up":
-            return Metric.told(order).weights(b)
+            return Metric.from_message(order).weights(b)
         W, step = order.arrays["w"], order.arrays["step"][:, None]
         relax = float(order.scalars["relax"])
         anchor = W + relax * (W - self._U[units]) if relax else W

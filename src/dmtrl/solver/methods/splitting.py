@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dmtrl.numerics.rowwise import distance, over_rows
-from dmtrl.relationship.penalties import Relationship
+from dmtrl.relationship import Relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.base import Answers, Candidate, Order, Report, put_state, take_state
 from dmtrl.solver.settings import Settings

@@ -1,8 +1,7 @@
-"""Who solves one linear task: dmtrl, LIBLINEAR and Snap ML, each by its public way, and how fast each can be.
+"""Solvers of one linear task: dmtrl, LIBLINEAR and Snap ML through their public interfaces, and their fastest options.
 
-Room: bench. A contender is asked for ever tighter tolerances until it is near enough to the optimum; then the least
-number of iterations is sought that is still enough. So nobody is charged for iterations that the quality asked for did
-not need, and whoever does not get there is said not to.
+The search tightens a solver's tolerance until it is close enough to the optimum, then looks for the smallest sufficient
+number of iterations. So no solver is charged for iterations that the quality does not need.
 """
 
 import ctypes
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.lab.bench.optimum import Optimum, Task
+from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
@@ -30,8 +29,8 @@ REFINEMENTS = 4
 
 
 @dataclass(frozen=True)
-class Way:
-    """A setting of a contender: a solver's name, its tolerance and at most so many iterations."""
+class Options:
+    """Options of a competitor: its solver, tolerance and maximum number of iterations."""
 
     solver: str
     tol: float
@@ -42,52 +41,53 @@ class Way:
 class Fit:
     w: np.ndarray
     iterations: int
-    passes: float = float("nan")  # over the rows, where the contender tells
+    passes: float = float("nan")  # over the rows, if known
 
 
 @dataclass(frozen=True)
-class Found:
-    """The fastest way that reached a quality, what it reached, and the fit. Where none did, `way` is None and the
-    seconds are those of the nearest."""
+class Result:
+    """The fastest options that reached a quality, the relative suboptimality they reached, and the fit.
 
-    way: Way | None
+    If none reached it, `options` is None and the rest describes the closest attempt.
+    """
+
+    options: Options | None
     reached: float
     fit: Fit | None = None
     seconds: float = float("inf")
 
 
-Solver = Callable[[Task, Way], Fit]
+Solver = Callable[[Task, Options], Fit]
 
 
-def dmtrl_fit(task: Task, way: Way) -> Fit:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", NotConvergedWarning)  # what was reached is measured
+def dmtrl_fit(task: Task, options: Options) -> Fit:
+    with may_stop_early():
         outcome = solve(
             TaskData.from_long(task.X, task.y),
             loss=task.loss,
             reg_lambda=task.lam,
             relationship="independent",
-            settings=Settings(tol=way.tol, max_rounds=min(way.iterations, 1000)),
+            settings=Settings(tol=options.tol, max_rounds=min(options.iterations, 1000)),
         )
     return Fit(outcome.W[0], len(outcome.history), sum(record.passes for record in outcome.history))
 
 
-def liblinear_fit(task: Task, way: Way) -> Fit:
+def liblinear_fit(task: Task, options: Options) -> Fit:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import LinearSVC
 
     common = {
         "C": 1.0 / (task.lam * len(task.y)),
-        "tol": way.tol,
-        "max_iter": way.iterations,
+        "tol": options.tol,
+        "max_iter": options.iterations,
         "fit_intercept": False,
         "random_state": 0,
     }
-    if way.solver == "hinge dual":
+    if options.solver == "hinge dual":
         model = LinearSVC(loss="hinge", dual=True, **common)
     else:
-        model = LogisticRegression(solver="liblinear", dual=way.solver == "logistic dual", **common)
+        model = LogisticRegression(solver="liblinear", dual=options.solver == "logistic dual", **common)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(task.X64, task.y)
@@ -95,15 +95,17 @@ def liblinear_fit(task: Task, way: Way) -> Fit:
 
 
 @contextmanager
-def _small_numbers_are_zero() -> Iterator[Any]:
-    """Snap ML with the processor's state that it likes. Its library, compiled with fast-math, sets that for the thread
-    that loads it: small numbers are zero from then on. For everybody else it is taken back."""
+def _snapml_floating_point() -> Iterator[Any]:
+    """Yield snapml with its floating-point environment, and restore the previous one afterwards.
+
+    Its library is compiled with fast-math: loading it makes the thread treat denormal numbers as zero.
+    """
     libm = ctypes.CDLL(ctypes.util.find_library("m"))
     before = ctypes.create_string_buffer(256)
     libm.fegetenv(before)
     try:
         with warnings.catch_warnings():
-            # it asks an old name of numpy for the processor's instructions; an error there would make it slower
+            # it uses a deprecated name in numpy to detect CPU features; an error there would make it slower
             warnings.simplefilter("ignore", DeprecationWarning)
             import snapml  # type: ignore[import-untyped]
         if not _SNAPML_STATE:
@@ -118,20 +120,20 @@ def _small_numbers_are_zero() -> Iterator[Any]:
 _SNAPML_STATE: list[Any] = []
 
 
-def snapml_fit(task: Task, way: Way) -> Fit:
+def snapml_fit(task: Task, options: Options) -> Fit:
     common = {
         "regularizer": task.lam * len(task.y),
-        "tol": way.tol,
-        "max_iter": way.iterations,
+        "tol": options.tol,
+        "max_iter": options.iterations,
         "n_jobs": 1,
         "fit_intercept": False,
         "random_state": 0,
     }
-    with _small_numbers_are_zero() as snapml:
-        if way.solver == "hinge dual":
+    with _snapml_floating_point() as snapml:
+        if options.solver == "hinge dual":
             model = snapml.SupportVectorMachine(loss="hinge", **common)
         else:
-            model = snapml.LogisticRegression(dual=way.solver == "logistic dual", **common)
+            model = snapml.LogisticRegression(dual=options.solver == "logistic dual", **common)
         model.fit(task.X, task.y)
     return Fit(np.ravel(model.coef_).astype(float), int(np.max(model.n_iter_)))
 
@@ -139,79 +141,79 @@ def snapml_fit(task: Task, way: Way) -> Fit:
 FITS: Mapping[str, Solver] = {DMTRL: dmtrl_fit, CERTIFIED: dmtrl_fit, LIBLINEAR: liblinear_fit, SNAPML: snapml_fit}
 
 
-def present() -> tuple[str, ...]:
-    """The contenders whose package is installed."""
+def installed() -> tuple[str, ...]:
+    """Return the competitors whose package is installed."""
     return tuple(name for name in FITS if name != SNAPML or find_spec("snapml") is not None)
 
 
-def absent() -> list[str]:
-    """One sentence for each contender whose package is missing."""
-    return [] if SNAPML in present() else [f'{SNAPML} is left out: pip install "dmtrl[bench]"']
+def not_installed() -> list[str]:
+    """Return a sentence for each competitor whose package is missing."""
+    return [] if SNAPML in installed() else [f'{SNAPML} is left out: pip install "dmtrl[bench]"']
 
 
 def solvers(name: str, loss: str) -> tuple[str, ...]:
-    """The ways of a contender to solve a loss; with more than one, the better is taken for each quality."""
+    """Return the solvers of a competitor for a loss. For each quality, the fastest of them counts."""
     if name in (DMTRL, CERTIFIED):
         return ("default",)
     return ("hinge dual",) if loss == "hinge" else ("logistic dual", "logistic primal")
 
 
-def fastest(name: str, task: Task, best: Optimum, qualities: Iterable[float], limit: float) -> dict[float, Found]:
-    """For each relative suboptimality, the fastest way found. A solver is given up when a fit took longer than `limit`
-    seconds."""
-    FITS[name](_few_rows(task), Way(solvers(name, task.loss)[0], 0.1, 5))  # compiles and imports
+def fastest(name: str, task: Task, best: Optimum, qualities: Iterable[float], limit: float) -> dict[float, Result]:
+    """Return the fastest options for each relative suboptimality. A fit longer than `limit` seconds ends the search."""
+    FITS[name](_few_rows(task), Options(solvers(name, task.loss)[0], 0.1, 5))  # compiles and imports
     search = _Search(FITS[name], task, best, limit)
-    found: dict[float, Found] = {}
+    found: dict[float, Result] = {}
     for eps in sorted(qualities, reverse=True):
-        if name == CERTIFIED:  # stops on its own proof, as a user would run it
-            candidates = [search.run(Way("default", eps))]
+        if name == CERTIFIED:  # stops at its own certificate, as in normal use
+            candidates = [search.run(Options("default", eps))]
         else:
-            # what dmtrl proves it has reached, so there is no need to ask it for less than the quality
+            # dmtrl reaches what it certifies, so a tolerance below the quality is never needed
             tolerances = [eps * slack for slack in (30, 10, 3, 1)] if name == DMTRL else TOLERANCES
             candidates = [search.least(solver, eps, tolerances, name != DMTRL) for solver in solvers(name, task.loss)]
         good = [one for one in candidates if one.reached <= eps]
         found[eps] = (
             min(good, key=lambda one: one.seconds)
             if good
-            else replace(min(candidates, key=lambda one: one.reached), way=None)
+            else replace(min(candidates, key=lambda one: one.reached), options=None)
         )
     return found
 
 
 def _few_rows(task: Task) -> Task:
-    """Some rows of both classes."""
+    """Return some rows of both classes."""
     rows = np.sort(np.concatenate([np.flatnonzero(task.y == label)[:50] for label in (-1.0, 1.0)]))
     return replace(task, X=task.X[rows], X64=task.X64[rows], y=task.y[rows], lam=1.0 / len(rows))
 
 
 class _Search:
+    """The fits of one competitor on one task, cached by their options."""
+
     def __init__(self, fit: Solver, task: Task, best: Optimum, limit: float):
         self._fit, self._task, self._best, self._limit = fit, task, best, limit
-        self._done: dict[Way, Found] = {}
-        self._asked: dict[tuple[str, float], Way] = {}
+        self._done: dict[Options, Result] = {}
+        self._tried: dict[tuple[str, float], Options] = {}
         self._given_up: set[str] = set()
 
-    def run(self, way: Way) -> Found:
-        if way not in self._done:
+    def run(self, options: Options) -> Result:
+        if options not in self._done:
             began = time.process_time()
-            fit = self._fit(self._task, way)
+            fit = self._fit(self._task, options)
             seconds = time.process_time() - began
             reached = self._task.objective(fit.w) / self._best.value - 1.0
-            self._done[way] = Found(way, reached, fit, seconds)
+            self._done[options] = Result(options, reached, fit, seconds)
             if seconds > 0.5 * self._limit:
-                self._given_up.add(way.solver)
-        return self._done[way]
+                self._given_up.add(options.solver)
+        return self._done[options]
 
-    def least(self, solver: str, eps: float, tolerances: Iterable[float], fewer: bool) -> Found:
-        """The loosest tolerance that is good enough; then, between its iterations and those of the tolerance before,
-        the least number of them."""
-        enough, before = None, Found(None, np.inf)
+    def least(self, solver: str, eps: float, tolerances: Iterable[float], fewer: bool) -> Result:
+        """Find the loosest sufficient tolerance, then, if `fewer`, the smallest sufficient number of iterations."""
+        enough, before = None, Result(None, np.inf)
         for tol in tolerances:
-            if solver in self._given_up and (solver, tol) not in self._asked:
+            if solver in self._given_up and (solver, tol) not in self._tried:
                 break
-            # a tolerance below what its precision allows would never end it: so many iterations as there is time for
-            way = self._asked.setdefault((solver, tol), Way(solver, tol, self._affordable(before)))
-            one = self.run(way)
+            # a tolerance below the solver's precision is never met, so limit the iterations
+            options = self._tried.setdefault((solver, tol), Options(solver, tol, self._affordable(before)))
+            one = self.run(options)
             if one.reached <= eps:
                 enough = one
                 break
@@ -220,23 +222,23 @@ class _Search:
             return before
         return self._fewer(enough, before, eps) if fewer else enough
 
-    def _affordable(self, before: Found) -> int:
+    def _affordable(self, before: Result) -> int:
         if before.fit is None:
             return 100
         return int(np.clip(self._limit * before.fit.iterations / max(before.seconds, 1e-6), 100, MANY))
 
-    def _fewer(self, enough: Found, before: Found, eps: float) -> Found:
-        """Iterations between too few and enough, guessed from the rate between both, at most so often."""
+    def _fewer(self, enough: Result, before: Result, eps: float) -> Result:
+        """Interpolate between too few and enough iterations, at most REFINEMENTS times."""
         low, error = (0, 1.0) if before.fit is None else (before.fit.iterations, before.reached)
         for _ in range(REFINEMENTS):
             assert enough.fit is not None
-            assert enough.way is not None
+            assert enough.options is not None
             high = enough.fit.iterations
             if high <= max(1.1 * low, low + 1) or enough.seconds > 1.5 * self._limit:
                 break
             rate = np.log(max(error / eps, 1.01)) / np.log(max(error, 2 * eps) / max(enough.reached, 1e-3 * eps))
             guess = min(max(low + int(np.ceil(1.03 * rate * (high - low))), low + 1), high - 1)
-            one = self.run(replace(enough.way, iterations=guess))
+            one = self.run(replace(enough.options, iterations=guess))
             if one.reached <= eps:
                 enough = one
             else:

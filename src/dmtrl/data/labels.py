@@ -1,0 +1,114 @@
+"""Checks of task labels and of lists of tasks, shared by the estimators and TaskData."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class TaskList(NamedTuple):
+    """A checked list of (X_i, y_i) or (X_i, y_i, sample_weight_i): one entry per task in each field."""
+
+    names: Sequence[Any] | np.ndarray
+    X: list[Any]
+    y: list[np.ndarray]
+    sample_weight: list[np.ndarray] | None
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Task i owns rows starts[i]:starts[i + 1] of the stacked rows."""
+        return np.concatenate([[0], np.cumsum([len(y) for y in self.y])])
+
+    def stacked_weight(self) -> np.ndarray | None:
+        """The sample weights of all tasks in one array."""
+        return None if self.sample_weight is None else np.concatenate(self.sample_weight)
+
+
+def read_task_list(
+    tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | np.ndarray | None = None
+) -> TaskList:
+    """Check a list or a dict (by task name) of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
+    if isinstance(tasks, Mapping):
+        names, tasks = list(tasks), list(tasks.values())
+    names = list(range(len(tasks))) if names is None else names
+    if len(tasks) == 0:
+        raise ValueError("there are no tasks: the list or dict of (X_i, y_i) is empty")
+    if len(names) != len(tasks):
+        raise ValueError(f"got {len(tasks)} tasks and {len(names)} names; pass one name per task")
+    weighted = [len(task) == 3 for task in tasks]
+    if any(weighted) != all(weighted):
+        raise ValueError("either all tasks or no task must have sample weights")
+    tables = [task[0] if hasattr(task[0], "shape") else np.asarray(task[0]) for task in tasks]
+    labels = [np.asarray(task[1]) for task in tasks]
+    weights = [np.asarray(task[2], dtype=float) for task in tasks] if all(weighted) else None
+    for i, (name, X, y) in enumerate(zip(names, tables, labels, strict=True)):
+        shapes = f"X has shape {X.shape}, y has shape {y.shape}"
+        fits = len(X.shape) == 2 and y.shape == (X.shape[0],)
+        if weights is not None:
+            shapes += f", sample_weight has shape {weights[i].shape}"
+            fits = fits and weights[i].shape == y.shape
+        if not fits:
+            raise ValueError(f"task {name!r}: {shapes}; they must have the same number of rows")
+        if X.shape[1] != tables[0].shape[1]:
+            raise ValueError(f"task {name!r} has {X.shape[1]} features, but task {names[0]!r} has {tables[0].shape[1]}")
+        if X.shape[0] == 0:
+            raise ValueError(f"task {name!r} has no rows; leave it out")
+    return TaskList(names, tables, labels, weights)
+
+
+def check_one_per_row(name: str, values: np.ndarray, n: int) -> None:
+    """Raise ValueError unless `values` is one-dimensional with one value per row of X."""
+    if values.shape != (n,):
+        raise ValueError(
+            f"{name} must hold one value per row of X (inconsistent numbers of samples): "
+            f"X has {n} rows, {name} has shape {values.shape}"
+        )
+
+
+def task_labels(tasks: Any, n: int) -> np.ndarray:
+    """Check one task label per row. Text stays text, whole numbers become integers; the result can be sorted."""
+    labels = np.asarray(tasks)
+    if labels.ndim == 0:
+        label = plain(labels.item())
+        raise ValueError(
+            f"tasks must hold one label per row of X, got the single value {label!r}; "
+            f"for a column of X use task_column={label!r}, for one task [{label!r}] * {n}"
+        )
+    if labels.shape == (n, 1):
+        labels = labels[:, 0]
+    check_one_per_row("tasks", labels, n)
+    missing = is_missing(labels)
+    if missing.any():
+        raise ValueError(f"row {int(np.argmax(missing))}: the task label is missing; fill it in or drop the row")
+    if labels.dtype.kind == "O":
+        kinds = {str if issubclass(kind, str) else kind for kind in set(map(type, labels))}
+        if kinds == {str}:
+            return labels.astype(str)
+        if len(kinds) > 1 and not all(issubclass(kind, int | float | np.number) for kind in kinds):
+            mixed = " and ".join(sorted(kind.__name__ for kind in kinds))
+            raise ValueError(f"the task labels mix {mixed}; convert them to one type")
+        labels = np.array(labels.tolist())
+    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
+        labels = labels.astype(np.int64)
+    return labels
+
+
+def is_missing(values: np.ndarray) -> np.ndarray:
+    """Mask of NaN, NaT, None and pandas.NA."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind == "M":
+        return np.isnat(values)
+    if values.dtype.kind == "O":
+        return np.asarray(np.frompyfunc(_is_missing_value, 1, 1)(values), dtype=bool)
+    return np.zeros(values.shape, dtype=bool)
+
+
+def _is_missing_value(value: Any) -> bool:
+    nothing = value is None or type(value).__name__ in ("NAType", "NaTType")
+    return nothing or (isinstance(value, float) and value != value)
+
+
+def plain(value: Any) -> Any:
+    """Convert a numpy scalar to the Python value."""
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,126 @@
+"""Parameter and attribute descriptions that the estimators share.
+
+`documented` puts them into a class docstring, in the order of the signature and with the defaults of that class.
+"""
+
+import inspect
+from collections.abc import Callable
+from textwrap import fill
+from typing import TypeVar
+
+PARAMETERS = {
+    "reg_lambda": """float
+        Regularisation strength. The objective is the sum over tasks of the mean loss plus
+        reg_lambda / 2 * tr(W^T Sigma^-1 W). {lambda_advice}""",
+    "relationship": """{{"learned", "independent", "shared"}}, sparse graph, covariance or Relationship
+        How the tasks are related. "learned" estimates the task covariance; the others are fixed.""",
+    "common": """float or "auto"
+        Strength (tau) of a component that all tasks share, in addition to the learned relationship; 0 is the problem
+        of the paper. "auto" is 1 if the relationship between tasks is learned, and 0 for a fixed relationship and for
+        more than two classes. A single task has no common component.""",
+    "feature_map": """"rff" or transformer
+        Transformation of the features. "rff" gives 300 random Fourier features; pass `RFF(n_components, gamma)` for
+        others, or any scikit-learn transformer. `coef_` refers to the transformed features.""",
+    "fit_intercept": """bool or "penalised"
+        With True each task has an intercept outside the relationship and practically without penalty. With
+        "penalised" the intercept is one more regularised coefficient.""",
+    "tol": """float
+        The fit stops when the relative gap between objective and lower bound is at most `tol`.""",
+    "max_rounds": """int
+        Maximum number of rounds. A fit that reaches it emits a NotConvergedWarning.""",
+    "max_staleness": """int
+        With 0 all workers run in step, and each round waits for the slowest. With a larger value answers are used as
+        they arrive, and a worker may receive new weights this many times while another is still busy. The result is
+        certified in both cases; with a positive value it is not bitwise reproducible.""",
+    "engine": """{{"local", "ray"}} or RayOptions
+        Where the workers run: in this process, or as actors of a Ray cluster.""",
+    "n_jobs": """int
+        Threads of the local engine. None means 1, and -1 means all cores.""",
+    "random_state": """int or RandomState
+        Seed of the fit. None means 0, so that a fit is repeatable by default.""",
+    "warm_start": """bool
+        Start from the coefficients of the previous fit if it had the same tasks and features.""",
+    "verbose": """int
+        1 shows a progress line on a terminal, 2 prints a line per round.""",
+    "callbacks": """sequence of callable
+        Functions that are called with the RoundRecord of each round.""",
+    "task_column": """str or int
+        Name or index of the column of X with the task labels, instead of `tasks`. It may hold text and is not a
+        feature.""",
+    "unknown_tasks": """{{"raise", "common"}}
+        What `predict` does for a task that was not in `fit`: raise ValueError, or predict from the common
+        component.""",
+}
+
+ATTRIBUTES = {
+    "tasks_": """ndarray of shape (m,)
+        Task names in the order of the rows of `coef_`: sorted, or as given in a list, a dict or the columns of y.""",
+    "coef_": """ndarray of shape {coef_shape}
+        Coefficients of each task.""",
+    "intercept_": """ndarray of shape {intercept_shape}
+        Intercepts of each task.""",
+    "common_coef_": """ndarray of shape (d,)
+        Coefficients of the common component; zero without one.""",
+    "common_intercept_": """float
+        Intercept of the common component.""",
+    "reg_lambda_": """float
+        The regularisation strength of the fit.""",
+    "common_strength_": """float
+        The strength (tau) of the common component of the fit.""",
+    "unit_names_": """ndarray
+        Names of the rows of the task covariance: {units}.""",
+    "covariance_": """TaskCovariance
+        Task covariance as an operator, with trace one. It includes the common component.""",
+    "task_covariance_": """ndarray or TaskCovariance
+        Task covariance as an array; above 5000 units as an operator.""",
+    "task_correlation_": """DataFrame or ndarray
+        Correlation of each pair of units; an array if pandas is not installed.""",
+    "certificate_": """Certificate
+        Proven bounds: `primal` is the objective of the model, and no model has an objective below `dual`.""",
+    "history_": """list of dict
+        One record per round.""",
+    "n_rounds_": """int
+        Number of rounds.""",
+    "n_features_in_": """int
+        Number of features in `fit`.""",
+    "feature_names_in_": """ndarray of str
+        Names of the features. Only set if X had column names.""",
+    "feature_map_": """transformer or None
+        The fitted feature map.""",
+    "coordinates_": """Coordinates
+        Centre and scale of the rows and labels that the solver received.""",
+    "layout_": """{{"alone", "long", "wide"}}
+        How tasks were passed to `fit`: not at all, as a label per row, or as columns of y.""",
+}
+
+Class = TypeVar("Class", bound=type)
+
+
+def documented(
+    words: dict[str, str], parameters: dict[str, str], attributes: dict[str, str]
+) -> Callable[[Class], Class]:
+    """Insert the sections "Parameters" and "Attributes" into a class docstring, in place of "<sections>".
+
+    `words` replace the names in braces; `parameters` and `attributes` add to the shared descriptions.
+    """
+
+    def insert(cls: Class) -> Class:
+        described, lines = PARAMETERS | parameters, ["Parameters", "----------"]
+        for name, parameter in inspect.signature(cls).parameters.items():
+            kind, text = _entry(described[name], words)
+            default = f'"{parameter.default}"' if isinstance(parameter.default, str) else parameter.default
+            lines += [f"{name} : {kind}, default={default}", text]
+        lines += ["", "Attributes", "----------"]
+        for name, entry in (ATTRIBUTES | attributes).items():
+            kind, text = _entry(entry, words)
+            lines += [f"{name} : {kind}", text]
+        cls.__doc__ = inspect.cleandoc(cls.__doc__ or "").replace("<sections>", "\n".join(lines))
+        return cls
+
+    return insert
+
+
+def _entry(entry: str, words: dict[str, str]) -> tuple[str, str]:
+    """Split an entry into its type and its wrapped description."""
+    kind, text = entry.format(**words).split("\n", 1)
+    return kind, fill(" ".join(text.split()), 100, initial_indent="    ", subsequent_indent="    ")

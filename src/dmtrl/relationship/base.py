@@ -1,0 +1,85 @@
+"""The contract of a relationship: a convex penalty on the weights W, with its conjugate and proximal map.
+
+`dmtrl.check_relationship` tests an implementation against the obligations listed here.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dmtrl.relationship.covariance import TaskCovariance
+
+
+@dataclass(frozen=True)
+class Prox:
+    """The result of a proximal map.
+
+    Attributes
+    ----------
+    W : ndarray of shape (m, d)
+        The proximal point.
+    penalty : float
+        The penalty of W, or an upper bound on it.
+    covariance : TaskCovariance
+        Sigma of the tasks' own part of W, without the common component.
+    common : ndarray of shape (d,)
+        The common component w_0, the starting point of the next call.
+    """
+
+    W: np.ndarray
+    penalty: float
+    covariance: TaskCovariance
+    common: np.ndarray
+
+
+class Relationship(Protocol):
+    """How tasks relate: a penalty g(W) on the weights W of shape (m, d). Tasks are rows.
+
+    Obligations:
+
+    - g is convex, never negative, and zero at W = 0.
+    - `conjugate` is the convex conjugate of g: g(W) + g*(B) >= <W, B> for all W and B.
+    - `prox` returns the minimiser: g(W) + g*(B) = <W, B> at B = (V - W) / t. The certificate relies on this.
+    - Every `TaskCovariance` has m tasks and trace one.
+    - No method changes its arguments. The exception is V, which `prox` may overwrite and return as W.
+
+    A relationship may also have `only(tasks)`, which returns the relationship between the given tasks, by number.
+    Runs that leave out the tasks of a lost worker need it.
+
+    Attributes
+    ----------
+    name : str
+    learned : bool
+        Whether Sigma depends on W. If so, the joint solver is used.
+    tau : float
+        Strength of a component that all tasks share; 0 for none.
+    """
+
+    name: str
+    learned: bool
+    tau: float
+
+    def start(self, m: int) -> TaskCovariance:
+        """Return Sigma for W = 0, without the common component."""
+
+    def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
+        """Return Sigma for the tasks' own part of W: the Omega-step."""
+
+    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        """Return argmin_W |W - V|^2 / 2 + t g(W). `common` is a starting point for w_0. May overwrite V."""
+
+    def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
+        """Return g(W), or the upper bound on it that follows from the common component `common`."""
+
+    def conjugate(self, B: np.ndarray) -> float:
+        """Return g*(B) = sup_W <W, B> - g(W)."""
+
+    def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
+        """Return the conjugate of the W-step, which holds Sigma at `covariance`. It is at most g*(B)."""
+
+
+def check_tau(tau: float) -> float:
+    if not (tau >= 0 and np.isfinite(tau)):
+        raise ValueError(f"common (the strength of the shared component) must be at least 0 and finite, got {tau!r}")
+    return float(tau)
