@@ -352,7 +352,7 @@ def default_measure(loss: Any) -> str:
 def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:
     """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN if it has no row."""
     lam, tau = path.best(measure, "tasks")
-    i, j = np.flatnonzero(path.commons == tau)[0], np.flatnonzero(path.lambdas == lam)[0]
+    i, j = path.cell(lam, tau)
     total, weight = getattr(path, measure)[i, j], path.weight[i, j]
     if axis is not None:
         total, weight = total.sum(axis=axis), weight.sum(axis=axis)

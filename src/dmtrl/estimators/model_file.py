@@ -25,6 +25,7 @@ from sklearn.utils.validation import check_is_fitted
 from dmtrl.data.blocks import as_rows
 from dmtrl.estimators.inputs import lookup
 from dmtrl.estimators.problem import Coordinates, build_problem
+from dmtrl.exceptions import NotAModelError
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
 from dmtrl.relationship import Fixed, Learned, TaskCovariance
 from dmtrl.solver import cross_validation
@@ -127,7 +128,7 @@ def _check_whole(data: bytes, path: FilePath) -> None:
         raise ValueError(f"{path} is empty; {_AGAIN}")
     first = data[30 : 30 + len(_HEADER)]  # the name of the first entry of a zip archive
     if not (b"PK\x03\x04".startswith(data[:4]) and _HEADER.encode().startswith(first)):
-        raise ValueError(f"{path} is not a dmtrl model; load reads files written by model.save")
+        raise NotAModelError(path)
     if data[-_DIGEST - 22 : -_DIGEST - 18] != b"PK\x05\x06":
         raise ValueError(f"{path} is cut short or damaged: the end of the file is missing; {_AGAIN}")
     if hashlib.sha256(data[:-_DIGEST]).hexdigest().encode() != data[-_DIGEST:]:
