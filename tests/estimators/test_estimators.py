@@ -348,7 +348,7 @@ def test_given_covariance_and_graph():
     sigma = np.diag([4.0, 3, 2, 1])
     model = MTRLRegressor(relationship=sigma).fit(X, Y, tasks=TASKS)
     np.testing.assert_allclose(model.task_covariance_, sigma / 10)
-    with pytest.raises(ValueError, match="is for 4 tasks, the data has 1"):
+    with pytest.raises(ValueError, match="has 4 tasks, the data has 1"):
         MTRLRegressor(relationship=sigma).fit(X, Y)
 
 
