@@ -179,8 +179,9 @@ def test_a_custom_loss_is_compiled_where_it_is_used() -> None:
         data.y - np.einsum("ij,ij->i", data.X, np.repeat(W, np.diff(data.starts), axis=0)), data.starts[1:-1]
     )
     with started("ray", data, halved_absolute(), 1) as engine:
-        engine.broadcast(prepare(engine.broadcast(Describe())[0]))
+        described = engine.broadcast(Describe())[0]
         engine.broadcast(HoldOut(fold=0, folds=1, seed=0))  # all rows
+        engine.broadcast(prepare(described))
         scored = engine.broadcast(Score(w=W))[0]
     np.testing.assert_allclose(scored.loss, [np.abs(r).sum() / 2 for r in residuals], rtol=1e-12)
 

@@ -1,4 +1,4 @@
-"""The Ray engine as people use it: options, sources that only actors read, and what is said when it cannot work."""
+"""The Ray engine from the outside: options, sources that only actors read, and error messages."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ import pytest
 
 from dmtrl import MTRLRegressor, RayOptions, Settings, SourcePlan, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, choose_engine
-from dmtrl.engines.ray import share
+from dmtrl.engines.ray import cpu_share
 from dmtrl.losses import get_loss
 from support import clusters
 from support.problems import random_problem
@@ -29,7 +29,7 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
-# What the driver of a cluster does, in a process of its own, so that its memory can be told from that of the tests.
+# The driver of a cluster, in a process of its own, so that its memory can be measured.
 DRIVER = """
 import json, pickle, sys
 from dmtrl import RayOptions, Settings, SourcePlan, solve
@@ -77,14 +77,14 @@ def test_rows_pass_through_neither_driver_nor_coordinator(cluster: Any, tmp_path
     command = [sys.executable, "-c", DRIVER, str(tmp_path), cluster.address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert said["memory"] < size / 4
-    assert said["sources"] < 1e5
-    for sent, received in said["messages"]:  # d numbers a task down, d up, and sums
+    printed = json.loads(done.stdout.splitlines()[-1])
+    assert printed["memory"] < size / 4
+    assert printed["sources"] < 1e5
+    for sent, received in printed["messages"]:  # d numbers a task down, d up, and sums
         assert sent < 8 * 8 * 40 + 2000
         assert received < 8 * 8 * 40 + 4000
     plain = solve(data, loss="squared", reg_lambda=0.1, workers=2, settings=Settings(tol=0.1))
-    assert np.array(said["W"]).tobytes() == plain.W.tobytes()
+    assert np.array(printed["W"]).tobytes() == plain.W.tobytes()
 
 
 def test_one_task_per_actor_and_one_task_over_several(cluster: Any) -> None:
@@ -102,12 +102,12 @@ def test_one_task_per_actor_and_one_task_over_several(cluster: Any) -> None:
     assert clusters.no_actors()
 
 
-def test_what_an_actor_cannot_read_comes_back_as_its_own_words(cluster: Any, tmp_path: Path) -> None:
+def test_an_error_in_an_actor_comes_back_with_its_message(cluster: Any, tmp_path: Path) -> None:
     data = random_problem("squared", m=2)
-    spoilt = TaskData.from_list([(data.X[:5], data.y[:5]), (data.X[5:9] * np.nan, data.y[5:9])], ["north", "south"])
+    invalid = TaskData.from_list([(data.X[:5], data.y[:5]), (data.X[5:9] * np.nan, data.y[5:9])], ["north", "south"])
     options = RayOptions(cluster.address)
     with pytest.raises(ValueError, match="task 'south', row 0, column 0: X holds NaN"):
-        solve(spoilt, loss="squared", reg_lambda=1.0, engine=options)
+        solve(invalid, loss="squared", reg_lambda=1.0, engine=options)
     plan = SourcePlan.from_callable("no.such.module:load", ["a"])
     with pytest.raises(ModuleNotFoundError, match=r"a machine of the Ray cluster lacks a package: .*'no'"):
         solve(plan, loss="squared", reg_lambda=1.0, engine=options)
@@ -118,34 +118,34 @@ def test_what_an_actor_cannot_read_comes_back_as_its_own_words(cluster: Any, tmp
     assert clusters.no_actors()
 
 
-def test_resources_nobody_has(cluster: Any) -> None:
+def test_resources_that_no_node_has(cluster: Any) -> None:
     data = random_problem("squared", m=2)
-    options = RayOptions(cluster.address, resources={"harp": 1}, patience=1.0)
+    options = RayOptions(cluster.address, resources={"harp": 1}, recovery_timeout=1.0)
     with pytest.raises(RuntimeError, match=r"worker 0 could not be started within 1 seconds; give the cluster room"):
         solve(data, loss="squared", reg_lambda=1.0, engine=options)
 
 
 def test_nobody_at_that_address() -> None:
     data = random_problem("squared", m=2)
-    with pytest.raises(ConnectionError, match=r"no Ray cluster answers at '127.0.0.1:9'"):
+    with pytest.raises(ConnectionError, match=r"no Ray cluster at '127.0.0.1:9'"):
         solve(data, loss="squared", reg_lambda=1.0, engine=RayOptions("127.0.0.1:9"))
 
 
-def test_what_cannot_travel_is_refused_before_anything_starts() -> None:
+def test_a_source_that_cannot_be_pickled_is_refused_before_anything_starts() -> None:
     lock = threading.Lock()
     plan = SourcePlan.from_callable(lambda task: (lock, task), ["a"])
-    with pytest.raises(TypeError, match="the source of worker 0 cannot be sent to another process: cannot pickle"):
+    with pytest.raises(TypeError, match="the source of worker 0 cannot be pickled: cannot pickle"):
         RayEngine(plan.sources(1), get_loss("squared"))
 
 
 def test_a_cluster_of_its_own_from_the_shell(tmp_path: Path) -> None:
-    """Started when none is given, and gone afterwards; the same model comes out as without it."""
+    """Started when no address is given, and stopped afterwards; the model is the same as without it."""
     rng = np.random.default_rng(0)
     rows = ["school,score,age"]
     rows += [f"{i % 3},{x + 0.1 * rng.normal():.4f},{x:.4f}" for i, x in enumerate(rng.normal(size=60))]
     (tmp_path / "marks.csv").write_text("\n".join(rows))
     common = ["fit", str(tmp_path / "marks.csv"), "--task", "school", "--target", "score", "--lambda", "0.1", "--json"]
-    found, before = [], clusters.leftovers(patience=0.0)
+    found, before = [], clusters.leftovers(wait=0.0)
     for more in ([], ["--engine", "ray", "--workers", "2"]):
         result = run(*common, "--no-page", "--out", str(tmp_path / f"{len(more)}.dmtrl"), *more)
         assert result.exit_code == 0, result.output
@@ -162,7 +162,7 @@ def test_options_of_the_shell_that_need_ray(tmp_path: Path) -> None:
     assert "--workers is for --engine ray" in result.output
 
 
-def test_engines_that_are_none() -> None:
+def test_invalid_engines_are_refused() -> None:
     with pytest.raises(ValueError, match=r"engine must be 'local', 'ray' or RayOptions\(...\), got 'spark'"):
         MTRLRegressor(engine="spark").fit(np.ones((3, 1)), np.arange(3.0))
     for wrong in (None, 3, RayOptions, LocalEngine):
@@ -177,23 +177,23 @@ def test_engines_that_are_none() -> None:
     [
         {"workers": 0},
         {"cpus": -1.0},
-        {"patience": 0.0},
-        {"silence": 0},
-        {"silence": -1.0},
-        {"silence": np.inf},
-        {"silence": np.nan},
-        {"silence": "5"},
-        {"silence": True},
+        {"recovery_timeout": 0.0},
+        {"answer_timeout": 0},
+        {"answer_timeout": -1.0},
+        {"answer_timeout": np.inf},
+        {"answer_timeout": np.nan},
+        {"answer_timeout": "5"},
+        {"answer_timeout": True},
     ],
 )
-def test_options_that_cannot_be(wrong: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         RayOptions(**wrong)
 
 
-def test_silence_is_free_unless_it_is_limited() -> None:
-    assert RayOptions().silence is None
-    assert RayOptions(silence=np.int64(9)).silence == 9  # type: ignore[arg-type]
+def test_answer_timeout_is_off_by_default() -> None:
+    assert RayOptions().answer_timeout is None
+    assert RayOptions(answer_timeout=np.int64(9)).answer_timeout == 9  # type: ignore[arg-type]
 
 
 # A process that holds a file open, and whose parent is gone.
@@ -207,14 +207,14 @@ print(child.pid)
 """
 
 
-def test_what_is_left_of_a_cluster_is_seen_also_without_its_parents(tmp_path: Path) -> None:
-    """By the file it holds open: its title does not name the folder."""
+def test_a_leftover_process_is_found_without_its_parent(tmp_path: Path) -> None:
+    """By the file it holds open; its command line does not name the folder."""
     command = [sys.executable, "-c", ORPHAN]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    orphan = psutil.Process(int(said.stdout))
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    orphan = psutil.Process(int(printed.stdout))
 
     def seen() -> list[str]:  # beside the cluster of other tests
-        return [title for title in clusters.leftovers(str(tmp_path), patience=0.0) if "file = open" in title]
+        return [title for title in clusters.leftovers(str(tmp_path), wait=0.0) if "file = open" in title]
 
     try:
         assert orphan not in psutil.Process().children(recursive=True)
@@ -236,5 +236,5 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     [([2.0], 2, 1.0), ([2.0], 3, 0.666), ([1.0, 1.0, 1.0], 4, 0.5), ([16.0, 16.0], 10, 1.0), ([0.0, 1.0], 5, 0.2)],
 )
 def test_actors_share_the_processors(processors: list[float], actors: int, expected: float) -> None:
-    assert share(processors, actors) == expected
+    assert cpu_share(processors, actors) == expected
     assert sum(int(c / expected + 1e-6) for c in processors) >= actors

@@ -1,4 +1,4 @@
-"""Ray clusters for tests: one on this machine, or several nodes of it, and nothing left of them afterwards."""
+"""Ray clusters for tests, with one node or several on this machine. Nothing of them keeps running afterwards."""
 
 import contextlib
 import os
@@ -10,16 +10,22 @@ from typing import Any
 import psutil
 import pytest
 
-STORE = 100 << 20  # bytes of shared memory a node takes
+STORE = 100 << 20  # bytes of shared memory per node
 
 
 @contextlib.contextmanager
 def alone(cpus: int = 2) -> Iterator[Any]:
-    """A cluster of one node that engines find initialised."""
+    """A cluster of one node, initialised in this process."""
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    context = ray.init(address="local", include_dashboard=False, num_cpus=cpus, object_store_memory=STORE,
-                       log_to_driver=False, logging_level="ERROR")  # fmt: skip
+    context = ray.init(
+        address="local",
+        include_dashboard=False,
+        num_cpus=cpus,
+        object_store_memory=STORE,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     try:
         yield ray
     finally:
@@ -29,16 +35,16 @@ def alone(cpus: int = 2) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def of_nodes(count: int, cpus: int = 1, resources: Mapping[str, float] | None = None) -> Iterator[Any]:
-    """A cluster of several nodes, as processes of this machine, to which nobody is connected yet; resources are of the
-    last."""
+    """A cluster of several nodes, as processes on this machine, without a connection to it. The last node has the
+    custom resources."""
     pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     node = {"num_cpus": cpus, "object_store_memory": STORE}
-    # a node that is gone is missed after two seconds instead of fifteen; one that is slow to answer is not
-    watch = {"health_check_period_ms": 1000, "health_check_failure_threshold": 2, "health_check_timeout_ms": 20_000}
-    head = {**node, "include_dashboard": False, "_system_config": watch}
+    # the loss of a node is detected after 2 seconds instead of 15; a slow node is not taken for lost
+    checks = {"health_check_period_ms": 1000, "health_check_failure_threshold": 2, "health_check_timeout_ms": 20_000}
+    head = {**node, "include_dashboard": False, "_system_config": checks}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for number in range(1, count):
@@ -51,27 +57,27 @@ def of_nodes(count: int, cpus: int = 1, resources: Mapping[str, float] | None = 
 
 
 def actors() -> list[psutil.Process]:
-    """The processes of dmtrl's actors that were started from here."""
+    """The processes of dmtrl's actors below this process."""
     return [process for process in _descendants() if _title(process).startswith("ray::Host")]
 
 
-def no_actors(patience: float = 20.0) -> bool:
-    """Whether none is left; a killed one takes a moment to go."""
-    end = time.monotonic() + patience
+def no_actors(wait: float = 20.0) -> bool:
+    """Whether no actor is left; a killed process takes a moment to end."""
+    end = time.monotonic() + wait
     while actors() and time.monotonic() < end:
         time.sleep(0.1)
     return actors() == []
 
 
 def actors_below(node: Any) -> list[psutil.Process]:
-    """Those that run on one node of a cluster."""
+    """The actors on one node of a cluster."""
     raylet = node.all_processes["raylet"][0].process.pid
     below = {process.pid for process in psutil.Process(raylet).children(recursive=True)}
     return [process for process in actors() if process.pid in below]
 
 
 def kill(process: psutil.Process) -> bool:
-    """Whether it was still there to be killed."""
+    """Kill a process; False if it had already ended."""
     try:
         os.kill(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -80,12 +86,12 @@ def kill(process: psutil.Process) -> bool:
 
 
 def stop(process: psutil.Process) -> None:
-    """Alive and silent from here on."""
+    """Suspend a process: it stays alive and does nothing."""
     os.kill(process.pid, signal.SIGSTOP)
 
 
 def lose(cluster: Any, node: Any) -> int:
-    """Take a node away with all that runs there; how many actors did."""
+    """Remove a node and kill the actors on it; returns their number."""
     there = actors_below(node)
     cluster.remove_node(node, allow_graceful=False)
     for process in there:
@@ -93,10 +99,13 @@ def lose(cluster: Any, node: Any) -> int:
     return len(there)
 
 
-def leftovers(session: str | None = None, patience: float = 20.0, besides: Sequence[str] = ()) -> list[str]:
-    """What is still running of a cluster that was started from here, besides what is known to. With the folder of its
-    session also what is not below this process any more: whoever ran below a killed process has another parent."""
-    end = time.monotonic() + patience
+def leftovers(session: str | None = None, wait: float = 20.0, besides: Sequence[str] = ()) -> list[str]:
+    """Command lines of Ray processes below this process that still run after `wait` seconds, without `besides`.
+
+    With the folder of a Ray session, also its processes that are no longer below this one because their parent was
+    killed.
+    """
+    end = time.monotonic() + wait
     while True:
         left = [title for title in map(_title, _descendants()) if _is_ray(title)]
         left += [] if session is None else _with_files_in(session)
@@ -111,13 +120,13 @@ def _is_ray(title: str) -> bool:
 
 
 def _with_files_in(folder: str) -> list[str]:
-    """Processes that name the folder, or hold files there open, as all of a session do; the environment tells less, as
-    some of them wipe it."""
+    """Processes that name the folder or have files open in it, as all processes of a session do. Their environment is
+    of no use: some of them clear it."""
     others = [process for process in psutil.process_iter() if process.pid != os.getpid()]
-    return [_title(process) for process in others if _title(process) and _has_to_do_with(process, folder)]
+    return [_title(process) for process in others if _title(process) and _uses(process, folder)]
 
 
-def _has_to_do_with(process: psutil.Process, folder: str) -> bool:
+def _uses(process: psutil.Process, folder: str) -> bool:
     try:
         return folder in _title(process) or any(file.path.startswith(folder) for file in process.open_files())
     except psutil.Error:

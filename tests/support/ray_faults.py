@@ -1,4 +1,4 @@
-"""Problems and kills for tests of a real cluster: the weights must not notice that actors are lost."""
+"""Problems, and callbacks that kill actors, for tests on a real cluster."""
 
 import threading
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def synthetic(shared_data: Any) -> tuple[TaskData, str, float]:
 
 
 def mds_shaped(shared_data: Any) -> tuple[TaskData, str, float]:
-    """22 tasks of unequal size, ten thousand features, a few dozen of them in a row."""
+    """22 tasks of unequal size with 10,000 features, of which a row has a few dozen."""
     rng = np.random.default_rng(0)
     parts = []
     for rows in rng.integers(40, 200, size=22):
@@ -39,17 +39,17 @@ def mds_shaped(shared_data: Any) -> tuple[TaskData, str, float]:
 
 
 class Killer:
-    """After some rounds, drawn at random, kills a random actor a moment later: while it works, or before it does."""
+    """A callback that kills a random actor a moment after random rounds: before or while it computes."""
 
     def __init__(self, times: int, rounds: int, seed: int = 0):
         self._rng = np.random.default_rng(seed)
-        # early enough for a round in which the last is missed
+        # at least three rounds before the end, so that every loss is detected
         self._when = set(self._rng.choice(rounds - 3, size=times, replace=False).tolist())
         self._timer: threading.Timer | None = None
         self._killed: set[int] = set()
 
     def __call__(self, record: RoundRecord) -> None:
-        self.join()  # so that each is missed before the next
+        self.join()  # so that kills do not overlap
         if record.round in self._when:
             self._timer = threading.Timer(float(self._rng.uniform(0.0, 0.02)), self._kill)
             self._timer.start()
@@ -77,7 +77,7 @@ def runs(
     workers: int = WORKERS,
     **options: Any,
 ) -> tuple[Outcome, Outcome, int]:
-    """The same run undisturbed in this process, and disturbed over the cluster; how many workers were lost."""
+    """The same run undisturbed in this process and disturbed on the cluster, and how many workers were lost."""
     data, loss, lam = problem
     common: dict[str, Any] = {"loss": loss, "reg_lambda": lam, "settings": Settings(tol=0.0, max_rounds=rounds)}
     plain = solve(data, workers=workers, **common)

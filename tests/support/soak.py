@@ -1,6 +1,6 @@
-"""A long run of faults (`make soak`): three nodes, actors and whole nodes killed at random, bits compared each time.
+"""A soak test (`make soak`): kills actors and whole nodes of a cluster at random and compares the bits of every run.
 
-Not collected by pytest. Every run is drawn from its own seed, which is printed, so that a bad one can be repeated:
+Not collected by pytest. Every run prints its seed, so that it can be repeated:
 `python -m support.soak --minutes 1 --first 17`.
 """
 
@@ -22,10 +22,10 @@ ROUNDS = 30
 
 
 class NodeKiller:
-    """Takes one of the nodes away after a random round, with all that runs there."""
+    """A callback that removes a random node, with all that runs on it, after a random round."""
 
     def __init__(self, cluster: Any, nodes: list[Any], seed: int):
-        """nodes: those that may go, in the order in which they came; the cluster itself keeps them in a set."""
+        """`nodes`: those that may be removed, in the order they were added; the cluster keeps them in a set."""
         rng = np.random.default_rng(seed)
         self._cluster, self._nodes = cluster, nodes
         self._when, self._which = int(rng.integers(1, ROUNDS - 1)), int(rng.integers(len(nodes)))
@@ -36,10 +36,10 @@ class NodeKiller:
             self.killed = clusters.lose(self._cluster, self._nodes.pop(self._which))
 
     def join(self) -> None:
-        self._nodes.append(one_more(self._cluster))
+        self._nodes.append(add_node(self._cluster))
 
 
-def one_more(cluster: Any) -> Any:
+def add_node(cluster: Any) -> Any:
     return cluster.add_node(num_cpus=1, object_store_memory=clusters.STORE)
 
 
@@ -49,7 +49,7 @@ def soak(minutes: float, first: int) -> None:
     end, seed = time.monotonic() + 60 * minutes, first
     killed = lost = gone = 0
     with clusters.of_nodes(1) as cluster:
-        nodes = [one_more(cluster), one_more(cluster)]
+        nodes = [add_node(cluster), add_node(cluster)]
         while time.monotonic() < end or seed == first:
             began, k = time.monotonic(), seed % len(ready)
             whole_node = seed % 4 == 3
@@ -68,7 +68,7 @@ def soak(minutes: float, first: int) -> None:
     print(
         f"{seed - first} runs of {ROUNDS} rounds in {minutes:g} minutes: {killed} processes killed, "
         f"{gone} nodes lost, {lost} workers replaced, every run with the bits of an undisturbed one, "
-        "nothing left running"
+        "no process left"
     )
 
 

@@ -171,7 +171,7 @@ def name_of(kind: type) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
 
 
-KINDS: dict[str, type] = {name_of(kind): kind for kind in {*ANSWERS, *ANSWERS.values()}}
+KINDS: dict[str, type] = {name_of(kind): kind for kind in (*ANSWERS, *ANSWERS.values())}
 _FIELDS: dict[type, tuple[Field[Any], ...]] = {kind: fields(kind) for kind in KINDS.values()}
 _ARRAYS: dict[type, dict[str, Any]] = {  # fields that hold arrays, and whether of numbers or of vectors
     kind: {
