@@ -39,6 +39,7 @@ from dmtrl.worker.worker import Worker
 from support.problems import random_problem
 
 UNITS, FEATURES = 4, 3
+ALL = [KINDS[name] for name in sorted(KINDS)]  # in the same order in every process
 VALUES: dict[Any, Any] = {int: 7, float: 0.25, str: "text", bool: True, str | None: "text"}
 PREPARE = Prepare(
     seed=0,
@@ -97,7 +98,7 @@ def test_names_are_snake_case() -> None:
 
 
 @pytest.mark.parametrize("optional", [False, True])
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", ALL, ids=name_of)
 def test_a_message_survives_the_wire(kind: type, optional: bool) -> None:
     content = example(kind, optional)
     message = encode(content)
@@ -108,7 +109,7 @@ def test_a_message_survives_the_wire(kind: type, optional: bool) -> None:
         assert same(getattr(back, item.name), getattr(content, item.name)), item.name
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", ALL, ids=name_of)
 def test_an_optional_field_that_is_none_is_not_sent(kind: type) -> None:
     message = encode(example(kind, optional=False))
     sent = {**message.scalars, **message.arrays}
@@ -135,7 +136,7 @@ def test_an_unknown_name_is_refused() -> None:
         decode(Message("dance"))
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", ALL, ids=name_of)
 def test_an_unknown_field_is_refused(kind: type) -> None:
     message = encode(example(kind, optional=False))
     words = f"message '{message.name}' has the unknown field 'alpha'"
@@ -145,7 +146,7 @@ def test_an_unknown_field_is_refused(kind: type) -> None:
         decode(Message(message.name, {**message.scalars, "alpha": 1}, message.arrays))
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", ALL, ids=name_of)
 def test_a_missing_field_is_refused(kind: type) -> None:
     message = encode(example(kind, optional=True))
     for item in fields(kind):
@@ -156,6 +157,21 @@ def test_a_missing_field_is_refused(kind: type) -> None:
                 decode(Message(message.name, scalars, arrays))
         else:
             assert getattr(decode(Message(message.name, scalars, arrays)), item.name) == item.default
+
+
+@pytest.mark.xfail(reason="decode does not tell scalar fields from array fields")
+@pytest.mark.parametrize("kind", ALL, ids=name_of)
+def test_an_array_in_a_scalar_field_and_a_scalar_in_an_array_field_are_refused(kind: type) -> None:
+    """Else a field such as `digest` could carry rows, and `fault_in` would miss a `b` that is a scalar."""
+    message = encode(example(kind, optional=True))
+    for name in message.scalars:
+        scalars = {key: value for key, value in message.scalars.items() if key != name}
+        with pytest.raises(ValueError, match=name):
+            decode(Message(message.name, scalars, {**message.arrays, name: np.zeros((50, 3))}))
+    for name in message.arrays:
+        arrays = {key: value for key, value in message.arrays.items() if key != name}
+        with pytest.raises(ValueError, match=name):
+            decode(Message(message.name, {**message.scalars, name: 1.0}, arrays))
 
 
 # What is checked of an answer

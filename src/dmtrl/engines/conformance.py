@@ -151,6 +151,12 @@ def _errors(engine: Engine, local: Engine) -> Iterator[str]:
         yield from _pending(engine, set(), "after a worker raised an error")
         if sorted(engine.broadcast(Describe())) != [0, 1, 2]:
             yield "after a worker raised an error, not all workers answer"
+    engine.send(0, Message("dance"))
+    engine.send(1, _DESCRIBE)
+    outcomes = [_error_of(lambda: engine.receive(_SECONDS)) for _ in range(2)]
+    if sorted(type(one).__name__ for one in outcomes) != ["NoneType", "ValueError"]:
+        yield f"an error of one worker and an answer of another come back as {outcomes}"
+    yield from _pending(engine, set(), "after an error of one worker and an answer of another")
 
 
 def _bits(engine: Engine, local: Engine) -> Iterator[str]:

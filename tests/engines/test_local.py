@@ -1,0 +1,64 @@
+"""The local engine: threads, timeouts and times. Its contract is tested in test_conformance.py."""
+
+import threading
+import time
+
+import pytest
+
+from dmtrl.engines import LocalEngine
+from dmtrl.losses.builtin import get_loss
+from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Describe, encode
+from support.problems import random_problem
+
+DATA = random_problem("squared", m=2)
+DESCRIBE = encode(Describe())
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_at_least_one_thread(threads: int) -> None:
+    with pytest.raises(ValueError, match=f"needs at least one thread, got {threads}"):
+        LocalEngine(DATA.sources(2), get_loss("squared"), threads)
+
+
+class Blocked(LocalEngine):
+    """Worker 0 answers only once `free` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(DATA.sources(2), get_loss("squared"), threads=2)
+        self.free = threading.Event()
+
+    def _answer(self, worker: int, message: Message) -> Message:
+        if worker == 0:
+            assert self.free.wait(60.0)
+        return super()._answer(worker, message)
+
+
+def test_a_timeout_leaves_the_request_pending() -> None:
+    with Blocked() as engine:
+        engine.send(0, DESCRIBE)
+        with pytest.raises(TimeoutError, match=r"no worker answered within 0.01 seconds"):
+            engine.receive(timeout=0.01)
+        assert engine.pending == {0}
+        engine.send(1, DESCRIBE)
+        assert engine.receive(timeout=60.0)[0] == 1, "a slow worker does not delay the others"
+        engine.free.set()
+        assert engine.receive(timeout=60.0)[0] == 0
+        assert engine.pending == set()
+
+
+def test_close_does_not_wait_for_answers() -> None:
+    engine = Blocked()
+    engine.send(0, DESCRIBE)
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 30.0
+    engine.free.set()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_seconds_are_measured_for_every_worker(threads: int) -> None:
+    with LocalEngine(DATA.sources(2), get_loss("squared"), threads) as engine:
+        engine.broadcast(Describe(digest=True))
+        assert set(engine.seconds) == {0, 1}
+        assert all(seconds > 0 for seconds in engine.seconds.values())
