@@ -190,7 +190,6 @@ class SecondWorkerCannotSave(Fragile):
         return super()._answer(k, number, messages)
 
 
-@pytest.mark.xfail(raises=WorkerLostError, reason="the log drops its messages at a first save that is incomplete")
 def test_a_first_checkpoint_that_is_incomplete_restores_no_worker(tmp_path: Path) -> None:
     """Its folder is removed, so a worker that is lost then must be replayed from the beginning."""
     data = random_problem("hinge", m=4)

@@ -100,9 +100,8 @@ def some_sigma(rng, m, regular):
 
 
 def some_units(rng, m):
-    """Every task at least once, some split into shards, in any order; and a partition of the units over workers."""
-    tasks = rng.permutation(np.concatenate([np.arange(m), rng.integers(0, m, rng.integers(0, 4))]))
-    return tasks, rng.integers(0, rng.integers(1, len(tasks) + 1), len(tasks))
+    """The tasks of units: every task at least once, some split into shards, in any order."""
+    return rng.permutation(np.concatenate([np.arange(m), rng.integers(0, m, rng.integers(0, 4))]))
 
 
 def dense_rho(sigma, tasks, owner):
@@ -118,28 +117,26 @@ def dense_rho(sigma, tasks, owner):
 def test_every_rho_is_safe(seed, m, regular, eta, loss):
     rng = np.random.default_rng(seed)
     sigma = some_sigma(rng, m, regular)
-    tasks, owner = some_units(rng, m)
+    tasks = some_units(rng, m)
     problem, alone = Problem.random(rng, loss, sigma, 0.01, tasks), np.arange(len(tasks))
     alpha, new = problem.y * rng.random((2, *problem.y.shape))
     paper = theory.rho(sigma, "paper", eta=eta, unit_tasks=tasks)
     spectral = theory.rho(sigma, "spectral", eta=eta, unit_tasks=tasks)
-    block = theory.rho(sigma, "block", eta=eta, unit_tasks=tasks, owner=owner)
-    assert spectral <= paper * (1 + 1e-9)
-    assert eta * (1 - 1e-9) <= block <= eta * len(np.unique(owner)) * (1 + 1e-9)  # one worker: eta; K: at most eta K
+    assert eta * (1 - 1e-9) <= spectral <= paper * (1 + 1e-9)
     rounding = 1e-10 * (1 + abs(problem.dual(alpha)) + abs(problem.dual(new)))
-    for rho, workers in ((paper, alone), (spectral, alone), (block, owner)):
-        assert problem.safety(alpha, new - alpha, rho, eta, workers) >= -rounding
+    for rho in (paper, spectral):
+        assert problem.safety(alpha, new - alpha, rho, eta, alone) >= -rounding
 
 
-@given(seeds, st.integers(1, 5), st.booleans(), st.booleans())
-def test_no_smaller_rho_is_safe(seed, m, regular, blocks):
+@given(seeds, st.integers(1, 5), st.booleans())
+def test_no_smaller_rho_is_safe(seed, m, regular):
     """The top eigenvector as dual step, on hinge, whose conjugate is linear: equality at rho, violation 1 % below."""
     rng = np.random.default_rng(seed)
     sigma, eta = some_sigma(rng, m, regular), 0.7
-    tasks, owner = some_units(rng, m)
-    owner = owner if blocks else np.arange(len(tasks))
+    tasks = some_units(rng, m)
+    owner = np.arange(len(tasks))
     exact, v = dense_rho(sigma, tasks, owner)
-    rho = theory.rho(sigma, "block", eta=eta, unit_tasks=tasks, owner=owner)
+    rho = theory.rho(sigma, eta=eta, unit_tasks=tasks)
     assert rho == pytest.approx(eta * exact, rel=1e-7)
     one, p = np.ones((len(tasks), 1)), 1.0 / np.bincount(tasks)[tasks][:, None]
     problem = Problem("hinge", sigma, 0.1, tasks, one[:, :, None], one, p)
@@ -155,12 +152,11 @@ def test_rho_of_many_tasks_by_low_rank_algebra(floor):
     rng = np.random.default_rng(3)
     sigma = TaskCovariance(np.linalg.qr(rng.normal(size=(350, 4)))[0], rng.random(4) + 0.1, floor)
     whole, split = np.arange(350), np.concatenate([np.arange(350), np.arange(20)])
-    for tasks, owner in ((whole, whole), (split, np.arange(370)), (split, rng.integers(0, 100, 370))):
-        exact, _ = dense_rho(sigma, tasks, owner)
-        rho = theory.rho(sigma, "block", unit_tasks=tasks, owner=owner)
+    for tasks in (whole, split):
+        exact, _ = dense_rho(sigma, tasks, np.arange(len(tasks)))
+        rho = theory.rho(sigma, unit_tasks=tasks)
         assert exact * (1 - 1e-9) <= rho <= exact + (np.bincount(tasks).max() if floor > 0 else 1e-6)
     assert theory.rho(sigma) <= theory.rho(sigma, "paper")
-    assert theory.rho(sigma, "block", unit_tasks=split, owner=0 * split) == pytest.approx(1)
 
 
 @given(seeds, st.integers(2, 6), st.booleans())
@@ -168,10 +164,10 @@ def test_order_of_tasks_does_not_matter(seed, m, regular):
     rng = np.random.default_rng(seed)
     sigma, order = some_sigma(rng, m, regular), rng.permutation(m)
     turned = TaskCovariance.from_dense(sigma.block(order))
-    tasks, owner = some_units(rng, m)
-    for kind, extra in (("paper", {}), ("spectral", {}), ("block", {"owner": owner})):
-        rho = theory.rho(sigma, kind, unit_tasks=tasks, **extra)
-        assert theory.rho(turned, kind, unit_tasks=np.argsort(order)[tasks], **extra) == pytest.approx(rho, rel=1e-6)
+    tasks = some_units(rng, m)
+    for kind in ("paper", "spectral"):
+        rho = theory.rho(sigma, kind, unit_tasks=tasks)
+        assert theory.rho(turned, kind, unit_tasks=np.argsort(order)[tasks]) == pytest.approx(rho, rel=1e-6)
     facts, step = [TaskFacts.even("squared", int(n)) for n in rng.integers(1, 100, m)], rng.random(m) * 50
     H, again = theory.steps_per_task(facts, 0.3, step), [facts[i] for i in order]
     np.testing.assert_array_equal(theory.steps_per_task(again, 0.3, step[order]), H[order])
@@ -275,7 +271,7 @@ def test_refusals_and_widths():
         (lambda: even("poisson", 3), "neither bounded curvature"),
         (lambda: theory.local_steps(even("hinge", 3), 0.5, 1.0), "pass gap"),
         (lambda: theory.rounds([even("hinge", 3), even("squared", 3)], [1, 1], gap=1, start=1), "all smooth or all"),
-        (lambda: theory.rho(TaskCovariance.identity(2), "block"), "owner"),
+        (lambda: theory.rho(TaskCovariance.identity(2), "block"), "must be one of"),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -112,19 +112,6 @@ def test_a_given_sigma_that_is_singular() -> None:
     assert run(virtual(data, "squared"), data, given, tol=1e-4).converged
 
 
-def test_balance_leaves_empty_pieces_alone() -> None:
-    """A task of two rows cut into four: two pieces are empty."""
-    rng = np.random.default_rng(0)
-    X, y = rng.standard_normal((42, 3)), rng.standard_normal(42)
-    data = TaskData(X, y, None, np.array([0, 2, 42]), np.array(["few", "many"]))
-    for steps in (5, None):
-        outcome = solve(
-            data, loss="squared", reg_lambda=0.1, workers=8, shards=[4, 4], n_jobs=2,
-            settings=Settings(balance=True, steps=steps, local_solver="sdca", max_rounds=60, tol=1e-3),
-        )  # fmt: skip
-        assert outcome.converged
-
-
 def test_a_free_intercept() -> None:
     data = random_problem("squared", m=8, d=6, rows=40)
     relation = FreeIntercept(get_relationship("learned", data.m), 1e-3)

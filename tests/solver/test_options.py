@@ -40,12 +40,7 @@ STANDARD: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
         ({"steps": (3, "x")}, "steps must be None or at least 1, whole numbers"),
         ({"tol": np.inf}, "tol must be a finite number, got inf"),
         ({"tol": "0.1"}, "tol must be a finite number, got '0.1'"),
-        ({"balance": "x"}, "balance must be True or False, got 'x'"),
         ({"initial_step": np.inf}, "initial_step must be None or positive"),
-        ({"balance": 1}, "balance must be True or False, got 1"),
-        ({"balance": "no"}, "balance must be True or False, got 'no'"),
-        ({"balance": True, "max_staleness": 2}, "choose one of the two"),
-        ({"balance": np.True_, "max_staleness": np.int64(2)}, "choose one of the two"),
     ],
 )
 def test_settings(knobs: dict[str, Any], sentence: str) -> None:
@@ -116,7 +111,7 @@ def test_where_a_run_is_kept(words: dict[str, Any], sentence: str) -> None:
 def test_numbers_of_numpy_can_be_kept(tmp_path: Path) -> None:
     data = random_problem("squared", m=4)
     mine = Settings(
-        steps=tuple(np.diff(data.starts)), balance=np.False_, seed=np.int64(1), max_rounds=np.int32(40),  # type: ignore[arg-type]
+        steps=tuple(np.diff(data.starts)), seed=np.int64(1), max_rounds=np.int32(40),  # type: ignore[arg-type]
         tol=np.float32(0.25), local_solver="sdca",  # type: ignore[arg-type]
     )  # fmt: skip
     plain = Settings(

@@ -4,7 +4,6 @@ With one thread or one worker there is no pool: the work is done when its answer
 """
 
 import queue
-import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,6 @@ class LocalEngine(Engine):
             raise ValueError(f"the local engine needs at least one thread, got {threads}")
         self.threads = threads
         self.pending: set[int] = set()
-        self.seconds: dict[int, float] = {}  # of each worker's last answer, without waiting for a thread
         self._workers = [Worker(source, losses) for source in sources]
         self._pool = ThreadPoolExecutor(threads) if min(threads, len(self._workers)) > 1 else None
         self._queued: deque[tuple[int, Message]] = deque()  # without a pool
@@ -39,7 +37,7 @@ class LocalEngine(Engine):
         if self._pool is None:
             self._queued.append((worker, message))
         else:
-            future = self._pool.submit(self._answer, worker, message)
+            future = self._pool.submit(self._workers[worker].answer, message)
             future.add_done_callback(lambda done: self._done.put((worker, done)))
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
@@ -47,19 +45,13 @@ class LocalEngine(Engine):
         if self._pool is None:
             worker, message = self._queued.popleft()
             self.pending.discard(worker)
-            return worker, self._answer(worker, message)
+            return worker, self._workers[worker].answer(message)
         try:
             worker, future = self._done.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no worker answered within {timeout} seconds") from None
         self.pending.discard(worker)
         return worker, future.result()
-
-    def _answer(self, worker: int, message: Message) -> Message:
-        began = time.perf_counter()
-        answer = self._workers[worker].answer(message)
-        self.seconds[worker] = time.perf_counter() - began
-        return answer
 
     def close(self) -> None:
         if self._pool is not None:

@@ -54,7 +54,7 @@ class ReplayLog:
     def _saved(self, request: Save) -> None:
         """A save counts once all workers have written theirs, which the next save confirms by naming it as `last`.
         Until then a replacement starts from `last` and is sent what came after it."""
-        last = request.last or request.to
+        last = request.last
         if last == request.to:
             self._begin(encode(Restore(source=request.to)))
         elif self._save is not None and self._save[0] == last:

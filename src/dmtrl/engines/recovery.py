@@ -310,6 +310,7 @@ class RecoveringEngine(Engine):
         )
 
     def _lost_for_good(self, k: int, words: str) -> WorkerLostError:
+        self.pending.discard(k)  # no answer will come
         alive = sum(not other.starting and not other.losses for other in self._workers)
         return WorkerLostError(f"{self._describe(k)} {words}", k, self._workers[k].tasks, alive)
 

@@ -20,7 +20,7 @@ from dmtrl.relationship.covariance import TaskCovariance
 
 Numbers = Sequence[float] | np.ndarray
 Whole = Sequence[int] | np.ndarray
-RHO_KINDS = ("paper", "spectral", "block")
+RHO_KINDS = ("paper", "spectral")
 NEEDS_GAP = "for a loss that is not smooth, the steps depend on the initial gap of the task (27); pass gap"
 _DENSE_SIDE = 1000  # up to this many rows or columns, the Gram matrix is dense
 
@@ -117,27 +117,15 @@ def pi(X: Any, p: np.ndarray | None = None) -> float:
     return float(eigsh(normal, k=1, v0=start, return_eigenvectors=False)[0])
 
 
-def rho(
-    sigma: TaskCovariance,
-    kind: str = "spectral",
-    *,
-    eta: float = 1.0,
-    unit_tasks: Whole | None = None,
-    owner: Whole | None = None,
-) -> float:
-    """Return a safe rho for the aggregation eta: "paper" (8), "spectral" (9), or "block" (10), which needs `owner`.
+def rho(sigma: TaskCovariance, kind: str = "spectral", *, eta: float = 1.0, unit_tasks: Whole | None = None) -> float:
+    """Return a safe rho for the aggregation eta: "paper" (8) or "spectral" (9).
 
-    unit_tasks: the task of each unit, if tasks are split into shards. owner: the worker of each unit.
+    unit_tasks: the task of each unit, if tasks are split into shards.
     """
     _require(kind in RHO_KINDS, f"rho must be one of {', '.join(RHO_KINDS)}, got {kind!r}")
-    _require((owner is not None) == (kind == "block"), "pass owner for rho 'block', and only for it")
-    tasks = np.arange(sigma.m) if unit_tasks is None else np.asarray(unit_tasks)
     _require(0 < eta <= 1, f"eta must be in (0, 1], got {eta!r}")
-    if kind == "paper":
-        return eta * sigma.paper_rho(tasks)
-    owner = np.arange(len(tasks)) if owner is None else np.asarray(owner)
-    _require(len(owner) == len(tasks), f"owner has {len(owner)} entries for {len(tasks)} units")
-    return eta * sigma.spectral_rho(tasks, owner)
+    tasks = np.arange(sigma.m) if unit_tasks is None else np.asarray(unit_tasks)
+    return eta * (sigma.paper_rho(tasks) if kind == "paper" else sigma.spectral_rho(tasks))
 
 
 def local_progress(facts: TaskFacts, step: float, gap: float) -> float:

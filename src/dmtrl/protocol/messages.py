@@ -28,12 +28,12 @@ class Describe:
 class Description:
     """What a worker holds; `weight` counts only rows that are not held out.
 
-    `chunks` blocks of neighbouring features were sampled from dense rows, `chunks_used` of them are not all zero.
+    `sampled` numbers of dense rows were looked at; `nonzeros` of them are not zero.
     """
 
     features: int
-    chunks: int
-    chunks_used: int
+    sampled: int
+    nonzeros: int
     digest: str | None = None
     tasks: Numbers
     shards: Numbers
@@ -59,7 +59,7 @@ class Prepare:
     sampling: str
     max_passes: int
     keep: bool
-    density: float  # share of the sampled chunks of all workers that are not all zero
+    density: float  # share of the sampled numbers of all workers that are not zero
     evaluate: bool = False  # answer with the loss at the start
     total_weight: Numbers  # of the whole task
     steps: Numbers  # coordinate steps a round; 0: passes until accurate enough
@@ -203,6 +203,10 @@ def decode(message: Message) -> Any:
     known = {item.name: item for item in _FIELDS[kind]}
     extra = sorted(set(given) - set(known))
     missing = [name for name, item in known.items() if name not in given and item.default is MISSING]
+    misplaced = [name for name in known if name in (message.scalars if name in _ARRAYS[kind] else message.arrays)]
+    if misplaced:
+        wanted = "an array" if misplaced[0] in _ARRAYS[kind] else "a scalar"
+        raise ValueError(f"message {message.name!r}: the field {misplaced[0]!r} must be {wanted}")
     if extra or missing:
         problem = f"has the unknown field {extra[0]!r}" if extra else f"lacks the field {missing[0]!r}"
         raise ValueError(f"message {message.name!r} {problem}")

@@ -310,8 +310,8 @@ class TaskCovariance:
                 worst = max(worst, float((sums[live] / diagonal[rows][live]).max()))
         return worst
 
-    def spectral_rho(self, unit_tasks: np.ndarray | None = None, owner: np.ndarray | None = None) -> float:
-        """Return the smallest safe rho (9), or (10) if `owner` gives the worker of each unit.
+    def spectral_rho(self, unit_tasks: np.ndarray | None = None) -> float:
+        """Return the smallest safe rho (9).
 
         Exact up to a few hundred units. Above, it is the low-rank value (11): safe, exact if floor is zero, and
         otherwise above the exact value by at most the number of workers that share a task.
@@ -320,52 +320,34 @@ class TaskCovariance:
         ----------
         unit_tasks : ndarray of int, default=None
             The task of each unit. None means one unit per task.
-        owner : ndarray of int, default=None
-            The worker of each unit. None means one worker per unit.
 
         Returns
         -------
         float
         """
-        tasks = np.arange(self.m) if unit_tasks is None else np.asarray(unit_tasks)
-        owner = np.arange(len(tasks)) if owner is None else np.asarray(owner)
-        # Shards of one task on one worker act as one unit, because only the sum of their b matters.
-        tasks, owner = np.unique(np.column_stack([tasks, owner]), axis=0).T
+        tasks = np.arange(self.m) if unit_tasks is None else np.sort(unit_tasks)
         F = self.factor()[tasks]
         if self.floor > 0 and len(tasks) <= _EXACT_RHO_LIMIT:
             # floor * [same task] is floor G G^T with G the unit-to-task incidence
             distinct, column = np.unique(tasks, return_inverse=True)
             G = np.zeros((len(tasks), len(distinct)))
             G[np.arange(len(tasks)), column] = np.sqrt(self.floor)
-            return _projector_rho(np.hstack([F, G]), owner)
+            return _projector_rho(np.hstack([F, G]))
         if self.floor == 0:
-            return _projector_rho(F, owner)
+            return _projector_rho(F)
         shards = int(np.bincount(tasks).max(initial=1))
-        apart = max(_projector_rho(F, owner), float(shards))  # F F^T and the floor bounded separately
-        return min(apart, _projector_rho(F, owner, self.floor, shards))
+        apart = max(_projector_rho(F), float(shards))  # F F^T and the floor bounded separately
+        return min(apart, _projector_rho(F, self.floor, shards))
 
 
-def _projector_rho(F: np.ndarray, owner: np.ndarray, floor: float = 0.0, shards: int = 0) -> float:
-    """Return lambda_max of the sum over workers of the projectors on the row spaces of their rows of F (11).
+def _projector_rho(F: np.ndarray, floor: float = 0.0, shards: int = 0) -> float:
+    """Return lambda_max of the sum over units of the projectors on their rows of F (11).
 
-    With a floor: F_k^T (F_k F_k^T + floor I)^-1 F_k instead, plus shards times the floor's largest share of a block.
+    With a floor, f f^T / (|f|^2 + floor) instead, plus shards times the floor's largest share of a unit.
     """
     if F.shape[1] == 0:
         return float(max(shards, 1))
-    if len(np.unique(owner)) == len(owner):
-        size = (F**2).sum(axis=1) + floor
-        scaled = F[size > 0] / np.sqrt(size[size > 0, None])
-        total = scaled.T @ scaled
-        smallest = float(size.min())
-    else:
-        total = np.zeros((F.shape[1], F.shape[1]))
-        smallest = np.inf
-        for worker in np.unique(owner):
-            _, s, Vt = np.linalg.svd(F[owner == worker], full_matrices=False)
-            keep = s > 1e-12 * max(s.max(initial=0.0), 1e-300)
-            rows = Vt[keep] * (s[keep] / np.sqrt(s[keep] ** 2 + floor))[:, None]
-            total += rows.T @ rows
-            full = np.count_nonzero(owner == worker) <= F.shape[1]
-            smallest = min(smallest, (float(s.min()) ** 2 if full else 0.0) + floor)
-    rest = shards * floor / smallest if floor > 0 else 0.0
-    return max(float(np.linalg.eigvalsh(total)[-1]) + rest, 1.0)
+    size = (F**2).sum(axis=1) + floor
+    scaled = F[size > 0] / np.sqrt(size[size > 0, None])
+    rest = shards * floor / float(size.min()) if floor > 0 else 0.0
+    return max(float(np.linalg.eigvalsh(scaled.T @ scaled)[-1]) + rest, 1.0)

@@ -95,7 +95,7 @@ def solve(
         Folder or fsspec URL to write checkpoints to. A Checkpoint also sets how often.
     resume : str, path or bool, default=None
         A checkpoint to resume from; True means the one at `checkpoint`, if it exists. The result is bitwise equal to
-        that of an uninterrupted run, unless the work depends on time (max_staleness, balance).
+        that of an uninterrupted run, unless the work depends on time (max_staleness).
     on_lost : {"stop", "go_on"}, default="stop"
         What to do when a worker cannot be replaced. "stop" raises WorkerLostError. "go_on" starts again without its
         tasks on the remaining workers and emits a TasksLeftOutWarning. The rows of W are then the remaining tasks

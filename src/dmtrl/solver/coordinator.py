@@ -6,7 +6,7 @@ callbacks, and stops on the joint relative gap. Only `solve` creates a coordinat
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.numerics.rowwise import threads
 from dmtrl.protocol.messages import Describe, Prepare, Prepared, Restore, decode, encode
 from dmtrl.relationship import FreeIntercept, Relationship
-from dmtrl.solver.balance import Balance
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of
 from dmtrl.solver.checkpoint.session import FIT, CheckpointSession
@@ -95,7 +94,7 @@ class Coordinator:
         problem = problem_of(layout, relationship, self._lam, self._settings) if session.active else {}
         version = session.resume_run(name, problem)
         method, run = self._begin(start) if version is None else self._resume(version)
-        exchange = _Exchange(self._engine, method, Balance(layout) if self._settings.balance else None)
+        exchange = _Exchange(self._engine, method)
         while not self._is_over(run):
             began = time.perf_counter()
             run.accuracy = _sharpened(run.accuracy, run.history)
@@ -263,8 +262,8 @@ class Coordinator:
 class _Exchange:
     """Sends a method's requests and collects the answers that it waits for."""
 
-    def __init__(self, engine: Engine, method: Method[Any], balance: Balance | None):
-        self._engine, self._method, self._balance = engine, method, balance
+    def __init__(self, engine: Engine, method: Method[Any]):
+        self._engine, self._method = engine, method
         self.sent = self.received = 0  # bytes of the last round
         while engine.pending:  # of a run before that did not wait for them
             engine.receive()
@@ -274,14 +273,10 @@ class _Exchange:
         self.sent = self.received = 0
         self._send(state, gap)
         while True:
-            began = time.perf_counter()
-            answers, seconds = self._receive(began)
-            report = self._method.step(state, answers)
+            report = self._method.step(state, self._receive())
             if not self._method.waits_for_all:
                 self._send(state, gap)  # also after the last answer: workers continue while the server certifies
             if report is not None:
-                if self._balance is not None:
-                    self._balance.learn(seconds, np.where(report.solver == 0, report.steps, 0))
                 return report
 
     def settle(self, state: Any) -> list[Report]:
@@ -295,17 +290,14 @@ class _Exchange:
 
     def _send(self, state: Any, gap: GapToClose) -> None:
         idle = [k for k in range(self._engine.n_workers) if k not in self._engine.pending]
-        limits = self._balance.limits() if self._balance is not None else {}
         for k, request in self._method.requests(state, idle, gap).items():
-            message = encode(replace(request, most=limits[k]) if k in limits else request)
+            message = encode(request)
             self.sent += message.nbytes
             self._engine.send(k, message)
 
-    def _receive(self, began: float) -> tuple[dict[int, Any], dict[int, float]]:
-        """The answers of all pending workers, or of those that have arrived; and the seconds of each."""
+    def _receive(self) -> dict[int, Any]:
+        """The answers of all pending workers, or of those that have arrived."""
         answers: dict[int, Any] = {}
-        seconds: dict[int, float] = {}
-        own = getattr(self._engine, "seconds", {})  # of engines whose workers wait for each other's threads
         while self._engine.pending:
             wait = self._method.waits_for_all or not answers
             try:
@@ -314,8 +306,7 @@ class _Exchange:
                 break
             self.received += message.nbytes
             answers[worker] = decode(message)
-            seconds[worker] = own.get(worker, time.perf_counter() - began)
-        return answers, seconds
+        return answers
 
 
 def _call(callbacks: Sequence[Callback], record: RoundRecord) -> KeyboardInterrupt | None:

@@ -44,8 +44,6 @@ class Settings:
         Maximum number of passes over the rows of a unit in a round, if `steps` is None.
     local_accuracy : float, default=0.05
         The local gap of a round aims at this share of the last certified gap.
-    balance : bool, default=False
-        Limit the steps of each worker by its measured speed, so that all workers finish a round at about the same time.
     max_staleness : int, default=0
         With 0 each round waits for the slowest worker. With a larger value answers are used as they arrive, and a
         worker may receive new weights this many times while another is still busy with older ones.
@@ -82,7 +80,6 @@ class Settings:
     steps: int | tuple[int, ...] | None = None
     max_passes: int = 100
     local_accuracy: float = 0.05
-    balance: bool = False
     max_staleness: int = 0
     relaxation: float = 1.6
     initial_step: float | None = None
@@ -113,13 +110,8 @@ class Settings:
         for name, least in _COUNTS.items():
             value = getattr(self, name)
             _require(is_whole(value) and value >= least, name, f"at least {least}, a whole number", value)
-        _require(isinstance(self.balance, bool), "balance", "True or False", self.balance)
         if self.max_staleness and self.method == "dual":
             raise ValueError("max_staleness needs method='splitting': dual ascent can stall unless steps are in step")
-        if self.max_staleness and self.balance:
-            raise ValueError(
-                "balance=True shares out rounds in step, and max_staleness has none; choose one of the two"
-            )
         omega, steps, initial = self.omega_steps, self.steps, self.initial_step
         _require(
             omega is None or (is_whole(omega) and omega >= 1),

@@ -72,8 +72,8 @@ class Worker:
         blocks, rows = self._blocks, self._rows
         return Description(
             features=int(blocks.X.shape[1]),
-            chunks=int(rows.chunks),
-            chunks_used=int(rows.chunks_used),
+            sampled=int(rows.sampled),
+            nonzeros=int(rows.nonzeros),
             digest=self._rows_digest() if request.digest else None,
             tasks=blocks.tasks,
             shards=blocks.shards,

@@ -1,4 +1,4 @@
-"""Stragglers: synchronous and asynchronous rounds with one slow worker, and work balanced by speed.
+"""Stragglers: synchronous and asynchronous rounds with one slow worker.
 
 Every worker has its own thread and delays its answers to a multiple of their processor time. So a few cores emulate as
 many machines as there are workers, and one of them is slow.
@@ -46,15 +46,12 @@ CASES = (  # data, lambda, workers
       if workers == 64 or FLEETS[fleet] == 512),
 )  # fmt: skip
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
-SPEEDS = (1.0, 1.0, 2.0, 4.0)  # slowness of the workers for the balanced runs
-SAME_PASSES, BALANCED = "same passes", "balanced by speed"
 
 
 def runs(quick: bool) -> list[Run]:
     seconds = 3 if quick else 60
-    cases = (*CASES, ("synthetic 1", 1e-4, len(SPEEDS)))
     names = ("problem", "reg_lambda", "workers")
-    return [Run({**dict(zip(names, case, strict=True)), "quick": quick}, seconds) for case in cases]
+    return [Run({**dict(zip(names, case, strict=True)), "quick": quick}, seconds) for case in CASES]
 
 
 def _problem(problem: str, quick: bool) -> PaperProblem:
@@ -136,13 +133,8 @@ def timed(
 def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Mapping[str, Any]:
     task, lam, repeats = _problem(problem, quick), reg_lambda, 1 if quick else 3
     workers = min(workers, task.train.m)
-    if workers == len(SPEEDS):
-        steps = Settings(tol=GAP, local_solver="sdca", sampling="uniform", max_passes=3)
-        variants = {SAME_PASSES: steps, BALANCED: Settings(**vars(steps) | {"balance": True})}
-        slowness: Sequence[float] = SPEEDS
-    else:
-        variants = {SYNCHRONOUS: Settings(tol=GAP), ASYNCHRONOUS: Settings(tol=GAP, max_staleness=STALENESS)}
-        slowness = [SLOWER if k == workers // 2 else 1.0 for k in range(workers)]
+    variants = {SYNCHRONOUS: Settings(tol=GAP), ASYNCHRONOUS: Settings(tol=GAP, max_staleness=STALENESS)}
+    slowness = [SLOWER if k == workers // 2 else 1.0 for k in range(workers)]
     warm_up(task.train.sources(1), get_loss(task.loss))  # compile before slow workers take part
     best = solve(task.train, loss=task.loss, reg_lambda=lam, settings=Settings(tol=GAP / 1000)).certificate
     found: dict[str, list[Timing]] = {variant: [] for variant in variants}
@@ -168,9 +160,9 @@ def _figures(timings: Sequence[Timing], above: float, below: float) -> Mapping[s
 
 
 def section(records: Sequence[Record]) -> Section:
-    rows: dict[str, list[list[Any]]] = {variant: [] for variant in (ASYNCHRONOUS, BALANCED)}
+    rows: list[list[Any]] = []
     for record in records:
-        before, after = (SYNCHRONOUS, ASYNCHRONOUS) if ASYNCHRONOUS in record.figures else (SAME_PASSES, BALANCED)
+        before, after = SYNCHRONOUS, ASYNCHRONOUS
         f = record.figures
         times, low, high = ratio(f[before]["seconds"], f[after]["seconds"])
         name = TITLES.get(record.params["problem"], record.params["problem"])
@@ -180,7 +172,7 @@ def section(records: Sequence[Record]) -> Section:
             held = "yes" if f[variant]["valid"] else "NO"
             start = [name, f"{record.params['reg_lambda']:g}", record.params["workers"], variant]
             rest = [f"{f[variant]['idle']:.0%}", f"{f[variant]['rounds']:g}", f"{f[variant]['answers']:g}", held]
-            rows[after].append([*start, f"{seconds:.3g}", faster, *rest])
+            rows.append([*start, f"{seconds:.3g}", faster, *rest])
     head = ["data", "lambda", "workers", "rounds are"]
     columns = ["seconds", "times faster", "idle", "rounds", "answers of the slowest", "certificates valid"]
     return Section(
@@ -193,18 +185,11 @@ def section(records: Sequence[Record]) -> Section:
             Table(
                 f"One worker {SLOWER:g} times slower: seconds to a joint gap of {GAP:g}",
                 [*head, *columns],
-                rows[ASYNCHRONOUS],
+                rows,
                 f"max_staleness={STALENESS}. Seconds from the first message to the end of the run, without loading "
                 "data. Medians of interleaved repeats; the range of ratios is in brackets. Both variants need the slow "
                 "worker: the fewer of its answers are needed, the larger the gain. Certificates are valid if no "
                 "objective is below, and no bound above, an optimum known a thousand times more accurately.",
-            ),
-            Table(
-                f"Workers of slowness {', '.join(f'{slow:g}' for slow in SPEEDS)}: seconds to a joint gap of {GAP:g}",
-                [*head[:3], "steps", *columns],
-                rows[BALANCED],
-                "Synchronous rounds with three uniform passes of coordinate ascent. Balanced by speed: a round takes "
-                "as long as the median worker needs, and each worker takes as many steps as fit.",
             ),
         ],
     )
@@ -215,7 +200,6 @@ SETTINGS = {
     "slower": SLOWER,
     "stretch": STRETCH,
     "max_staleness": STALENESS,
-    "speeds": SPEEDS,
     "until": "end",
 }
 STRAGGLERS = Experiment("bench stragglers", runs, measure, section, SETTINGS)

@@ -2,7 +2,6 @@
 
 from dmtrl.lab.bench.cluster import CLUSTER
 from dmtrl.lab.bench.kernels import KERNELS
-from dmtrl.lab.bench.network import NETWORK
 from dmtrl.lab.bench.rounds import ROUNDS
 from dmtrl.lab.bench.scale import SCALE
 from dmtrl.lab.bench.solve import SOLVE
@@ -12,15 +11,14 @@ from dmtrl.lab.experiments.collection import Collection
 
 BENCHMARKS = Collection(
     "dmtrl benchmarks",
-    "Time for one task, for a whole fit and for start-up; growth of time and memory; rounds and bytes; estimates "
-    "over a network; Ray clusters and slow workers. Each table names what dmtrl is compared with.",
+    "Time for one task, for a whole fit and for start-up; growth of time and memory; rounds and bytes; "
+    "Ray clusters and slow workers. Each table names what dmtrl is compared with.",
     {
         "kernels": [KERNELS],
         "solve": [SOLVE],
         "rounds": [ROUNDS],
         "scale": [SCALE],
         "startup": [STARTUP],
-        "network": [NETWORK],
         "stragglers": [STRAGGLERS],
         "cluster": [CLUSTER],
     },
