@@ -163,7 +163,7 @@ def prepared(
         sampling="shuffled",
         max_passes=5,
         keep=False,
-        density=description.nonzeros / max(description.sampled, 1) or 1.0,
+        density=description.chunks_used / max(description.chunks, 1) or 1.0,
         evaluate=True,
         total_weight=description.weight,
         steps=np.zeros(data.m, dtype=np.int64),

@@ -8,9 +8,10 @@ from scipy import sparse
 from dmtrl.data.blocks import Blocks, Source
 from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.protocol.messages import Prepare, Round, encode
+from dmtrl.worker.rows import CHUNK
 from dmtrl.worker.worker import Worker
 
-_WIDTH = 32  # features, from which on a worker counts zeros
+_WIDTH = 4 * CHUNK  # features from which on chunks are counted
 
 
 def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:

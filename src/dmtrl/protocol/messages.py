@@ -28,12 +28,12 @@ class Describe:
 class Description:
     """What a worker holds; `weight` counts only rows that are not held out.
 
-    `sampled` numbers of dense rows were looked at; `nonzeros` of them are not zero.
+    `chunks` blocks of neighbouring features were sampled from dense rows, `chunks_used` of them are not all zero.
     """
 
     features: int
-    sampled: int
-    nonzeros: int
+    chunks: int
+    chunks_used: int
     digest: str | None = None
     tasks: Numbers
     shards: Numbers
@@ -59,7 +59,7 @@ class Prepare:
     sampling: str
     max_passes: int
     keep: bool
-    density: float  # share of the sampled numbers of all workers that are not zero
+    density: float  # share of the sampled chunks of all workers that are not all zero
     evaluate: bool = False  # answer with the loss at the start
     total_weight: Numbers  # of the whole task
     steps: Numbers  # coordinate steps a round; 0: passes until accurate enough

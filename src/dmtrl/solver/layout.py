@@ -23,7 +23,7 @@ class Layout:
     weight: np.ndarray
     m: int
     d: int
-    density: float = 1.0  # share of the sampled numbers of dense rows that are not zero
+    density: float = 1.0  # share of the sampled chunks of dense rows that are not all zero
 
     @classmethod
     def from_descriptions(cls, answers: Mapping[int, Description], m: int) -> "Layout":
@@ -42,7 +42,7 @@ class Layout:
         sizes = [len(answers[k].tasks) for k in workers]
         positions = np.split(place, np.cumsum(sizes)[:-1])
         owner = np.repeat(np.arange(len(workers)), sizes)[order]
-        used, sampled = sum(answers[k].nonzeros for k in workers), sum(answers[k].sampled for k in workers)
+        used, sampled = sum(answers[k].chunks_used for k in workers), sum(answers[k].chunks for k in workers)
         layout = cls(
             positions=positions,
             task=task[order],

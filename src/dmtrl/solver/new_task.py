@@ -34,7 +34,7 @@ class _FixedTasks:
         ones, zeros = np.ones(m), np.zeros(m)
         if isinstance(request, Describe):
             tasks, shards, rows = np.arange(m), np.zeros(m, int), np.ones(m, int)
-            counts = {"features": d, "sampled": 0, "nonzeros": 0}
+            counts = {"features": d, "chunks": 0, "chunks_used": 0}
             return encode(Description(**counts, tasks=tasks, shards=shards, rows=rows, weight=ones))
         if isinstance(request, Prepare):
             bounds = {"conjugate": self._conjugate(), "conjugate_at_zero": zeros, "longest_step": ones * np.inf}

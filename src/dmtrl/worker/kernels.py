@@ -34,7 +34,7 @@ CALM, LONGEST_REST = 0.1, np.uint8(5)  # a calm row's bracket over the target; a
 class UnitRows(NamedTuple):
     """The rows of a worker's units, one unit after the other, and what stays the same over a run.
 
-    X is a C-ordered array or CSR's (data, indices, indptr).
+    X is a C-ordered array, CSR's (data, indices, indptr), or the same three for chunks of a row (see rows.py).
     """
 
     X: Any

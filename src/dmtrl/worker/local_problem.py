@@ -17,16 +17,15 @@ from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.messages import Improved, Prepare, Round
 from dmtrl.worker import exact, kernels
 from dmtrl.worker import rows as row_access
-from dmtrl.worker.row_formats import csr_arrays, gram_factors, pack_csr
+from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
 _NO_GRAM = exact.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((0, 0)))
 _EXACT_LIMIT = 512  # features; above it a Newton step costs more than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
-_DENSE_FROM = 0.25  # share of numbers that are not zero, from which on dense rows stay dense
-_PACK_FROM = 32  # features, from which on it pays to look
-_SAMPLE = 64  # rows of a unit in which zeros are counted
+_DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense rows stay dense
+_CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
 
@@ -46,25 +45,25 @@ class LocalRows:
     def __init__(self, blocks: Blocks, losses: Sequence[AnyLoss]):
         self.losses, self.kernels = losses, _kernels_for(losses)
         X, self.q = blocks.X, np.empty(len(blocks.y))
-        self.blocks, self.nonzeros, self.sampled = blocks, 0, 0
+        self.blocks, self.chunks_used, self.chunks = blocks, 0, 0
         if sparse.issparse(X):
             kernels.squared_norms(csr_arrays(X), self.q)
             return
         kernels.squared_norms(X, self.q)
-        if X.shape[1] >= _PACK_FROM:
-            self.nonzeros, self.sampled = row_access.count_nonzeros(X, blocks.starts, _SAMPLE)
+        if X.shape[1] >= 4 * row_access.CHUNK:
+            self.chunks_used, self.chunks = row_access.chunks_in_use(X, blocks.starts, _CHUNK_SAMPLE)
 
     def arrays(self, density: float) -> Any:
-        """X in the format of the kernels. Dense rows that are mostly zero, as in images, are packed as CSR; `density`,
-        taken over all workers, decides, so that the partition does not."""
+        """X in the format of the kernels. Dense rows that are mostly zero, as in images, are stored as the chunks that
+        are not; `density`, taken over all workers, decides, so that the partition does not."""
         X = self.blocks.X
         if sparse.issparse(X):
             return csr_arrays(X)
-        return X if density > _DENSE_FROM else self._packed
+        return X if density > _DENSE_FROM else self._chunked
 
     @cached_property
-    def _packed(self) -> Any:
-        return pack_csr(self.blocks.X)
+    def _chunked(self) -> Any:
+        return in_chunks(self.blocks.X)
 
     def numbers_in_row(self, density: float) -> float:
         """How many numbers a pass reads per row, on average."""

@@ -15,14 +15,13 @@ def csr_arrays(X: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return X.data, X.indices.view(f"u{X.indices.itemsize}"), X.indptr.view(f"u{X.indptr.itemsize}")
 
 
-def pack_csr(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Dense rows as CSR arrays."""
-    index = np.uint32 if X.size < 1 << 32 else np.uint64
-    indptr = np.empty(X.shape[0] + 1, dtype=index)
-    row_access.row_lengths(X, indptr)
-    data, indices = np.empty(int(indptr[-1]), dtype=X.dtype), np.empty(int(indptr[-1]), dtype=index)
-    row_access.pack_rows(X, indptr, data, indices)
-    return data, indices, indptr
+def in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    n, d = X.shape
+    most = n * -(-d // row_access.CHUNK)  # memory that is never written to is never taken
+    chunks, columns = np.empty((most, row_access.CHUNK), dtype=X.dtype), np.empty(most, dtype=np.uint32)
+    indptr = np.empty(n + 1, dtype=np.int64)
+    found = row_access.pack_chunks(X, X.view(f"u{X.itemsize}"), chunks, columns, indptr)
+    return chunks[:found], columns[:found], indptr
 
 
 def gram_factors(blocks: Blocks, units: kernels.UnitRows) -> exact.GramFactors:

@@ -72,8 +72,8 @@ class Worker:
         blocks, rows = self._blocks, self._rows
         return Description(
             features=int(blocks.X.shape[1]),
-            sampled=int(rows.sampled),
-            nonzeros=int(rows.nonzeros),
+            chunks=int(rows.chunks),
+            chunks_used=int(rows.chunks_used),
             digest=self._rows_digest() if request.digest else None,
             tasks=blocks.tasks,
             shards=blocks.shards,

@@ -1,16 +1,21 @@
-"""Dense rows that are mostly zeros are packed as CSR: nothing is lost, and the answer is that of the rows as they are."""
+"""Dense rows that are mostly zeros are kept in chunks: nothing is lost, and the answer is that of the rows as they
+came."""
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 from scipy import sparse
 from test_passes import _prepared
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import solve
+from dmtrl.data.task_data import TaskData
 from dmtrl.losses import get_loss
 from dmtrl.protocol.messages import Describe, Description, decode, encode
-from dmtrl.worker.row_formats import csr_arrays, pack_csr
+from dmtrl.solver.settings import Settings
+from dmtrl.worker import rows as row_access
+from dmtrl.worker.row_formats import in_chunks
 from dmtrl.worker.worker import Worker
 
 
@@ -24,13 +29,42 @@ def _pictures(n: int = 60, d: int = 45, share: float = 0.1, seed: int = 0, dtype
     return X
 
 
-@given(st.integers(1, 40), st.floats(0, 1), st.sampled_from([np.float32, np.float64]), st.integers(0, 99))
-def test_packed_rows_are_those_of_scipy(d, share, dtype, seed):
+@settings(max_examples=60, deadline=None)
+@given(st.integers(8, 60), st.floats(0, 1), st.sampled_from([np.float32, np.float64]), st.integers(0, 99))
+def test_chunks_hold_all_numbers_and_no_chunk_is_empty(d, share, dtype, seed):
     rng = np.random.default_rng(seed)
-    X = np.where(rng.random((5, d)) < share, rng.standard_normal((5, d)), -0.0).astype(dtype)
-    for ours, theirs in zip(pack_csr(X), csr_arrays(sparse.csr_matrix(X)), strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
+    X = (rng.standard_normal((5, d)) * (rng.random((5, d)) < share)).astype(dtype)
+    chunks, columns, indptr = in_chunks(X)
+    again = np.zeros_like(X)
+    for j in range(5):
+        for k in range(indptr[j], indptr[j + 1]):
+            again[j, columns[k] : columns[k] + row_access.CHUNK] += chunks[k]
+    np.testing.assert_array_equal(again, X)
+    assert (chunks != 0).any(axis=1).all()
+    assert indptr[-1] == len(chunks) == len(columns) <= 5 * -(-d // row_access.CHUNK)
+
+
+@njit
+def _row(X, j, u, moved, H, out):
+    out[0] = row_access.row_dot(X, j, u)
+    row_access.row_axpy(X, j, 1.5, moved)
+    row_access.row_outer(X, j, 0.7, H)
+
+
+@pytest.mark.parametrize("d", [32, 33, 39, 45])
+@pytest.mark.parametrize(("dtype", "work"), [(np.float32, np.float32), (np.float32, np.float64), (float, float)])
+def test_a_row_in_chunks_is_that_row(d, dtype, work):
+    X = _pictures(8, d, dtype=dtype)
+    X[0, -1], X[1] = 2.0, 0.0
+    rows, rng = in_chunks(X), np.random.default_rng(0)
+    near = {"rtol": 1e-5, "atol": 1e-5} if work is np.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    for j, x in enumerate(X.astype(float)):
+        u, H, out = rng.standard_normal(d).astype(work), np.zeros((d, d)), np.zeros(1)
+        moved = u.copy()
+        _row(rows, j, u, moved, H, out)
+        np.testing.assert_allclose(out, [x @ u], **near)
+        np.testing.assert_allclose(moved, u + 1.5 * x, **near)
+        np.testing.assert_allclose(H, np.tril(0.7 * np.outer(x, x)), rtol=1e-6, atol=1e-6)
 
 
 def _described(X) -> Description:
@@ -38,25 +72,26 @@ def _described(X) -> Description:
     return decode(Worker(data.partition(1, 1)[0], get_loss("squared")).answer(encode(Describe())))
 
 
-def test_the_share_of_nonzeros_is_counted_on_a_sample():
-    X = _pictures(2000)
+def test_what_is_counted_is_the_share_of_chunks_that_are_not_zero():
+    X = _pictures(40, d=48)
+    used = (X.reshape(40, 6, 8) != 0).any(axis=2)
     counted = _described(X)
-    assert counted.sampled == 64 * X.shape[1]
-    assert counted.nonzeros / counted.sampled == pytest.approx((X != 0).mean(), rel=0.2)
+    assert counted.chunks == 40 * 6
+    assert counted.chunks_used == pytest.approx(used.sum(), rel=0.1)
     for rows in (sparse.csr_matrix(X), np.ascontiguousarray(X[:, :24])):
-        assert _described(rows).sampled == 0
+        assert _described(rows).chunks == 0
 
 
 def test_rows_that_are_blank_at_regular_places_are_not_taken_for_empty():
     X = np.ones((6400, 32), dtype=np.float32)
     X[::100] = 0.0
     counted = _described(X)
-    assert counted.nonzeros > 0.9 * counted.sampled
+    assert counted.chunks_used > 0.9 * counted.chunks
 
 
 @pytest.mark.parametrize("local_solver", ["auto", "sdca"])
 def test_who_holds_which_task_does_not_matter(local_solver):
-    """Tasks of which one alone would be packed and another not."""
+    """Tasks of which one alone would be kept in chunks and another not."""
     parts = [_pictures(750, 40, share, seed).astype(np.float32) for seed, share in enumerate((0.05, 0.3, 2.0))]
     X, rng = np.concatenate(parts), np.random.default_rng(5)
     y = np.where(X @ rng.standard_normal(40) + 0.1 * rng.standard_normal(len(X)) > 0, 1.0, -1.0)
@@ -91,9 +126,9 @@ def test_the_answer_is_that_of_the_same_rows_in_csr(loss, local_solver, dtype):
 def test_rows_are_packed_once_and_only_where_all_are_mostly_zero():
     X = _pictures(90)
     data = TaskData(X, np.where(X.sum(axis=1) > 0, 1.0, -1.0), None, np.array([0, 40, 90]), np.array(["a", "b"]))
-    worker = _prepared(data, "hinge", density=0.2)
+    worker = _prepared(data, "hinge", density=0.3)
     packed = worker._problem.units.X
-    assert len(packed) == 3
+    assert packed[0].shape[1] == row_access.CHUNK
     worker.answer(encode(worker._order))
     assert worker._problem.units.X is packed
     assert isinstance(_prepared(data, "hinge", density=0.6)._problem.units.X, np.ndarray)
