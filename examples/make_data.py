@@ -1,4 +1,4 @@
-"""Write the files of the two walkthroughs: patients.csv and digits.parquet, from data bundled with scikit-learn.
+"""Write the files of the two walkthroughs, patients.csv and digits.parquet, from data included in scikit-learn.
 
 Run `python examples/make_data.py [FOLDER]`.
 """
@@ -14,8 +14,10 @@ from dmtrl.datasets import load_digits_tasks
 
 
 def patients() -> pd.DataFrame:
-    """Diabetes patients: ten measurements, and how far the disease went within a year. A task is a group of patients
-    of one sex and age band; some blood values are missing, as they are in life."""
+    """Diabetes patients: six measurements and the progression of the disease after a year.
+
+    A task is a group of patients of one sex and age band. Some blood values are set to missing.
+    """
     X, y = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
     sex = np.where(X["sex"] == 1, "women", "men")
     band = pd.cut(X["age"], [0, 40, 50, 60, 100], right=False, labels=["under 40", "40-49", "50-59", "60 and over"])
@@ -29,7 +31,7 @@ def patients() -> pd.DataFrame:
 
 
 def digits() -> pd.DataFrame:
-    """Ten tasks, one per digit: is this image of 8 x 8 pixels that digit? As many images of others as of its own."""
+    """Ten tasks, one per digit: does the image of 8 x 8 pixels show that digit? Half of each task's images do."""
     tasks = load_digits_tasks().train
     pixels = [f"row{r}_column{c}" for r in range(8) for c in range(8)]
     table = pd.DataFrame(np.asarray(tasks.X, dtype=np.float32), columns=pixels)
