@@ -37,8 +37,6 @@ NOT_RUN = {
     "make test": "is what runs this test",
     'pip install ".[frames,report]"': "changes the environment; `make` has done it",
     "dmtrl bench --out benchmarks": "takes long; test_bench says where each benchmark is tested",
-    "dmtrl bench network --latency 20 --bandwidth 100": "takes a minute; test_bench_network has its parts",
-    "dmtrl bench network": "takes a minute; test_bench_network has its parts",
     "dmtrl bench startup": "takes a minute; test_bench_startup has its parts",
     "python -m dmtrl.lab.bench.kernels --only hinge:60000x200": "takes minutes; test_bench_kernels has its parts",
 }

@@ -39,7 +39,19 @@ class Checkpoint:
         return absolute(self.path)
 
     def is_due(self, rounds: int, seconds: float) -> bool:
-        """Whether it is time to write, so many rounds and seconds after the last one."""
+        """Return whether it is time to write a version.
+
+        Parameters
+        ----------
+        rounds : int
+            Rounds since the last version.
+        seconds : float
+            Seconds since the last version.
+
+        Returns
+        -------
+        bool
+        """
         every_seconds = self.every_seconds
         if self.every_rounds is None and every_seconds is None:
             every_seconds = _DEFAULT_SECONDS
