@@ -55,8 +55,6 @@ class Settings:
         Aggregation parameter of dual alternation, in (0, 1].
     rho : {"paper", "spectral", "block"}, default="spectral"
         Bound of the coupling between workers in dual alternation.
-    momentum : bool, default=True
-        Accelerate the W-steps of dual alternation. Not used with rho="block", whose steps are inexact.
     w_rounds : int, default=10
         Maximum number of rounds (T) in a W-step.
     w_tol : float, default=0.0
