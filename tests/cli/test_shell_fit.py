@@ -274,8 +274,8 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
         (*ok, "-o", str(tmp_path)): "is a folder",
         (*ok, "-o", str(csv), "--force"): "is an input file",
-        (*ok, "--resume", str(csv)): "there is no complete checkpoint at",
-        (*ok, "--resume", str(tmp_path / "none")): "there is no complete checkpoint at",
+        (*ok, "--resume", str(csv)): "no complete checkpoint at",
+        (*ok, "--resume", str(tmp_path / "none")): "no complete checkpoint at",
         (*ok, "--number", "colour"): "which is not a number",
         (*ok, *(word for name in ("size", "price", "colour", "open", "day", "verdict") for word in ("--drop", name))): (
             "no column is left to use as a feature"
@@ -359,7 +359,7 @@ def test_a_worker_that_stays_lost_ends_in_one_message(
 
     with monkeypatch.context() as patch:
         patch.setattr(Local, "start", start)
-        patch.setattr(recovery, "_BREATH", 0.0)
+        patch.setattr(recovery, "_RETRY_DELAY", 0.0)
         patch.setattr(checkpoint, "_SECONDS", 0.0)
         result = run(*words)
     assert result.exit_code == 1

@@ -229,7 +229,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: Fi
     for more in (("--no-common", "--seed", "1"), ("--common",), ("--no-common", "--drop", "size")):
         result = run(*words, *more, "--resume", keep)
         assert result.exit_code == 1
-        assert "is a checkpoint of another problem or other settings" in result.stderr
+        assert "is a checkpoint of another problem or of other settings" in result.stderr
     table = shops()
     changed = write(table.set_column(1, "size", table["size"].combine_chunks()[::-1]), tmp_path / "changed.parquet")
     result = run("fit", changed, *words[2:], "--no-common", "--resume", keep)

@@ -53,7 +53,7 @@ class Settings:
         First step size of the splitting. None means one derived from lambda and the data.
     eta : float, default=1.0
         Aggregation parameter of dual alternation, in (0, 1].
-    rho : {"paper", "spectral", "block"}, default="spectral"
+    rho : {"paper", "spectral"}, default="spectral"
         Bound of the coupling between workers in dual alternation.
     w_rounds : int, default=10
         Maximum number of rounds (T) in a W-step.
