@@ -55,7 +55,7 @@ def actors() -> list[psutil.Process]:
     return [process for process in _descendants() if _title(process).startswith("ray::Host")]
 
 
-def no_actors(patience: float = 20.0) -> bool:
+def no_actors(patience: float = 120.0) -> bool:
     """Whether none is left; a killed one takes a moment to go."""
     end = time.monotonic() + patience
     while actors() and time.monotonic() < end:
@@ -93,7 +93,7 @@ def lose(cluster: Any, node: Any) -> int:
     return len(there)
 
 
-def leftovers(session: str | None = None, patience: float = 20.0, besides: Sequence[str] = ()) -> list[str]:
+def leftovers(session: str | None = None, patience: float = 120.0, besides: Sequence[str] = ()) -> list[str]:
     """What is still running of a cluster that was started from here, besides what is known to. With the folder of its
     session also what is not below this process any more: whoever ran below a killed process has another parent."""
     end = time.monotonic() + patience
