@@ -1,7 +1,7 @@
-"""Run a command as if on another x86-64 CPU: `python -m support.cpu plain pytest ...` (`make test-portable`).
+"""Run the tests as on another x86-64 CPU: `python tests/support/cpu.py plain ...` (`make test-portable`).
 
 numpy, both copies of OpenBLAS (numpy and scipy bundle one each) and numba choose their code by the CPU. Environment
-variables override the choice, and child processes inherit them.
+variables override the choice; subprocesses and Ray actors inherit them.
 """
 
 import os
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-UNSUPPORTED = 3  # exit code: this machine cannot run the code of that CPU
-AVX512 = ("avx512", "evex", "avx10", "amx")  # how LLVM's features for 512-bit vectors begin
+AVX512 = ("avx512", "evex", "avx10", "amx")  # prefixes of LLVM's features for 512-bit vectors
 SKYLAKE = ("avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "evex512")
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """A kind of CPU, in the words of each package.
+    """A kind of CPU.
 
-    openblas: a core type. numba: a CPU name of LLVM. newer: how the numpy features begin that this CPU lacks.
+    openblas: a core type, and other names under which OpenBLAS reports it. numba: a CPU name of LLVM.
+    newer: prefixes of the numpy features that this CPU lacks.
     """
 
-    openblas: str
+    openblas: tuple[str, ...]
     numba: str
     newer: tuple[str, ...]
 
 
 CPUS = {
-    "plain": Cpu("Prescott", "generic", ("",)),
-    "avx2": Cpu("Haswell", "haswell", ("AVX512", "X86_V4")),
-    "avx512": Cpu("SkylakeX", "skylake-avx512", ("AVX512_CLX", "AVX512_CNL", "AVX512_ICL", "AVX512_SPR")),
+    "plain": Cpu(("Prescott", "Katmai"), "generic", ("",)),
+    "avx2": Cpu(("Haswell",), "haswell", ("AVX512", "X86_V4")),
+    "avx512": Cpu(("SkylakeX",), "skylake-avx512", ("AVX512_CLX", "AVX512_CNL", "AVX512_ICL", "AVX512_SPR")),
 }
 
 
@@ -69,7 +69,7 @@ def environment(name: str) -> dict[str, str]:
     """Return the variables that make this machine compute like the CPU of that name."""
     cpu = CPUS[name]
     return {
-        "OPENBLAS_CORETYPE": cpu.openblas,
+        "OPENBLAS_CORETYPE": cpu.openblas[0],
         "NUMBA_CPU_NAME": cpu.numba,
         "NUMBA_CPU_FEATURES": llvm_features(cpu),
         "NUMBA_CACHE_DIR": str(ROOT / "build" / "numba" / name),
@@ -78,7 +78,7 @@ def environment(name: str) -> dict[str, str]:
 
 
 def describe() -> str:
-    """Return what this process computes with."""
+    """Return what numpy, OpenBLAS and numba use in this process."""
     import scipy.linalg  # noqa: F401, loads scipy's OpenBLAS
     import threadpoolctl
     from numba.core import config
@@ -88,21 +88,22 @@ def describe() -> str:
     return f"OpenBLAS ({cores}); numba: {config.CPU_NAME}; numpy: {' '.join(numpy_features()) or 'baseline'}"
 
 
-def main(name: str, *command: str) -> int:
+def main(name: str, *arguments: str) -> int:
+    """Compile the kernels and run pytest with these arguments, as on that CPU; return the exit code."""
     if name == "avx512" and not supports_avx512():
-        print("This machine has no AVX-512: the variant avx512 is left out.", file=sys.stderr)
-        return UNSUPPORTED
+        print("This machine has no AVX-512, so the variant avx512 does not run.")
+        return 0
     variables = os.environ | environment(name)
     code = "from support.cpu import describe; print(describe())"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", env=variables, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "tests", env=variables, capture_output=True, text=True, check=False
+    )
     print(f"{name}: {found.stdout}{found.stderr}", end="", flush=True)
-    cores = found.stdout.count(f": {CPUS[name].openblas}")
-    if name == "plain":
-        cores += found.stdout.count(": Katmai")  # what newer versions of OpenBLAS report for Prescott
-    if found.returncode or cores != 2:
-        print(f"Not every copy of OpenBLAS uses the core type {CPUS[name].openblas}.", file=sys.stderr)
+    if sum(found.stdout.count(f": {core}") for core in CPUS[name].openblas) != 2:
+        print(f"Not every copy of OpenBLAS uses the core type {CPUS[name].openblas[0]}.", file=sys.stderr)
         return 1
-    return subprocess.run([sys.executable, "-m", *command], env=variables, check=False).returncode
+    subprocess.run([sys.executable, "-m", "support.warm_up"], cwd=ROOT / "tests", env=variables, check=True)
+    return subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT, env=variables, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Keeps numba's disk cache true to the source.
+"""Keep numba's disk cache consistent with the source.
 
 numba recompiles a function when the file that defines it changes, but not when a function that it inlines from another
 file does.
 """
 
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +13,11 @@ def discard_stale(compiled: str, *inlined: str) -> None:
     """Remove the cached machine code of the file `compiled` where it is older than a file that it inlines."""
     source = Path(compiled)
     changed = max(Path(path).stat().st_mtime for path in inlined)
-    for cached in source.parent.joinpath("__pycache__").glob(f"{source.stem}.*.nb[ci]"):
-        with suppress(OSError):  # another process may remove it at the same moment
-            if cached.stat().st_mtime < changed:
-                cached.unlink()
+    folders = [source.parent / "__pycache__"]
+    if "NUMBA_CACHE_DIR" in os.environ:  # numba then adds a hash of the path to the name of the folder
+        folders += Path(os.environ["NUMBA_CACHE_DIR"]).glob(f"{source.parent.name}_*")
+    for folder in folders:
+        for cached in folder.glob(f"{source.stem}.*.nb[ci]"):
+            with suppress(OSError):  # another process may remove it at the same moment
+                if cached.stat().st_mtime < changed:
+                    cached.unlink()
