@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.minimum_versions import minimum_versions
+
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 550
 
@@ -33,3 +35,7 @@ def test_names_are_loaded_when_they_are_used() -> None:
         "assert callable(dmtrl.solve) and set(dmtrl.__all__) == set(dmtrl._HOME_OF) <= set(dir(dmtrl))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_dependencies_state_minimum_versions_and_nothing_else() -> None:
+    assert "numpy" in {line.partition("==")[0] for line in minimum_versions()}
