@@ -19,8 +19,7 @@ from dmtrl.engines import recovery
 from dmtrl.engines.choice import Local, Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import InputError, NotAModelError, Setting
-from dmtrl.solver import checkpoint
-from dmtrl.solver.checkpoint import newest
+from dmtrl.solver.checkpoint import newest, options
 from dmtrl.workflows.fit import FitRequest, Prepared, estimator, prepare
 from support.fragile import Fragile
 from support.shell_data import run, shops, write
@@ -360,7 +359,7 @@ def test_a_worker_that_stays_lost_ends_in_one_message(
     with monkeypatch.context() as patch:
         patch.setattr(Local, "start", start)
         patch.setattr(recovery, "_RETRY_DELAY", 0.0)
-        patch.setattr(checkpoint, "_SECONDS", 0.0)
+        patch.setattr(options, "_DEFAULT_SECONDS", 0.0)
         result = run(*words)
     assert result.exit_code == 1
     last = result.stderr.splitlines()[-1]
