@@ -44,7 +44,6 @@ def final_figures(task: PaperProblem, reg_lambda: float) -> dict[str, dict[str, 
         sampling="shuffled",
         max_passes=100,
         rho="spectral",
-        momentum=True,
         w_tol=W_TOL,
     )
     how: dict[str, Any] = {"loss": task.loss, "reg_lambda": reg_lambda, "workers": task.train.m, "n_jobs": -1}
