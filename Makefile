@@ -1,4 +1,4 @@
-# `make` sets up .venv; `make demo` shows the library at work; `make test` checks everything.
+# `make` sets up .venv, `make demo` runs the library on example data, `make test` checks everything.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-to-run
 PIP_FLAGS := -qq --disable-pip-version-check
+PYTEST_FLAGS := -q -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo browser test soak lint format lock clean help
+.PHONY: setup demo browser test test-portable test-minimum soak lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -81,7 +82,37 @@ test: setup lint browser  ## lint, then run all tests
 	@echo "Compiling the kernels (once) ..."
 	@cd tests && ../$(BIN)/python -m support.warm_up
 	@echo "Running the tests ..."
-	@$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# Each variant makes numpy, OpenBLAS and numba compute as another CPU does (tests/support/cpu.py). Left out: the tests
+# that kill actors of a Ray cluster, which take minutes and do not depend on the CPU; the other tests with Ray run.
+CPU ?= plain avx2 avx512
+test-portable: setup browser  ## run the tests as on other CPUs: all three, or CPU=plain, CPU=avx2, CPU=avx512
+	@failed=""; for cpu in $(CPU); do \
+	  echo "Running the tests as on a CPU of kind $$cpu ..."; \
+	  $(BIN)/python tests/support/cpu.py $$cpu $(PYTEST_FLAGS) --ignore=tests/engines/test_ray_faults.py \
+	    || failed="$$failed $$cpu"; \
+	done; [ -z "$$failed" ] || { echo "Tests failed on:$$failed" >&2; exit 1; }
+
+MINIMUM := .venv-minimum
+MINIMUM_STAMP := $(MINIMUM)/.installed
+MINIMUM_CACHE := NUMBA_CACHE_DIR=$(CURDIR)/build/numba/minimum
+
+$(MINIMUM_STAMP): pyproject.toml tests/support/minimum_versions.py
+	@$(CHECK_MACHINE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
+	  || { echo "The minimum versions need Python 3.11: run 'make test-minimum PYTHON=/path/to/python3.11'." >&2; exit 1; }
+	@echo "Installing the minimum versions into $(MINIMUM) (a minute or two) ..."
+	@rm -rf $(MINIMUM); $(PYTHON) -m venv $(MINIMUM)
+	@$(PYTHON) tests/support/minimum_versions.py > $(MINIMUM)/constraints.txt
+	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c $(MINIMUM)/constraints.txt
+	@touch $@
+
+test-minimum: $(MINIMUM_STAMP) browser  ## run all tests with the minimum versions of pyproject.toml
+	@echo "Compiling the kernels (once) ..."
+	@cd tests && $(MINIMUM_CACHE) ../$(MINIMUM)/bin/python -m support.warm_up
+	@echo "Running the tests with the minimum versions ..."
+	@$(MINIMUM_CACHE) $(MINIMUM)/bin/python -m pytest $(PYTEST_FLAGS)
 
 SOAK_MINUTES ?= 15
 soak: setup  ## kill actors and nodes of a three-node cluster for 15 minutes and compare the bits
@@ -111,10 +142,10 @@ lock:  ## write constraints.txt anew from the newest versions that fit together
 	mv constraints.txt.new constraints.txt
 	@echo "Wrote constraints.txt ($$(grep -c == constraints.txt) packages). Run 'make test' to try them."
 
-clean:  ## remove .venv, caches and build output
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+clean:  ## remove the environments, caches and build output
+	rm -rf $(VENV) $(MINIMUM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*  ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-	  printf '  make %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+	  printf '  make %-13s %s\n' "$$name" "$$text"; done

@@ -1,4 +1,4 @@
-"""What all tests share: the real data sets where they are at hand, and repeatable random examples."""
+"""Fixtures that all tests share, and the order in which the tests run."""
 
 import os
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from support.homes import Home
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# No deadline: a first call may compile a kernel. Derandomised: a red test is red again on the next run.
+# No deadline: a first call may compile a kernel. Derandomised: a failure repeats on the next run.
 hypothesis.settings.register_profile("dmtrl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("dmtrl")
 
 
-# Begun first, so that at the end no process is left alone with one of them.
+# These files run first, so that at the end no process is still busy with one of them while the others wait.
 LONG = ("reproduce", "checkpoint_killed", "bench", "ray_faults", "docs", "scale", "ray", "engines", "model_page")
 
 
@@ -53,7 +53,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browsers.Brows
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    """A server of data sets on this machine."""
+    """A local server of data sets."""
     home = Home()
     yield home
     home.close()
@@ -61,7 +61,7 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of data sets, no other folder, and no proxy between us and 127.0.0.1."""
+    """An empty cache of data sets, without DMTRL_DATA and without a proxy for 127.0.0.1."""
     for name in ("DMTRL_DATA", "DMTRL_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("no_proxy", "*")

@@ -19,8 +19,7 @@ from dmtrl.engines import recovery
 from dmtrl.engines.choice import Local, Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import InputError, NotAModelError, Setting
-from dmtrl.solver import checkpoint
-from dmtrl.solver.checkpoint import newest
+from dmtrl.solver.checkpoint import newest, options
 from dmtrl.workflows.fit import FitRequest, Prepared, estimator, prepare
 from support.fragile import Fragile
 from support.shell_data import run, shops, write
@@ -274,8 +273,8 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
         (*ok, "-o", str(tmp_path)): "is a folder",
         (*ok, "-o", str(csv), "--force"): "is an input file",
-        (*ok, "--resume", str(csv)): "there is no complete checkpoint at",
-        (*ok, "--resume", str(tmp_path / "none")): "there is no complete checkpoint at",
+        (*ok, "--resume", str(csv)): "no complete checkpoint at",
+        (*ok, "--resume", str(tmp_path / "none")): "no complete checkpoint at",
         (*ok, "--number", "colour"): "which is not a number",
         (*ok, *(word for name in ("size", "price", "colour", "open", "day", "verdict") for word in ("--drop", name))): (
             "no column is left to use as a feature"
@@ -359,8 +358,8 @@ def test_a_worker_that_stays_lost_ends_in_one_message(
 
     with monkeypatch.context() as patch:
         patch.setattr(Local, "start", start)
-        patch.setattr(recovery, "_BREATH", 0.0)
-        patch.setattr(checkpoint, "_SECONDS", 0.0)
+        patch.setattr(recovery, "_RETRY_DELAY", 0.0)
+        patch.setattr(options, "_DEFAULT_SECONDS", 0.0)
         result = run(*words)
     assert result.exit_code == 1
     last = result.stderr.splitlines()[-1]

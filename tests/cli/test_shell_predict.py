@@ -48,7 +48,11 @@ def test_predict_agrees_with_the_library(folder: Path, tmp_path: Path) -> None:
             result = run("predict", folder / f"{target}.model", data, "-o", out)
             assert result.exit_code == 0, result.output
             readers = {".parquet": pd.read_parquet, ".feather": pd.read_feather}
-            found = readers[ending](out) if ending in readers else pd.read_csv(out, dtype={"shop": str})
+            found = (
+                readers[ending](out)
+                if ending in readers
+                else pd.read_csv(out, dtype={"shop": str}, float_precision="round_trip")
+            )
             assert found["shop"].tolist() == shop
             assert found["prediction"].tolist() == expected.tolist()
             if target == "verdict":

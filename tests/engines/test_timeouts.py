@@ -1,9 +1,8 @@
 """Timeouts and retries: workers that do not answer, cannot be reached, or cannot read their rows for a while.
 
-No cluster is needed: the workers are in this process, as in test_recovery.py.
+No cluster is needed: the workers are in this process, as in test_recovery.py. Time is simulated.
 """
 
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -23,6 +22,7 @@ from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Restore, Save, encode
 from dmtrl.solver.outcome import Outcome
 from dmtrl.worker.worker import Worker
+from support import fragile
 from support.fragile import Fragile
 from support.problems import random_problem
 
@@ -32,8 +32,26 @@ TIMEOUT = 0.05
 DESCRIBE = encode(Describe())
 
 
+class Clock:
+    """Replaces the time module: time passes only in `sleep`, so a busy machine changes nothing."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+clock = Clock()
+
+
 @pytest.fixture(autouse=True)
-def _without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", 0.0)
+    monkeypatch.setattr(recovery, "time", clock)
+    monkeypatch.setattr(fragile, "time", clock)
     monkeypatch.setattr(recovery, "_RETRY_DELAY", 0.0)
 
 
@@ -86,14 +104,14 @@ class Slow(Fragile):
 
     def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
         super().post(k, number, messages)
-        self._when = time.monotonic() + self.pace * len(messages)
+        self._when = clock.monotonic() + self.pace * len(messages)
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        left = max(self._when - time.monotonic(), 0.0)
+        left = max(self._when - clock.monotonic(), 0.0)
         if timeout is not None and timeout < left:
-            time.sleep(timeout)
+            clock.sleep(timeout)
             raise TimeoutError
-        time.sleep(left)
+        clock.sleep(left)
         return super().fetch(timeout)
 
 
@@ -114,7 +132,7 @@ def test_an_answer_that_has_arrived_is_never_too_late() -> None:
     with RecoveringEngine(Fragile(DATA, "squared", 2, {}), answer_timeout=TIMEOUT) as engine:
         engine.send(0, DESCRIBE)
         engine.send(1, DESCRIBE)
-        time.sleep(2 * TIMEOUT)
+        clock.sleep(2 * TIMEOUT)
         assert {engine.receive()[0], engine.receive()[0]} == {0, 1}
         assert engine.losses == 0
 
@@ -123,15 +141,14 @@ def test_a_worker_that_cannot_be_reached_does_not_delay_the_others(monkeypatch: 
     delay = 0.5
     monkeypatch.setattr(recovery, "_RETRY_DELAY", delay)
     with RecoveringEngine(Fragile(DATA, "squared", 2, {3: "unreachable before"})) as engine:
-        began = time.monotonic()
         engine.send(0, DESCRIBE)
         with pytest.raises(TimeoutError):
             engine.receive(timeout=0)
         engine.send(1, DESCRIBE)
         assert engine.receive()[0] == 1
-        assert time.monotonic() - began < delay
+        assert clock.now == 0.0
         assert engine.receive()[0] == 0
-        assert time.monotonic() - began >= delay
+        assert clock.now == delay
         assert engine.losses == 0
 
 
@@ -177,12 +194,11 @@ def test_a_replacement_that_cannot_read_its_rows_is_tried_again(
 ) -> None:
     monkeypatch.setattr(recovery, "_RETRY_DELAY", 0.05)
     carrier = reading([None, GONE, ConnectionError("slow down"), TimeoutError("the store")], {12: "before"})
-    began = time.monotonic()
     with RecoveringEngine(carrier) as engine:
         assert run(engine).W.tobytes() == undisturbed.W.tobytes()
         assert engine.losses == 4
     assert carrier.starts == 2 + 4
-    assert time.monotonic() - began >= 0.05 + 0.1 + 0.2, "the delay grows"
+    assert clock.now >= 0.05 + 0.1 + 0.2, "the delay grows"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +271,7 @@ def test_a_worker_that_raised_is_no_longer_pending() -> None:
         with pytest.raises(ValueError, match="unknown message 'dance'"):
             engine.receive()
         assert engine.pending == set()
-        time.sleep(TIMEOUT)
+        clock.sleep(TIMEOUT)
         assert set(dict(engine.exchange({1: Describe()}))) == {1}
         assert engine.losses == 1, "of worker 1"
 

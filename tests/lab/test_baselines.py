@@ -126,7 +126,7 @@ def ends_in_the_library(data: TaskData, loss: str, lam: float, omega_steps: int,
 def test_the_same_alternation_as_the_library(loss: str) -> None:
     """With every W-step solved tightly, P Omega-steps lead to one place, whoever takes them."""
     data, lam, omega_steps = random_problem(loss, m=4, d=6, rows=25), 0.02, 4
-    knobs = {"rho": "spectral", "momentum": True, "sampling": "shuffled", "max_passes": 5}
+    knobs = {"rho": "spectral", "sampling": "shuffled", "max_passes": 5}
     settings = Settings.paper(T=3000, P=omega_steps, w_tol=1e-8, **knobs)
     expected = ends_in_the_library(data, loss, lam, omega_steps, settings)
     optimum = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6, max_rounds=5000)).certificate

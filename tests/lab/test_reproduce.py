@@ -294,13 +294,12 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dmtrl.cli.main", "reproduce", "synthetic", "--quick", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     records = tmp_path / "records.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
+    while process.poll() is None:
         if records.exists() and records.read_bytes().count(b"\n") >= 2:
             os.kill(process.pid, signal.SIGKILL)
             break
         time.sleep(0.02)
-    process.communicate(timeout=60)
+    process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "index.html").exists()
     kept = records.read_bytes()

@@ -61,7 +61,7 @@ def actors() -> list[psutil.Process]:
     return [process for process in _descendants() if _title(process).startswith("ray::Host")]
 
 
-def no_actors(wait: float = 20.0) -> bool:
+def no_actors(wait: float = 120.0) -> bool:
     """Whether no actor is left; a killed process takes a moment to end."""
     end = time.monotonic() + wait
     while actors() and time.monotonic() < end:
@@ -99,7 +99,7 @@ def lose(cluster: Any, node: Any) -> int:
     return len(there)
 
 
-def leftovers(session: str | None = None, wait: float = 20.0, besides: Sequence[str] = ()) -> list[str]:
+def leftovers(session: str | None = None, wait: float = 120.0, besides: Sequence[str] = ()) -> list[str]:
     """Command lines of Ray processes below this process that still run after `wait` seconds, without `besides`.
 
     With the folder of a Ray session, also its processes that are no longer below this one because their parent was

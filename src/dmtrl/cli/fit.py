@@ -24,7 +24,7 @@ LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "po
           "logistic", "hinge", "smoothed_hinge", "squared_hinge")  # fmt: skip
 
 
-class Lambda(click.ParamType[float | None]):
+class Lambda(click.ParamType):  # not generic in click 8.2
     name = "auto|NUMBER"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float | None:

@@ -70,7 +70,7 @@ class ReplayLog:
     def add(self, message: Message, answer: Message) -> None:
         """Add a message that was answered, and drop what it makes irrelevant.
 
-        If there is no room, the log is given up until something begins anew, and `missing` says why.
+        If there is no room, the log is given up until the next run starts, and `missing` says why.
         """
         try:
             self._add(message, answer)

@@ -23,6 +23,7 @@ from dmtrl.estimators.problem import (
 )
 from dmtrl.estimators.task_model import TaskModel, check_choice
 from dmtrl.losses import BUILTIN, get_loss
+from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
 from dmtrl.solver.api import ProblemSpec, solve_problem
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
@@ -105,6 +106,11 @@ class MTRLBase(TaskModel):
             raise ValueError(f"the {loss.name} loss is for {loss.kind}; {type(self).__name__} accepts {valid}")
         check_choice("fit_intercept", self.fit_intercept, (True, False, "penalised"))
         check_choice("unknown_tasks", self.unknown_tasks, ("raise", "common"))
+        check_choice("on_lost", self.on_lost, ("stop", "go_on"))
+        for name in ("workers", "shards"):
+            value = getattr(self, name)
+            if not (is_whole(value) and value >= 1) and not (name == "workers" and value is None):
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
         choose_engine(self.engine)
         if isinstance(self.common, str):
             check_choice("common", self.common, ("auto",))
@@ -143,6 +149,8 @@ class MTRLBase(TaskModel):
             tau,
             engine=self.engine,
             n_jobs=self.n_jobs,
+            workers=self.workers,
+            on_lost=self.on_lost,
             start=self._start(problem),
             callbacks=self.callbacks or (),
             verbose=int(self.verbose),
@@ -167,7 +175,9 @@ class MTRLBase(TaskModel):
         if is_learned(relationship):  # for a single unit "independent" is equivalent and faster
             relationship = "learned" if problem.data.m > 1 else "independent"
         ridge = self.intercept_ridge(problem.coordinates)
-        return ProblemSpec(problem.data, get_loss(self.loss), relationship, settings, intercept_ridge=ridge)
+        return ProblemSpec(
+            problem.data, get_loss(self.loss), relationship, settings, self.shards, ridge, keep_all_tasks=True
+        )
 
     def intercept_ridge(self, coordinates: Coordinates) -> float | None:
         """Return the ridge on a free intercept, or None if the intercept is not free.

@@ -96,7 +96,8 @@ class _StrengthSearch(MTRLBase):
                 return cross_validate(engine, spec, lambdas, commons, int(self.cv), session, on_round, on_fit)
 
             spec = self.problem_spec(problem, settings)
-            path, _, _ = on_engine(spec, run, session, self.engine, thread_count(self.n_jobs), None, "stop")
+            threads = thread_count(self.n_jobs)
+            path, _, _ = on_engine(spec, run, session, self.engine, threads, self.workers, self.on_lost)
         self.cv_path_: Path = path
         # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"
         several = problem.data.groups is not None
@@ -127,6 +128,9 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
+        workers: int | None = None,
+        shards: int = 1,
+        on_lost: str = "stop",
         random_state: Any = None,
         verbose: int = 0,
         callbacks: Sequence[Callback] | None = None,
@@ -143,6 +147,9 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
             max_staleness=max_staleness,
             engine=engine,
             n_jobs=n_jobs,
+            workers=workers,
+            shards=shards,
+            on_lost=on_lost,
             random_state=random_state,
             verbose=verbose,
             callbacks=callbacks,
@@ -181,6 +188,9 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
+        workers: int | None = None,
+        shards: int = 1,
+        on_lost: str = "stop",
         random_state: Any = None,
         verbose: int = 0,
         callbacks: Sequence[Callback] | None = None,
@@ -198,6 +208,9 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
             max_staleness=max_staleness,
             engine=engine,
             n_jobs=n_jobs,
+            workers=workers,
+            shards=shards,
+            on_lost=on_lost,
             random_state=random_state,
             verbose=verbose,
             callbacks=callbacks,

@@ -184,7 +184,8 @@ class Diagnostics(MTRLBase):
                     step()
             return paths
 
-        paths, _, _ = on_engine(spec, run, CheckpointSession(), self.engine, thread_count(self.n_jobs), None, "stop")
+        session, threads = CheckpointSession(), thread_count(self.n_jobs)
+        paths, _, _ = on_engine(spec, run, session, self.engine, threads, self.workers, self.on_lost)
         measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
         per_fold = [_held_out(path, measure, None) for path in paths]
         together, separate, pooled = (_held_out(path, measure, 0) for path in paths)

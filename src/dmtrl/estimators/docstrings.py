@@ -36,6 +36,13 @@ PARAMETERS = {
         Where the workers run: in this process, or as actors of a Ray cluster.""",
     "n_jobs": """int
         Threads of the local engine. None means 1, and -1 means all cores.""",
+    "workers": """int
+        Number of workers over which the tasks are partitioned. None means one per thread or CPU.""",
+    "shards": """int
+        Number of pieces into which each task is cut, so that a task can be spread over several workers.""",
+    "on_lost": """{{"stop", "go_on"}}
+        What to do when a worker cannot be replaced: raise WorkerLostError, or start again on the workers that are
+        left. No task is left out, because the rows are in this process.""",
     "random_state": """int or RandomState
         Seed of the fit. None means 0, so that a fit is repeatable by default.""",
     "warm_start": """bool
@@ -43,7 +50,9 @@ PARAMETERS = {
     "verbose": """int
         1 shows a progress line on a terminal, 2 prints a line per round.""",
     "callbacks": """sequence of callable
-        Functions that are called with the RoundRecord of each round.""",
+        Functions that are called with the RoundRecord of each round. One that raises KeyboardInterrupt stops the fit;
+        the checkpoint is written first. In a cross-validation, the methods `on_cv_round(record)` and
+        `on_cv_fit(done, total)` of a callback are called as well, if it has them.""",
     "task_column": """str or int
         Name or index of the column of X with the task labels, instead of `tasks`. It may hold text and is not a
         feature.""",

@@ -54,6 +54,9 @@ class TaskModel(ABC):
         max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
+        workers: int | None = None,
+        shards: int = 1,
+        on_lost: str = "stop",
         random_state: Any = None,
         warm_start: bool = False,
         verbose: int = 0,
@@ -72,6 +75,9 @@ class TaskModel(ABC):
         self.max_staleness = max_staleness
         self.engine = engine
         self.n_jobs = n_jobs
+        self.workers = workers
+        self.shards = shards
+        self.on_lost = on_lost
         self.random_state = random_state
         self.warm_start = warm_start
         self.verbose = verbose

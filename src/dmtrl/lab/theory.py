@@ -1,9 +1,9 @@
 """The paper's convergence bounds as functions: sufficient numbers of local steps and rounds.
 
 Equation numbers are those of docs/math.md. The bounds hold for one W-step (Sigma fixed) of the paper's Algorithms 1 and
-2: uniform sampling, and a local problem for each task or shard of a task. They do not cover shuffled passes or the
-Omega-step. `step` is s_i = rho sigma_ii / lambda with a rho that is safe for eta. Theta is the local accuracy:
-E[F_i* - F_i(delta_i)] <= Theta (F_i* - F_i(0)).
+2: uniform sampling, and a local problem for each task or shard of a task. They do not cover shuffled passes,
+blocks of tasks or the Omega-step. `step` is s_i = rho sigma_ii / lambda with a rho that is safe for eta. Theta is the
+local accuracy: E[F_i* - F_i(delta_i)] <= Theta (F_i* - F_i(0)).
 """
 
 import math

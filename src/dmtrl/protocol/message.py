@@ -1,7 +1,7 @@
-"""What travels between coordinator and workers: a name, scalars, named arrays, and nothing else.
+"""The wire format between coordinator and workers: a name, scalars and named arrays.
 
-Room: the ground. The wire format is written down here once, so that the bytes an engine reports are the bytes a
-wire would carry: a magic word, the length of a JSON header, the header, then the arrays' bytes in order.
+A message is a magic word, the length of a JSON header, the header, then the bytes of the arrays in order. The bytes
+that an engine reports are those of this format.
 """
 
 import json

@@ -185,6 +185,7 @@ class ProblemSpec:
     settings: Settings
     shards: int | Sequence[int] = 1
     intercept_ridge: float | None = None
+    keep_all_tasks: bool = False  # with on_lost="go_on": start again with all tasks, whose rows are in this process
 
     @property
     def m(self) -> int:
@@ -241,7 +242,7 @@ def on_engine(
     """
     if on_lost not in ("stop", "go_on"):
         raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
-    if on_lost == "go_on":
+    if on_lost == "go_on" and not spec.keep_all_tasks:
         spec.check_divisible()
     tasks: np.ndarray | None = None
     while True:
@@ -251,13 +252,14 @@ def on_engine(
         except WorkerLostError as lost:
             m = spec.m
             # after a restart, a worker that could not start has lost no task: fewer workers may find room for all
-            crowded = tasks is not None and not lost.tasks and lost.alive > 0
-            able = crowded or 0 < len(set(lost.tasks)) < m
+            crowded = (spec.keep_all_tasks or (tasks is not None and not lost.tasks)) and lost.alive > 0
+            able = crowded or (not spec.keep_all_tasks and 0 < len(set(lost.tasks)) < m)
             if on_lost == "stop" or not able or hasattr(engine, "exchange"):
                 raise
             workers = max(lost.alive, 1)
             if crowded:
                 logger.warning("%s; the fit starts again with workers=%d", lost, workers)
+                session = session.start_again(keep_fits=True)
                 continue
             tasks = np.arange(m) if tasks is None else tasks
             kept = np.setdiff1d(np.arange(m), lost.tasks)

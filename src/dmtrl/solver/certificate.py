@@ -1,8 +1,7 @@
-"""Certificates: how far an answer can be from the best there is.
+"""Certificates: proven bounds on the distance to the optimum (docs/math.md sections 1 and 5).
 
-Room: beside relationship. Every number here comes from sums that travel anyway. The primal is a value the model
-attains, the dual a value nothing can go below, so their distance bounds the error of both (docs/math.md sections 1
-and 5).
+The primal is the objective of the model, the dual a lower bound of every objective. Both come from sums that workers
+send anyway.
 """
 
 import math

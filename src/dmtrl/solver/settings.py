@@ -13,10 +13,8 @@ CHOICES = {
     "sampling": ("shuffled", "uniform"),
     "rho": ("paper", "spectral"),
 }
-_COUNTS = {"max_rounds": 1, "max_passes": 1, "w_rounds": 1, "max_staleness": 0, "seed": 0}  # and the least of each
-_NUMBERS = (
-    "tol", "w_tol", "relaxation", "eta", "local_accuracy", "smoothing", "smoothing_decay", "smoothing_floor",
-)  # fmt: skip
+_MINIMA = {"max_rounds": 1, "max_passes": 1, "w_rounds": 1, "max_staleness": 0, "seed": 0}  # of integers
+_NUMBERS = ["tol", "w_tol", "relaxation", "eta", "local_accuracy", "smoothing", "smoothing_decay", "smoothing_floor"]
 
 
 @dataclass(frozen=True)
@@ -105,27 +103,19 @@ class Settings:
         for name in ("tol", "w_tol", "smoothing", "smoothing_floor"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
         _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
-        for name, least in _COUNTS.items():
+        for name, minimum in _MINIMA.items():
             value = getattr(self, name)
-            _require(is_whole(value) and value >= least, name, f"at least {least}, a whole number", value)
+            _require(is_whole(value) and value >= minimum, name, f"an integer of at least {minimum}", value)
         if self.max_staleness and self.method == "dual":
-            raise ValueError("max_staleness needs method='splitting': dual ascent can stall unless steps are in step")
+            raise ValueError("max_staleness requires method='splitting': asynchronous dual ascent can stall")
         omega, steps, initial = self.omega_steps, self.steps, self.initial_step
-        _require(
-            omega is None or (is_whole(omega) and omega >= 1),
-            "omega_steps",
-            "None or at least 1, a whole number",
-            omega,
-        )
+        positive = omega is None or (is_whole(omega) and omega >= 1)
+        _require(positive, "omega_steps", "None or a positive integer", omega)
         each = steps if isinstance(steps, tuple | list) else (1 if steps is None else steps,)
         enough = all(is_whole(one) and one >= 1 for one in each)
-        _require(enough, "steps", "None or at least 1, whole numbers", steps)
-        _require(
-            initial is None or (is_number(initial) and 0 < initial < np.inf),
-            "initial_step",
-            "None or positive",
-            initial,
-        )
+        _require(enough, "steps", "None, a positive integer, or one positive integer per task", steps)
+        positive = initial is None or (is_number(initial) and 0 < initial < np.inf)
+        _require(positive, "initial_step", "None or positive", initial)
 
     @classmethod
     def paper(
@@ -137,7 +127,7 @@ class Settings:
         eta: float = 1.0,
         tol: float = 0.0,
         seed: int = 0,
-        **knobs: Any,
+        **options: Any,
     ) -> "Settings":
         """Settings of Algorithms 1 and 2 of the paper.
 
@@ -155,7 +145,7 @@ class Settings:
             The run stops early when the relative joint gap is at most `tol`.
         seed : int, default=0
             Seed of the row order.
-        **knobs : object
+        **options : object
             Other fields of Settings, which take precedence.
 
         Returns
@@ -178,7 +168,7 @@ class Settings:
             "tol": tol,
             "seed": seed,
         }
-        return cls(**(fixed | knobs))
+        return cls(**(fixed | options))
 
 
 def _plain(value: Any) -> Any:

@@ -127,14 +127,23 @@ class LocalProblem:
             self.units,
             kernels.Duals(state.alpha, state.B, state.U, state.calm),
             kernels.Order(
-                self._stream_ids, np.ascontiguousarray(order.w), centre, np.ascontiguousarray(order.step), solver,
-                steps, self._block, target, int(self._order.seed), int(order.round), bool(order.evaluate_w),
-                bool(order.evaluate_u),
+                ids=self._stream_ids,
+                W=np.ascontiguousarray(order.w),
+                C=centre,
+                step=np.ascontiguousarray(order.step),
+                solver=solver,
+                steps=steps,
+                block=self._block,
+                target=target,
+                seed=int(self._order.seed),
+                round=int(order.round),
+                evaluate_w=bool(order.evaluate_w),
+                evaluate_u=bool(order.evaluate_u),
             ),
             self.gram or _NO_GRAM,
             work,
             out,
-        )  # fmt: skip
+        )
         if before is not None:
             state.alpha[:] = before + order.eta * (state.alpha - before)
             kernels.dual_vectors(self.units, state.alpha, state.B)

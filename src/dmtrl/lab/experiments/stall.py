@@ -98,8 +98,8 @@ def section(records: Sequence[Record]) -> Section:
                 charts,
                 "One chart per lambda of the joint relative gap over rounds for three methods; only joint splitting "
                 "reaches 0.001 quickly.",
-                caption="School, published split 1, squared loss. The alternations use the spectral rho and exact "
-                "local solves, which make them faster than the paper's settings.",
+                caption="School, published split 1, squared loss. The alternations use the spectral rho and "
+                "exact local solves, which make them faster than the paper's settings.",
             ),
             Table(
                 "Three methods on the same joint problem",

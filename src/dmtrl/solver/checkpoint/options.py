@@ -38,25 +38,14 @@ class Checkpoint:
     def folder(self) -> str:
         return absolute(self.path)
 
-    def is_due(self, rounds: int, seconds: float) -> bool:
-        """Return whether it is time to write a version.
 
-        Parameters
-        ----------
-        rounds : int
-            Rounds since the last version.
-        seconds : float
-            Seconds since the last version.
-
-        Returns
-        -------
-        bool
-        """
-        every_seconds = self.every_seconds
-        if self.every_rounds is None and every_seconds is None:
-            every_seconds = _DEFAULT_SECONDS
-        by_rounds = self.every_rounds is not None and rounds >= self.every_rounds
-        return by_rounds or (every_seconds is not None and seconds >= every_seconds)
+def is_due(checkpoint: Checkpoint, rounds: int, seconds: float) -> bool:
+    """Whether it is time to write, so many rounds and seconds after the last one."""
+    every_seconds = checkpoint.every_seconds
+    if checkpoint.every_rounds is None and every_seconds is None:
+        every_seconds = _DEFAULT_SECONDS
+    by_rounds = checkpoint.every_rounds is not None and rounds >= checkpoint.every_rounds
+    return by_rounds or (every_seconds is not None and seconds >= every_seconds)
 
 
 def check_path(what: str, path: object) -> None:

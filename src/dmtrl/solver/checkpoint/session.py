@@ -20,7 +20,7 @@ from dmtrl.exceptions import CheckpointExistsError, CheckpointWarning
 from dmtrl.protocol.messages import Restore, Save
 from dmtrl.solver.checkpoint import versions
 from dmtrl.solver.checkpoint.identity import require_same
-from dmtrl.solver.checkpoint.options import Checkpoint, PathLike, absolute, check_path
+from dmtrl.solver.checkpoint.options import Checkpoint, PathLike, absolute, check_path, is_due
 from dmtrl.solver.checkpoint.versions import Arrays, Version
 from dmtrl.solver.outcome import StartPoint
 
@@ -67,7 +67,7 @@ class CheckpointWriter:
         self._rounds += 1
 
     def is_due(self) -> bool:
-        return self.checkpoint.is_due(self._rounds, time.monotonic() - self._saved_at)
+        return is_due(self.checkpoint, self._rounds, time.monotonic() - self._saved_at)
 
     def save(self, engine: Engine, header: Mapping[str, Any], arrays: Arrays) -> None:
         """Write a version. If that fails there is a warning, and the version before stays."""
@@ -184,13 +184,17 @@ class CheckpointSession:
             arrays["end.W"], arrays["end.common"] = self.fits.end
         self.writer.save(engine, header, arrays)
 
-    def start_again(self) -> "CheckpointSession":
-        """For a computation that starts again without some tasks: its versions go into a subfolder."""
-        if self.writer is None:
-            return CheckpointSession()
-        checkpoint = self.writer.checkpoint
-        inside = replace(checkpoint, path=versions.free_subfolder(checkpoint.folder))
-        return CheckpointSession(CheckpointWriter(inside))
+    def start_again(self, keep_fits: bool = False) -> "CheckpointSession":
+        """For a computation that starts again on other workers: its versions go into a subfolder. `keep_fits`: the
+        tasks are the same, so that finished fits of a cross-validation are not repeated."""
+        session = CheckpointSession()
+        if self.writer is not None:
+            checkpoint = self.writer.checkpoint
+            inside = replace(checkpoint, path=versions.free_subfolder(checkpoint.folder))
+            session = CheckpointSession(CheckpointWriter(inside))
+        if keep_fits:
+            session.fits = self.fits
+        return session
 
 
 def open_session(
