@@ -1,7 +1,6 @@
 """The local engine: threads, timeouts and times. Its contract is tested in test_conformance.py."""
 
 import threading
-import time
 
 import pytest
 
@@ -50,15 +49,6 @@ def test_a_timeout_leaves_the_request_pending() -> None:
 def test_close_does_not_wait_for_answers() -> None:
     engine = Blocked()
     engine.send(0, DESCRIBE)
-    began = time.monotonic()
     engine.close()
-    assert time.monotonic() - began < 30.0
+    assert not engine.free.is_set(), "worker 0 is still busy"
     engine.free.set()
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_seconds_are_measured_for_every_worker(threads: int) -> None:
-    with LocalEngine(DATA.sources(2), get_loss("squared"), threads) as engine:
-        engine.broadcast(Describe(digest=True))
-        assert set(engine.seconds) == {0, 1}
-        assert all(seconds > 0 for seconds in engine.seconds.values())

@@ -159,7 +159,7 @@ def test_options_of_the_shell_that_need_ray(tmp_path: Path) -> None:
     common = ["fit", str(tmp_path / "a.csv"), "--task", "t", "--target", "y", "--out", str(tmp_path / "m.dmtrl")]
     result = run(*common, "--workers", "2")
     assert result.exit_code == 1
-    assert "--workers is for --engine ray" in result.output
+    assert "--workers requires --engine ray" in result.output
 
 
 def test_invalid_engines_are_refused() -> None:

@@ -294,7 +294,7 @@ def test_on_lost_is_checked_before_the_run() -> None:
         solve(data, on_lost="shrug", **common)
     with pytest.raises(ValueError, match="but Indivisible cannot be restricted to some tasks"):
         solve(data, on_lost="go_on", relationship=Indivisible(), **common)
-    with pytest.raises(ValueError, match="no variance at all"):
+    with pytest.raises(ValueError, match="the task covariance of these tasks is zero"):
         TaskCovariance.from_dense(np.diag([1.0, 0.0, 0.0])).only(np.array([1, 2]))
 
 

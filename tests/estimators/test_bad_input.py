@@ -222,7 +222,7 @@ def test_classes():
         ({"unknown_tasks": "guess"}, "unknown_tasks must be 'raise' or 'common', got 'guess'"),
         ({"engine": "steam"}, "engine must be 'local', 'ray' or"),
         ({"tol": -1}, "tol must be at least 0"),
-        ({"max_rounds": 0}, "max_rounds must be at least 1"),
+        ({"max_rounds": 0}, "max_rounds must be an integer of at least 1"),
         ({"n_jobs": 0}, "n_jobs must not be 0"),
     ],
 )

@@ -8,6 +8,8 @@ from sklearn.model_selection import train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
+from dmtrl.engines import LocalEngine
+from dmtrl.losses import get_loss
 from dmtrl.protocol.messages import HoldOut
 from support.problems import random_problem
 
@@ -83,7 +85,7 @@ def test_classes_of_one_task_hold_out_the_same_rows() -> None:
     X, y = rng.normal(size=(150, 40)), rng.integers(0, 3, size=150)
     model = MTRLClassifierCV(lambdas=[1e-4], cv=3).fit(X, y)
     problem = model._build_problem(model.read_rows(X, y))
-    with model._engine(problem) as engine:
+    with LocalEngine(problem.data.sources(1), get_loss("logistic")) as engine:
         engine.broadcast(HoldOut(fold=0, folds=3, seed=0))
         held = engine._workers[0]._held.reshape(3, 150)
     assert (held == held[0]).all()

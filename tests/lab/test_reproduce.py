@@ -306,7 +306,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     kept = kept[: kept.rfind(b"\n") + 1]
     result = CliRunner().invoke(main, ["reproduce", "synthetic", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    assert "are there already" in result.stderr
+    assert "are stored" in result.stderr
     assert records.read_bytes().startswith(kept)
     assert (tmp_path / "index.html").stat().st_size > 100_000
 

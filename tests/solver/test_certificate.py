@@ -102,5 +102,5 @@ def test_a_relationship_with_a_wrong_conjugate_is_not_certified() -> None:
             return 0.5 * super().conjugate(B)
 
     data = random_problem("squared", m=3, rows=20)
-    with pytest.raises(ValueError, match=r"a conjugate is wrong"):
+    with pytest.raises(ValueError, match=r"which is impossible: the conjugate"):
         solve(data, loss="squared", reg_lambda=0.1, relationship=Hopeful(), settings=Settings(tol=1e-6))

@@ -311,7 +311,7 @@ def test_a_version_that_goes_while_it_is_looked_at_does_not_count(tmp_path: Path
 
 def test_a_url_without_fsspec_is_an_error_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)  # as if it were not installed
-    with pytest.raises(OSError, match=r'is a URL, which takes fsspec: pip install "dmtrl\[ray\]"'):
+    with pytest.raises(OSError, match=r'is a URL, which needs fsspec: pip install "dmtrl\[ray\]"'):
         open_session(Checkpoint("memory://some/bucket"), True)
 
 

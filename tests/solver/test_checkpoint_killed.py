@@ -212,7 +212,7 @@ def _survives(answer: subprocess.Popen[str], whole: str, number: str) -> None:
     assert len(warned) == 1, "it is said once"
     assert "a checkpoint could not be written" in warned[0]
     assert number in warned[0]
-    assert re.search(r"version-000004-\w+, stays", warned[0])
+    assert re.search(r"version-000004-\w+, is kept", warned[0])
     counted = [int(part) for part in versions.strip("[]").split(",")]
     assert counted[:17] == [0, 1, 2, 3, *[4] * 13], "what was there stays, and nothing incomplete counts"
     assert counted[17] > 4

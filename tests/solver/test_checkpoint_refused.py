@@ -129,15 +129,15 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every_rounds must be a positive"):
         Checkpoint(tmp_path, every_rounds=0)
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"checkpoints cannot be kept at .*file is a file"):
+    with pytest.raises(OSError, match=r"checkpoints cannot be written to .*file is a file"):
         solve(data, **how, checkpoint=tmp_path / "file" / "below")
-    with pytest.raises(OSError, match="checkpoints cannot be kept at"):
+    with pytest.raises(OSError, match="checkpoints cannot be written to"):
         solve(data, **how, checkpoint=tmp_path / "file")
     manifest = last / "manifest.json"
     text = manifest.read_text()
-    for number, advice in ((99, "pip install -U dmtrl"), (1, "begin anew in another folder")):
+    for number, advice in ((99, "pip install -U dmtrl"), (1, "start again in another folder")):
         manifest.write_text(text.replace(f'"format": {FORMAT}', f'"format": {number}'))
-        with pytest.raises(ValueError, match=f"format {number}, and .* from format {FORMAT} only: {advice}"):
+        with pytest.raises(ValueError, match=f"format {number}, but this dmtrl reads format {FORMAT}: {advice}"):
             solve(data, **how, resume=tmp_path / "c")
     manifest.write_text(text)
     worker = next(last.glob("worker-*"))
@@ -152,7 +152,7 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="a shared folder or a URL"):
         solve(data, **how, resume=tmp_path / "c")
     (last / "coordinator.npz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"coordinator.npz is not there, .*: name the one before it"):
+    with pytest.raises(FileNotFoundError, match=r"coordinator.npz is missing, .* name the version before it"):
         solve(data, **how, resume=tmp_path / "c")
 
 

@@ -99,7 +99,7 @@ def test_names_and_knobs() -> None:
         solve(data, loss=["squared"] * 3, reg_lambda=1.0)
     with pytest.raises(ValueError, match="method must be one of auto, splitting, dual"):
         Settings(method="magic")
-    with pytest.raises(ValueError, match="max_rounds must be at least 1"):
+    with pytest.raises(ValueError, match="max_rounds must be an integer of at least 1"):
         Settings(max_rounds=0)
     with pytest.raises(ValueError, match="relaxation must be between 0 and 2"):
         Settings(relaxation=2.5)

@@ -37,7 +37,7 @@ class LocalEngine(Engine):
         if self._pool is None:
             self._queued.append((worker, message))
         else:
-            future = self._pool.submit(self._workers[worker].answer, message)
+            future = self._pool.submit(self._answer, worker, message)
             future.add_done_callback(lambda done: self._done.put((worker, done)))
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
@@ -45,13 +45,16 @@ class LocalEngine(Engine):
         if self._pool is None:
             worker, message = self._queued.popleft()
             self.pending.discard(worker)
-            return worker, self._workers[worker].answer(message)
+            return worker, self._answer(worker, message)
         try:
             worker, future = self._done.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no worker answered within {timeout} seconds") from None
         self.pending.discard(worker)
         return worker, future.result()
+
+    def _answer(self, worker: int, message: Message) -> Message:
+        return self._workers[worker].answer(message)
 
     def close(self) -> None:
         if self._pool is not None:
