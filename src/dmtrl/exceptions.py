@@ -176,12 +176,12 @@ class WorkerLostError(DmtrlError, RuntimeError):
     def __init__(
         self, message: str, worker: int, tasks: Sequence[int], alive: int = 0, checkpoint: str | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, worker, tasks, alive, checkpoint)  # all of them, so that it can be pickled
         self.worker, self.tasks, self.alive, self.checkpoint = worker, list(tasks), alive, checkpoint
 
     def __str__(self) -> str:
         resume = f"; resume from its last checkpoint with resume={self.checkpoint!r}" if self.checkpoint else ""
-        return super().__str__() + resume
+        return f"{self.args[0]}{resume}"
 
 
 class CheckpointWarning(DmtrlWarning):

@@ -230,6 +230,21 @@ def test_a_new_fit_does_not_write_over_an_interrupted_one(
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
+def test_a_resumed_fit_that_is_interrupted_at_once_keeps_its_checkpoint(
+    tmp_path: Path, request_: FitRequest, prepared: Prepared
+) -> None:
+    """The first fits of the resumed run are read from the checkpoint, so that nothing new is written yet."""
+    with pytest.raises(Interrupted) as first:
+        fit(prepared, request_, StopsAt("fits", 5), tmp_path / "m")
+    kept = newest(str(first.value.checkpoint))
+    with pytest.raises(Interrupted) as second:
+        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m", resume=first.value.checkpoint)
+    assert newest(str(second.value.checkpoint)) == kept
+    whole = fit(prepared, request_, NoProgress(), tmp_path / "whole")
+    resumed = fit(prepared, request_, NoProgress(), tmp_path / "m", resume=second.value.checkpoint)
+    assert resumed.coef_.tobytes() == whole.coef_.tobytes()
+
+
 def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
     keep = tmp_path / "m.checkpoint"
     with pytest.raises(Interrupted):

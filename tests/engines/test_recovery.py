@@ -3,6 +3,7 @@
 No cluster is needed: real workers in this process, behind a carrier that loses them on purpose.
 """
 
+import pickle
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -27,7 +28,7 @@ from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Save, encode
 from dmtrl.relationship import Learned, covariance
 from dmtrl.solver.checkpoint.versions import newest
-from dmtrl.solver.outcome import Outcome
+from dmtrl.solver.outcome import Outcome, StartPoint
 from support.fragile import Fragile
 from support.problems import random_problem
 
@@ -238,6 +239,7 @@ GRAPH = sparse.coo_matrix(np.diag(np.arange(1.0, 6.0), 1) + np.diag(np.arange(1.
         ({"shards": np.array([1, 2, 1, 2, 1, 2])}, {"shards": [1, 2, 1, 2]}),
         ({"settings": replace(PRECISE, steps=(5, 6, 7, 8, 9, 10))}, {"settings": replace(PRECISE, steps=(5, 6, 7, 8))}),
         ({"loss": ["squared", "huber"] * 3}, {"loss": ["squared", "huber"] * 2}),
+        ({"start": StartPoint(np.ones((6, 5)), np.zeros(5))}, {}),
     ],
 )
 def test_a_run_continues_without_the_tasks_of_a_lost_worker(words: dict[str, Any], remaining: dict[str, Any]) -> None:
@@ -246,6 +248,7 @@ def test_a_run_continues_without_the_tasks_of_a_lost_worker(words: dict[str, Any
     with pytest.warns(TasksLeftOutWarning, match="starts again without task '4', '5'") as caught:
         rest = solve(data, engine=Wreck(data), on_lost="go_on", **common | words)
     assert [warning.message.tasks for warning in caught] == [[4, 5]]  # type: ignore[union-attr]
+    assert caught[0].filename == __file__
     alone = solve(data.only(np.arange(4)), workers=2, **common | remaining)
     np.testing.assert_allclose(rest.W, alone.W, rtol=1e-4, atol=1e-5)
     assert rest.tasks is not None
@@ -273,7 +276,7 @@ def test_checkpoints_stay_when_a_run_starts_again(tmp_path: Path) -> None:
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "workers": 3}
     solve(data, **how, settings=Settings(tol=0.5), checkpoint=tmp_path)
     old = newest(str(tmp_path))
-    with pytest.warns(TasksLeftOutWarning, match=f"resume={old!r}"):
+    with pytest.warns(TasksLeftOutWarning, match="starts again without task"):
         solve(data, **how, engine=Wreck(data), on_lost="go_on", checkpoint=tmp_path, resume=True)
     assert newest(str(tmp_path)) == old
     rest = newest(str(tmp_path / "again-1"))
@@ -307,3 +310,11 @@ def test_a_covariance_of_some_tasks(floor: float) -> None:
     cut = TaskCovariance.from_dense(sigma).only(some)
     np.testing.assert_allclose(cut.dense(), block / np.trace(block), atol=1e-12)
     np.testing.assert_allclose(cut.basis.T @ cut.basis, np.eye(cut.basis.shape[1]), atol=1e-12)
+
+
+def test_a_lost_worker_can_be_pickled() -> None:
+    error = WorkerLostError("worker 1 is gone", 1, [3, 4], alive=2)
+    error.checkpoint = "there"
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.worker, again.tasks, again.alive) == (str(error), 1, [3, 4], 2)
+    assert "resume='there'" in str(again)

@@ -91,11 +91,18 @@ def rewrite(path: Path, change: Any) -> None:
     path.write_bytes(data + hashlib.sha256(data).hexdigest().encode())
 
 
+def test_an_older_format_says_what_to_do(whole: bytes, scratch: Path) -> None:
+    scratch.write_bytes(whole)
+    rewrite(scratch, lambda header: header.update(format=FORMAT - 1))
+    with pytest.raises(ValueError, match=f"this dmtrl reads format {FORMAT}; fit and save the model again"):
+        load(scratch)
+
+
 def test_a_newer_format_says_what_to_do(whole: bytes, scratch: Path) -> None:
     scratch.write_bytes(whole)
     rewrite(scratch, lambda header: header.update(format=FORMAT + 1, dmtrl="9.1.2", model="?", arrays="?"))
     with pytest.raises(
-        ValueError, match=rf"was written by dmtrl 9.1.2 with format {FORMAT + 1}; .* reads up to {FORMAT}; upgrade"
+        ValueError, match=rf"was written by dmtrl 9.1.2 with format {FORMAT + 1}, but .* reads format {FORMAT}; upgrade"
     ):
         load(scratch)
     scratch.write_bytes(whole)

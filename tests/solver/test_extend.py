@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dmtrl import Settings, TaskData, get_loss, solve
-from dmtrl.relationship import Learned
+from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
 from support.problems import mean_losses, random_problem, rows_of
 
@@ -20,9 +20,8 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
     settings, lam = Settings(tol=1e-6, max_rounds=5000), 0.1
     model = solve(old, loss=loss, reg_lambda=lam, settings=settings)
     losses = mean_losses(old, model.W, loss)
-    added = extend(
-        model.W, model.dual, losses, new, get_loss(loss), Learned(), lam, Settings(tol=1e-5, max_rounds=5000)
-    )
+    spec = ProblemSpec(6, get_loss(loss), "learned", Settings(tol=1e-5, max_rounds=5000))
+    added = extend(model.W, model.dual, losses, new, spec, lam, 0.0)
 
     w = cp.Variable((1, 4))
     z = np.asarray(new.X) @ w[0]
@@ -48,7 +47,7 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
 def test_wrong_newcomers() -> None:
     data = random_problem("squared", m=3, d=4)
     model = solve(data, loss="squared", reg_lambda=0.1)
-    args = (get_loss("squared"), Learned(), 0.1, Settings())
+    args = (ProblemSpec(4, get_loss("squared"), "learned", Settings()), 0.1, 0.0)
     with pytest.raises(ValueError, match="one task can be added at a time, got 3"):
         extend(model.W, model.dual, 0.0, data, *args)
     with pytest.raises(ValueError, match="the new task has 2 features, the model has 4"):

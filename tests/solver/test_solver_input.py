@@ -7,6 +7,7 @@ from scipy import sparse
 
 from dmtrl import CustomLoss, Settings, TaskCovariance, TaskData, check_loss, solve
 from dmtrl.relationship import shared
+from dmtrl.solver.outcome import StartPoint
 from support.problems import random_problem
 
 X = np.arange(12.0).reshape(6, 2)
@@ -153,3 +154,30 @@ def test_a_custom_loss() -> None:
     assert outcome.certificate.primal == pytest.approx(total, rel=1e-9)
     mixed = solve(data, loss=[expectile, "squared", "huber"], reg_lambda=0.1, settings=settings)
     assert mixed.certificate.relative_gap <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("W", "common", "error", "message"),
+    [
+        (np.zeros((3, 3)), np.zeros(3), ValueError, r"weights of shape \(4, d\)"),
+        (np.zeros((4, 9)), np.zeros(9), ValueError, r"start has weights of shape \(4, 9\), the data need \(4, 5\)"),
+        (np.full((4, 3), np.nan), np.zeros(3), ValueError, "finite weights"),
+        (np.zeros((4, 3)), np.zeros(2), ValueError, "a common part of shape"),
+    ],
+)
+def test_a_wrong_start_is_refused(W: np.ndarray, common: np.ndarray, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        solve(random_problem(), loss="squared", reg_lambda=0.1, start=StartPoint(W, common))
+
+
+def test_a_start_may_have_integer_weights_and_must_have_names() -> None:
+    data = random_problem()
+    start = StartPoint(np.zeros((4, 5), dtype=int), np.zeros(5))
+    assert solve(data, loss="squared", reg_lambda=0.1, start=start).converged
+    with pytest.raises(TypeError, match="start must be an Outcome or a StartPoint, got tuple"):
+        solve(data, loss="squared", reg_lambda=0.1, start=(np.zeros((4, 3)), np.zeros(3)))  # type: ignore[arg-type]
+
+
+def test_shards_of_another_number_of_tasks_are_refused() -> None:
+    with pytest.raises(ValueError, match="shards must be one number or one per task: got 2 for 4 tasks"):
+        solve(random_problem(), loss="squared", reg_lambda=0.1, shards=[1, 2])

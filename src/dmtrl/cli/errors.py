@@ -78,4 +78,4 @@ def _mixed_column(error: MixedColumnError) -> str:
 def option(setting: Setting) -> str:
     """A setting as a command-line option."""
     name = f"--{setting.name.replace('_', '-')}"
-    return name if setting.value in (None, True) else f"{name} {shlex.quote(str(setting.value))}"
+    return name if setting.value is None or setting.value is True else f"{name} {shlex.quote(str(setting.value))}"

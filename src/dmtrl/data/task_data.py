@@ -190,6 +190,8 @@ class TaskData:
 
 def shards_per_task(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:
     """The number of shards of each of m tasks."""
+    if np.ndim(shards) > 0 and np.shape(shards) != (m,):
+        raise ValueError(f"shards must be one number or one per task: got {np.size(shards)} for {m} tasks")
     per_task = np.broadcast_to(np.asarray(shards, dtype=int), m)
     if workers < 1 or (per_task < 1).any():
         raise ValueError("workers and shards must be at least 1")

@@ -47,7 +47,7 @@ class Carrier(Protocol):
     def n_workers(self) -> int: ...
 
     def renew(self, worker: int) -> None:
-        """Drop the worker, if it exists, and start it anew from its source."""
+        """Drop the worker, if it exists, and start it again from its source."""
 
     def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:
         """Messages to be answered in order. The last answer comes back; without messages, any sign of life. If the
@@ -306,7 +306,7 @@ class RecoveringEngine(Engine):
         raise self._lost_for_good(
             k,
             f"could not be {what} within {self._recovery_timeout:g} seconds; give the cluster room for it (CPUs, "
-            "memory, custom resources) or raise recovery_timeout",
+            "memory, custom resources)",
         )
 
     def _lost_for_good(self, k: int, words: str) -> WorkerLostError:

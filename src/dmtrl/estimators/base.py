@@ -25,10 +25,10 @@ from dmtrl.estimators.task_model import TaskModel, check_choice
 from dmtrl.losses import BUILTIN, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
-from dmtrl.solver.api import ProblemSpec, solve_problem
+from dmtrl.solver.api import Placement, ProblemSpec, solve_problem, warn_unless_converged
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.checkpoint.options import PathLike
-from dmtrl.solver.outcome import Outcome
+from dmtrl.solver.outcome import Outcome, StartPoint
 from dmtrl.solver.settings import Settings
 
 INTERCEPT_RIDGE = 1e-6  # ridge on a free intercept: the certificate needs one, and this one has no visible effect
@@ -93,10 +93,12 @@ class MTRLBase(TaskModel):
         self.layout_ = table.layout
         problem = self._build_problem(table)
         del table  # frees what was only needed to lay the rows
-        session = open_session(checkpoint, resume)
+        place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost, open_session(checkpoint, resume))
         with choose_engine(self.engine).session():
-            lam, tau = self._strengths(problem, session)
-            self._keep(problem, self._solve(problem, lam, tau, session), lam, tau)
+            lam, tau = self._strengths(problem, place)
+            outcome = self._solve(problem, lam, tau, place)
+        warn_unless_converged(outcome, self._settings(0), stacklevel=3)
+        self._keep(problem, outcome, lam, tau)
         return self
 
     def _check_parameters(self) -> None:
@@ -131,7 +133,7 @@ class MTRLBase(TaskModel):
         coordinates = Coordinates.for_rows(X, units, weight, self.fit_intercept, centre_y)
         return build_problem(X, units, weight, coordinates, rows.names, feature_map)
 
-    def _strengths(self, problem: FitProblem, session: CheckpointSession) -> tuple[float, float]:
+    def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
         """Return lambda and tau. With common="auto", tau is that of a given relationship or, if the relationship is
         learned and units are tasks, 1."""
         lam, relationship = float(self.reg_lambda), self.relationship
@@ -142,20 +144,11 @@ class MTRLBase(TaskModel):
         learned = is_learned(relationship) and len(problem.unit_names) == len(problem.tasks)
         return lam, float(getattr(relationship, "tau", learned))
 
-    def _solve(self, problem: FitProblem, lam: float, tau: float, session: CheckpointSession) -> Outcome:
-        return solve_problem(
-            self.problem_spec(problem, self._settings(self._seed())),
-            lam,
-            tau,
-            engine=self.engine,
-            n_jobs=self.n_jobs,
-            workers=self.workers,
-            on_lost=self.on_lost,
-            start=self._start(problem),
-            callbacks=self.callbacks or (),
-            verbose=int(self.verbose),
-            session=session,
-        )
+    def _solve(self, problem: FitProblem, lam: float, tau: float, place: Placement) -> Outcome:
+        spec = self.problem_spec(problem, self._settings(self._seed()))
+        spec = replace(spec, start=self._start(problem))
+        callbacks = self.callbacks or ()
+        return solve_problem(spec, lam, tau, place, callbacks=callbacks, verbose=int(self.verbose))
 
     def problem_spec(self, problem: FitProblem, settings: Settings) -> ProblemSpec:
         """Describe a problem for the solver, with the relationship and the intercept of this estimator.
@@ -199,7 +192,7 @@ class MTRLBase(TaskModel):
         slope = min(loss.smoothness, loss.lipschitz / coordinates.y_scale) if bounded else 1.0
         return float(INTERCEPT_RIDGE * slope * coordinates.constant**2)
 
-    def _start(self, problem: FitProblem) -> Outcome | None:
+    def _start(self, problem: FitProblem) -> StartPoint | None:
         """Where to begin: with warm_start the last fit's coefficients, if it was of the same units and features."""
         before = vars(self).get("_outcome")
         if not self.warm_start or before is None or not np.array_equal(self.unit_names_, problem.unit_names):
@@ -207,7 +200,8 @@ class MTRLBase(TaskModel):
         if before.W.shape != (problem.data.m, problem.data.X.shape[1]):
             return None
         coef = self.coef_.reshape(len(problem.unit_names), -1)[problem.used].astype(float)
-        return replace(before, W=problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used]))
+        weights = problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used])
+        return StartPoint(weights, before.common)
 
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""

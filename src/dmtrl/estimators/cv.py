@@ -26,7 +26,7 @@ from dmtrl.estimators.mtrl import (
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.progress import bar
-from dmtrl.solver.api import ProblemSpec, on_engine, thread_count
+from dmtrl.solver.api import Placement, ProblemSpec, on_engine
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.solver.cross_validation import MEASURES, Path, cross_validate
 from dmtrl.solver.outcome import Callback, RoundRecord
@@ -58,7 +58,7 @@ class _StrengthSearch(MTRLBase):
     cv: int
     scoring: str | None
 
-    def _strengths(self, problem: FitProblem, session: CheckpointSession) -> tuple[float, float]:
+    def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
         if self.scoring is not None and self.scoring not in MEASURES:
             raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
         if self.scoring == "wrong" and self._kind != CLASSIFICATION:
@@ -95,9 +95,7 @@ class _StrengthSearch(MTRLBase):
             def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> Path:
                 return cross_validate(engine, spec, lambdas, commons, int(self.cv), session, on_round, on_fit)
 
-            spec = self.problem_spec(problem, settings)
-            threads = thread_count(self.n_jobs)
-            path, _, _ = on_engine(spec, run, session, self.engine, threads, self.workers, self.on_lost)
+            path, _ = on_engine(self.problem_spec(problem, settings), run, place)
         self.cv_path_: Path = path
         # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"
         several = problem.data.groups is not None

@@ -1,6 +1,5 @@
 """Questions to a fitted model: related tasks, the benefit of sharing, confidence intervals, and new tasks."""
 
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,12 +13,18 @@ from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
-from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.progress import bar
-from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship, TaskCovariance, independent, is_learned
-from dmtrl.solver.api import ProblemSpec, on_engine, solve_problem, thread_count
+from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_learned
+from dmtrl.solver.api import (
+    Placement,
+    ProblemSpec,
+    on_engine,
+    solve_problem,
+    thread_count,
+    warn_unless_converged,
+)
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.solver.cross_validation import Path, cross_validate
@@ -57,9 +62,11 @@ class Comparison:
         return pd.DataFrame(columns, index=pd.Index(self.tasks, name="task"))
 
     def __str__(self) -> str:
-        means = ", ".join(f"{name} {getattr(self, name).mean():.4g}" for name in ("together", "alone", "pooled"))
+        known = np.isfinite(self.together)
+        means = ", ".join(f"{name} {getattr(self, name)[known].mean():.4g}" for name in ("together", "alone", "pooled"))
         hurt = f"sharing hurts {int(self.hurts.sum())} of {len(self.tasks)}"
-        return f"mean held-out {self.measure} over tasks: {means}; {hurt}"
+        unknown = "" if known.all() else f"; {int((~known).sum())} tasks have no held-out row"
+        return f"mean held-out {self.measure} over tasks: {means}; {hurt}{unknown}"
 
 
 @dataclass(frozen=True)
@@ -184,8 +191,7 @@ class Diagnostics(MTRLBase):
                     step()
             return paths
 
-        session, threads = CheckpointSession(), thread_count(self.n_jobs)
-        paths, _, _ = on_engine(spec, run, session, self.engine, threads, self.workers, self.on_lost)
+        paths, _ = on_engine(spec, run, Placement(self.engine, self.n_jobs, self.workers, self.on_lost))
         measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
         per_fold = [_held_out(path, measure, None) for path in paths]
         together, separate, pooled = (_held_out(path, measure, 0) for path in paths)
@@ -236,10 +242,8 @@ class Diagnostics(MTRLBase):
         with (
             bar(self.verbose, "resampling", n_resamples) as step,
             single_threaded_blas(),
-            warnings.catch_warnings(),
             ThreadPoolExecutor(threads) as pool,
         ):
-            warnings.simplefilter("ignore", NotConvergedWarning)
 
             def resample(seed: np.random.SeedSequence) -> np.ndarray:
                 data = _resampled(problem.data, np.random.default_rng(seed))
@@ -285,20 +289,21 @@ class Diagnostics(MTRLBase):
         if name in self.tasks_.tolist():
             raise ValueError(f"the model already has a task {name!r}")
         names = np.array([*self.tasks_.tolist(), name])
-        whole = {"i", "u"}
-        if names.dtype.kind != self.tasks_.dtype.kind and not {names.dtype.kind, self.tasks_.dtype.kind} <= whole:
+        kinds, whole = {np.asarray(name).dtype.kind, self.tasks_.dtype.kind}, {"i", "u"}
+        if len(kinds) > 1 and not kinds <= whole:
             raise ValueError(
                 f"the name {name!r} must have the type of the other task names, such as {self.tasks_.tolist()[0]!r}"
             )
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
-        ridge = self.intercept_ridge(self.coordinates_)
-        relation: Relationship = Learned(self.common_strength_)
-        if ridge is not None:
-            relation = FreeIntercept(relation, ridge / lam)
+        settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
+        spec = ProblemSpec(len(names), get_loss(self.loss), Learned(self.common_strength_), settings, 1, ridge)
+        relation = spec.relationship_for(lam, self.common_strength_)
         losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
-        settings = Settings(tol=self.tol, max_rounds=self.max_rounds)
-        added = extend(before.W, before.dual, losses, newcomer, get_loss(self.loss), relation, lam, settings)
+        added = extend(before.W, before.dual, losses, newcomer, spec, lam, self.common_strength_)
+        if not np.isfinite(added.certificate.relative_gap):
+            raise ValueError(f"task {name!r} has no certificate after max_rounds={self.max_rounds}; raise max_rounds")
+        warn_unless_converged(added.outcome, settings, stacklevel=3)
         return self._join(names, added)
 
     def _newcomer_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import zipfile
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from dmtrl.exceptions import NotAModelError
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
 from dmtrl.relationship import Fixed, Learned, TaskCovariance
 from dmtrl.solver import cross_validation
-from dmtrl.solver.api import solve_problem
+from dmtrl.solver.api import Placement, solve_problem
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import DualPoint, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.settings import Settings
@@ -39,7 +40,7 @@ from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Pre
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 1
+FORMAT = 2
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
@@ -99,14 +100,14 @@ def load(path: FilePath) -> Any:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             header = json.loads(archive.read(_HEADER))
-            writer, number = header["dmtrl"], header["format"]
-            if number <= FORMAT:
+            writer, number = header["dmtrl"], int(header["format"])
+            if number == FORMAT:
                 return _make_model(*_decode(header["model"], _read_arrays(archive, header["arrays"])))
     except Exception as error:  # a corrupt file can make a parser raise anything
         raise ValueError(f"{path} cannot be read as a dmtrl model: {error}") from error
+    advice = "upgrade with pip install -U dmtrl" if number > FORMAT else "fit and save the model again"
     raise ValueError(
-        f"{path} was written by dmtrl {writer} with format {number}; this dmtrl reads up to {FORMAT}; "
-        "upgrade with pip install -U dmtrl"
+        f"{path} was written by dmtrl {writer} with format {number}, but this dmtrl reads format {FORMAT}; {advice}"
     )
 
 
@@ -299,7 +300,8 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     W = coordinates.weights(coef, model.intercept_[order].ravel()[units.used])
     common = coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
-    outcome = solve_problem(model.problem_spec(problem, settings), lam, tau, start=StartPoint(W, common))
+    spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
+    outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))
     if not (abs(primal - stored.primal) <= slack and stored.dual <= attained + slack):

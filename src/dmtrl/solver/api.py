@@ -10,7 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -107,51 +107,46 @@ def solve(
     Outcome
         Weights, task covariance, certificate and history.
     """
-    spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings or Settings(), shards, intercept_ridge)
-    return solve_problem(
-        spec,
-        reg_lambda,
-        common,
-        engine=engine,
-        n_jobs=n_jobs,
-        workers=workers,
-        start=start,
-        callbacks=callbacks,
-        watch=watch,
-        verbose=verbose,
-        session=open_session(checkpoint, resume),
-        on_lost=on_lost,
-    )
+    first = None if start is None else checked_start(start, data.m)
+    settings = settings or Settings()
+    spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings, shards, intercept_ridge, first)
+    place = Placement(engine, n_jobs, workers, on_lost, open_session(checkpoint, resume))
+    outcome = solve_problem(spec, reg_lambda, common, place, callbacks=callbacks, watch=watch, verbose=verbose)
+    warn_unless_converged(outcome, settings, stacklevel=3)
+    return outcome
+
+
+@dataclass
+class Placement:
+    """Where a computation runs, with the parameters of `solve`. A restart after a lost worker changes `workers` and
+    `session`."""
+
+    engine: Any = "local"
+    n_jobs: int | None = None
+    workers: int | None = None
+    on_lost: str = "stop"
+    session: CheckpointSession = field(default_factory=CheckpointSession)
 
 
 def solve_problem(
     spec: "ProblemSpec",
     reg_lambda: float,
     common: float,
+    place: Placement | None = None,
     *,
-    engine: Any = "local",
-    n_jobs: int | None = None,
-    workers: int | None = None,
-    start: Outcome | StartPoint | None = None,
     callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
     verbose: int = 0,
-    session: CheckpointSession | None = None,
-    on_lost: str = "stop",
 ) -> Outcome:
-    """`solve` for a problem that is already described; parameters as there."""
-    first = None if start is None else StartPoint(start.W, start.common)
+    """`solve` for a problem that is already described, without its NotConvergedWarning."""
 
-    def run(running: Engine, spec: ProblemSpec, session: CheckpointSession) -> Outcome:
+    def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> Outcome:
         with live_line(verbose, spec.settings.tol) as show:
             return solve_on(
-                running, spec, reg_lambda, common, session, start=first, callbacks=[*callbacks, *show], watch=watch
+                engine, spec, reg_lambda, common, session, start=spec.start, callbacks=[*callbacks, *show], watch=watch
             )
 
-    session = session or CheckpointSession()
-    outcome, spec, tasks = on_engine(spec, run, session, engine, thread_count(n_jobs), workers, on_lost)
-    if not outcome.converged and spec.settings.tol > 0:
-        warnings.warn(_not_converged(outcome, spec.settings), NotConvergedWarning, stacklevel=3)
+    outcome, tasks = on_engine(spec, run, place or Placement())
     return replace(outcome, tasks=tasks)
 
 
@@ -185,6 +180,7 @@ class ProblemSpec:
     settings: Settings
     shards: int | Sequence[int] = 1
     intercept_ridge: float | None = None
+    start: StartPoint | None = None
     keep_all_tasks: bool = False  # with on_lost="go_on": start again with all tasks, whose rows are in this process
 
     @property
@@ -224,56 +220,51 @@ class ProblemSpec:
             relationship=relationship,
             settings=settings,
             shards=shards if np.ndim(shards) == 0 else np.asarray(shards)[tasks].tolist(),
+            start=None if self.start is None else StartPoint(self.start.W[tasks], self.start.common),
         )
 
 
 def on_engine(
-    spec: ProblemSpec,
-    compute: Callable[[Engine, ProblemSpec, CheckpointSession], T],
-    session: CheckpointSession,
-    engine: Any,
-    threads: int,
-    workers: int | None,
-    on_lost: str,
-) -> tuple[T, ProblemSpec, np.ndarray | None]:
+    spec: ProblemSpec, compute: Callable[[Engine, ProblemSpec, CheckpointSession], T], place: Placement
+) -> tuple[T, np.ndarray | None]:
     """Compute something on an engine; with on_lost="go_on" again without the tasks of workers that are lost.
 
-    Returns the result, the problem that was solved, and the numbers of its tasks (None: all).
+    Returns the result and the numbers of its tasks (None: all).
     """
-    if on_lost not in ("stop", "go_on"):
-        raise ValueError(f"on_lost must be 'stop' or 'go_on', got {on_lost!r}")
-    if on_lost == "go_on" and not spec.keep_all_tasks:
+    if place.on_lost not in ("stop", "go_on"):
+        raise ValueError(f"on_lost must be 'stop' or 'go_on', got {place.on_lost!r}")
+    if place.on_lost == "go_on" and not spec.keep_all_tasks:
         spec.check_divisible()
     tasks: np.ndarray | None = None
     while True:
         try:
-            with _started(engine, spec, threads, workers) as running:
-                return compute(running, spec, session), spec, tasks
+            with _started(spec, place) as running:
+                return compute(running, spec, place.session), tasks
         except WorkerLostError as lost:
             m = spec.m
             # after a restart, a worker that could not start has lost no task: fewer workers may find room for all
             crowded = (spec.keep_all_tasks or (tasks is not None and not lost.tasks)) and lost.alive > 0
             able = crowded or (not spec.keep_all_tasks and 0 < len(set(lost.tasks)) < m)
-            if on_lost == "stop" or not able or hasattr(engine, "exchange"):
+            if place.on_lost == "stop" or not able or hasattr(place.engine, "exchange"):
                 raise
-            workers = max(lost.alive, 1)
+            place.workers = max(lost.alive, 1)
+            place.session = place.session.start_again(keep_fits=crowded)
             if crowded:
-                logger.warning("%s; the fit starts again with workers=%d", lost, workers)
-                session = session.start_again(keep_fits=True)
+                logger.warning("%s; the fit starts again with workers=%d", lost.args[0], place.workers)
                 continue
             tasks = np.arange(m) if tasks is None else tasks
             kept = np.setdiff1d(np.arange(m), lost.tasks)
             left_out = np.delete(tasks, kept).tolist()
-            message = _left_out(lost, spec.data, workers)
-            warnings.warn(TasksLeftOutWarning(message, left_out), stacklevel=3)
-            spec, tasks, session = spec.only(kept), tasks[kept], session.start_again()
+            message = _left_out(lost, spec.data, place.workers)
+            warnings.warn(TasksLeftOutWarning(message, left_out), stacklevel=4)
+            spec, tasks = spec.only(kept), tasks[kept]
 
 
 def _left_out(lost: WorkerLostError, data: Any, workers: int) -> str:
     tasks = ", ".join(repr(str(data.names[i])) for i in sorted(set(lost.tasks)))
     return (
-        f"{lost}; the fit starts again without task {tasks}, with workers={workers}: the rows of its weights are the "
-        "other tasks in order, and `tasks` of the outcome holds their numbers"
+        f"{lost.args[0]}; the fit starts again without task {tasks}, with workers={workers}: the rows of its weights "
+        "are the other tasks in order, and `tasks` of the outcome holds their numbers"
     )
 
 
@@ -287,24 +278,40 @@ def _checkpoint_in_error(session: CheckpointSession) -> Iterator[None]:
         raise
 
 
-def _started(engine: Any, spec: ProblemSpec, threads: int, workers: int | None) -> AbstractContextManager[Engine]:
-    if hasattr(engine, "exchange"):  # the caller closes it
-        return nullcontext(engine)
+def _started(spec: ProblemSpec, place: Placement) -> AbstractContextManager[Engine]:
+    if hasattr(place.engine, "exchange"):  # the caller closes it
+        return nullcontext(place.engine)
     data = spec.data
     assert not isinstance(data, int), "a number of tasks needs an engine whose workers hold them"
-    return choose_engine(engine, threads).start(
-        lambda cpus: data.sources(cpus if workers is None else workers, spec.shards),
+    return choose_engine(place.engine, thread_count(place.n_jobs)).start(
+        lambda cpus: data.sources(cpus if place.workers is None else place.workers, spec.shards),
         spec.losses,
         [str(name) for name in data.names],
     )
 
 
-def _not_converged(outcome: Outcome, settings: Settings) -> str:
-    return (
-        f"stopped after max_rounds={settings.max_rounds} rounds at a relative gap of "
-        f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); "
-        "scale the features, choose a larger lambda, or raise max_rounds or tol"
-    )
+def warn_unless_converged(outcome: Outcome, settings: Settings, stacklevel: int) -> None:
+    """Emit a NotConvergedWarning if a run with a tolerance ended at max_rounds."""
+    if not outcome.converged and settings.tol > 0:
+        warnings.warn(
+            f"stopped after max_rounds={settings.max_rounds} rounds at a relative gap of "
+            f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); "
+            "scale the features, choose a larger lambda, or raise max_rounds or tol",
+            NotConvergedWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def checked_start(start: Outcome | StartPoint, m: int) -> StartPoint:
+    """The `start` argument: finite weights (m, d) and the common part (d,)."""
+    if not hasattr(start, "W") or not hasattr(start, "common"):
+        raise TypeError(f"start must be an Outcome or a StartPoint, got {type(start).__name__}")
+    W, common = np.asarray(start.W, dtype=float), np.asarray(start.common, dtype=float)
+    if W.ndim != 2 or len(W) != m or common.shape != W.shape[1:]:
+        raise ValueError(f"start must have weights of shape ({m}, d) and a common part of shape (d,)")
+    if not (np.isfinite(W).all() and np.isfinite(common).all()):
+        raise ValueError("start must have finite weights")
+    return StartPoint(W, common)
 
 
 def thread_count(n_jobs: int | None) -> int:

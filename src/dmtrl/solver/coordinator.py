@@ -6,7 +6,7 @@ callbacks, and stops on the joint relative gap. Only `solve` creates a coordinat
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, 
 from dmtrl.solver.methods.splitting import Splitting
 from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
 from dmtrl.solver.settings import Settings
+from dmtrl.worker.kernels import SDCA
 from dmtrl.worker.local_problem import SOLVER_NAMES
 
 
@@ -123,6 +124,8 @@ class Coordinator:
 
     def _begin(self, start: StartPoint | None) -> tuple[Method[Any], RunState]:
         layout, settings = self._layout, self._settings
+        if start is not None and start.W.shape != (layout.m, layout.d):
+            raise ValueError(f"start has weights of shape {start.W.shape}, the data need ({layout.m}, {layout.d})")
         answers = self._prepare(start)
         limits = layout.gather(answers, "longest_step")
         finite = limits[np.isfinite(limits)]
@@ -232,7 +235,7 @@ class Coordinator:
         w_gap = report.w_gap / (abs(report.w_objective) or 1.0) if np.isfinite(report.w_gap) else np.inf
         if method == Splitting.name:  # for the best pair it is at most the joint gap (docs/math.md section 5)
             w_gap = min(w_gap, gap)
-        ascent = report.solver == 0
+        ascent = report.solver == SDCA
         return RoundRecord(
             round=len(run.history),
             gap=gap,
@@ -255,7 +258,8 @@ class Coordinator:
         if not run.history:
             return False
         settings = self._settings
-        enough = run.certificate.relative_gap <= settings.tol or run.omega_steps == settings.omega_steps
+        last_omega = settings.omega_steps is not None and run.omega_steps >= settings.omega_steps
+        enough = run.certificate.relative_gap <= settings.tol or last_omega
         return enough or len(run.history) >= settings.max_rounds
 
 
@@ -265,8 +269,6 @@ class _Exchange:
     def __init__(self, engine: Engine, method: Method[Any]):
         self._engine, self._method = engine, method
         self.sent = self.received = 0  # bytes of the last round
-        while engine.pending:  # of a run before that did not wait for them
-            engine.receive()
 
     def next_report(self, state: Any, gap: GapToClose) -> Report:
         """Exchange messages until a round is complete."""
@@ -275,7 +277,8 @@ class _Exchange:
         while True:
             report = self._method.step(state, self._receive())
             if not self._method.waits_for_all:
-                self._send(state, gap)  # also after the last answer: workers continue while the server certifies
+                # also after the last answer: workers continue while the server certifies
+                self._send(state, replace(gap, new=False))
             if report is not None:
                 return report
 
@@ -310,7 +313,8 @@ class _Exchange:
 
 
 def _call(callbacks: Sequence[Callback], record: RoundRecord) -> KeyboardInterrupt | None:
-    """Call every callback; a KeyboardInterrupt is returned, to be raised once the round is saved."""
+    """Call the callbacks in order. A KeyboardInterrupt skips the rest and is returned, to be raised once the round is
+    saved."""
     try:
         for callback in callbacks:
             callback(record)

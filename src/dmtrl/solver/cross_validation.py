@@ -68,8 +68,8 @@ def cross_validate(
     """Held-out errors of every lambda and tau, on an engine whose workers hold the tasks.
 
     `on_round` is called with the record of every round, `on_fit(done, total)` after every fit; either may raise
-    KeyboardInterrupt, and then the session's checkpoint is written first. Fits that the session has finished are not
-    repeated.
+    KeyboardInterrupt, and then new results are written to the session's checkpoint first. Fits that the session has
+    finished are not repeated.
     """
     session = session or CheckpointSession()
     path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)

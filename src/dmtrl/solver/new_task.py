@@ -10,16 +10,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.engines.base import Engine, begin_request
-from dmtrl.losses import AnyLoss
+from dmtrl.engines.base import Engine, begin_request, require_pending
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Description, Improved, Prepare, Prepared, Round, decode, encode
-from dmtrl.relationship import Relationship
 from dmtrl.solver.api import ProblemSpec, solve_on
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.session import CheckpointSession
 from dmtrl.solver.outcome import DualPoint, Outcome
-from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
 
@@ -75,6 +72,7 @@ class _TwoWorkers(Engine):
         self._queued.append((worker, message))
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
+        require_pending(self.pending)
         worker, message = self._queued.pop(0)
         self.pending.discard(worker)
         return worker, self._workers[worker].answer(message)
@@ -99,28 +97,26 @@ def extend(
     dual: DualPoint,
     losses: float,
     new: TaskData,
-    loss: AnyLoss,
-    relationship: Relationship,
+    spec: ProblemSpec,
     reg_lambda: float,
-    settings: Settings,
+    common: float,
 ) -> Extension:
-    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `relationship` is for
-    m + 1 tasks."""
+    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `spec` describes the
+    problem of m + 1 tasks."""
     m, d = W.shape
     if new.m != 1:
         raise ValueError(f"one task can be added at a time, got {new.m}")
     if new.X.shape[1] != d:
         raise ValueError(f"the new task has {new.X.shape[1]} features, the model has {d}")
     blocks = replace(new.partition(1)[0], tasks=np.array([m]))
-    engine = _TwoWorkers(_FixedTasks(W, dual.B), Worker(blocks, loss))
-    settings = replace(settings, method="splitting", max_staleness=0)
-    together = ProblemSpec(m + 1, loss, relationship, settings)
-    outcome = solve_on(engine, together, reg_lambda, 0.0, CheckpointSession())
+    engine = _TwoWorkers(_FixedTasks(W, dual.B), Worker(blocks, spec.losses))
+    spec = replace(spec, settings=replace(spec.settings, method="splitting", max_staleness=0))
+    outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession())
     # the dual of the whole problem at the old tasks' B and the new one's; any scaling of it is valid as well
     B = np.vstack([dual.B, outcome.dual.B[m:]])
     own = outcome.dual.conjugate + float((W * outcome.dual.B[:m]).sum())  # the new task's conjugate sum
     conjugate = dual.conjugate + own
     at_zero = dual.conjugate_at_zero + outcome.dual.conjugate_at_zero
-    bound = scaled_dual(relationship.conjugate(B) / reg_lambda, conjugate, at_zero)
+    bound = scaled_dual(spec.relationship_for(reg_lambda, common).conjugate(B) / reg_lambda, conjugate, at_zero)
     certificate = Certificate(losses + outcome.certificate.primal, bound)
     return Extension(outcome.W[m], outcome, certificate, DualPoint(B, conjugate, at_zero, bound))

@@ -68,7 +68,8 @@ def _not_numbers(name: str, column: Any, summary: CellSummary, what: str) -> Val
         more = f" (like {summary.n_bad:,} of {summary.n_cells:,} cells)" if summary.n_bad > 1 else ""
         return summary.cell_error(f"the target {name!r} holds", f", which is not a number{more}{needs}")
     example = next(text for text in read.texts(column) if text is not None)  # a code such as 007, or a text column
-    return ValueError(f"the target {name!r} holds text such as {example!r}{needs}")
+    words = f"the target {name!r} holds text such as {example!r}, but {what} needs numbers; for classes pass "
+    return InputError(words, Setting("kind", CLASSIFICATION))
 
 
 def _infer_kind(column: Any, name: str, summary: CellSummary, notes: list[str]) -> str:

@@ -44,6 +44,7 @@ class CheckpointWriter:
         self.checkpoint = checkpoint
         self.last = None if resumed is None else resumed.folder  # the newest complete version
         self.written = 0
+        # the mark of the run is part of the names of its versions
         self._mark = secrets.token_hex(4) if resumed is None else versions.mark_of(resumed.folder)
         self._rounds, self._saved_at, self._warned = 0, time.monotonic(), False
         home = checkpoint.folder
@@ -95,7 +96,8 @@ class CheckpointWriter:
 
     def clear(self, replaced: bool = True) -> None:
         """Remove the versions of this run and, with `replaced`, those it replaces. Other files stay."""
-        own = [one for one in versions.versions_in(self.checkpoint.folder) if one.endswith(self._mark)]
+        present = versions.versions_in(self.checkpoint.folder)
+        own = [one for one in present if one.endswith(self._mark) and one not in self._replaced]
         for version in own + (self._replaced if replaced else []):
             versions.remove(version)
 
@@ -120,7 +122,7 @@ class CheckpointSession:
 
     @property
     def active(self) -> bool:
-        return self.writer is not None or self._resumed is not None
+        return self.writer is not None
 
     @property
     def last(self) -> str | None:

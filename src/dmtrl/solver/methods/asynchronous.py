@@ -28,7 +28,7 @@ from dmtrl.solver.outcome import Candidate
 
 _SMALLER_STEP = 0.5  # of splitting's first step size: the frozen rows of a straggler count as curvature 1/s
 _PASSES = 2  # per answer: little work, so that no answer is based on very old weights
-_PATIENCE = 4  # answers of the slowest worker that may bring next to nothing
+_PATIENCE = 4  # answers of the slowest worker without progress, after which answers become more exact
 
 
 @dataclass
@@ -58,12 +58,12 @@ class AsynchronousState:
     accuracy: float
     passes: int
     answered: np.ndarray  # how often, by worker
-    answered_before: np.ndarray  # the same at the last two looks at the step size (2, workers)
-    Z_before: np.ndarray  # at the last look at the step size
+    answered_before: np.ndarray  # the same at the end of the last two rounds (2, workers)
+    Z_before: np.ndarray  # at the end of the last round
     b_before: np.ndarray
-    slowest: np.ndarray  # (k, 2): answers of the slowest worker, and the gap then
+    slowest: np.ndarray  # rows of (answers of the slowest worker, certified gap at that time)
     changes: int = 0  # of the step size
-    looks: int = 0  # at the step size
+    rounds: int = 0
     taken: int = 0  # answers in this round
     version: int = 0  # of the weights
     probe: Probe | None = None
@@ -116,7 +116,7 @@ class AsynchronousSplitting:
     # which worker may continue
 
     def requests(self, state: AsynchronousState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
-        if state.taken == 0:
+        if gap.new:
             self._sharpen(state, gap.gap)
         target = state.accuracy * gap.gap / len(self._context.layout.task)
         requests = {}
@@ -243,7 +243,7 @@ class AsynchronousSplitting:
         Z_before, b_before = state.Z_before, state.b_before
         state.answered_before = np.stack([state.answered, state.answered_before[0]])
         state.Z_before, state.b_before, state.taken = state.Z, state.b.copy(), 0
-        state.looks += 1
+        state.rounds += 1
         if state.changes >= MAX_STEP_CHANGES or not recent.any():
             return
         units = np.flatnonzero(recent[self._context.layout.owner])
@@ -253,7 +253,7 @@ class AsynchronousSplitting:
         change = 1.0
         if is_straight(moved, size, norm(b - b_before[units]), slope):
             change = STRIDE
-        elif state.looks > 2 and state.looks % 2:
+        elif state.rounds > 2 and state.rounds % 2:
             primal, dual = norm(U - Z) / max(norm(U), size, 1e-300), moved / (state.s * slope)
             if primal > 0 and dual > 0:
                 change = float(np.clip(np.sqrt(dual / primal), 0.2, 5.0))

@@ -50,6 +50,7 @@ class GapToClose:
     gap: float  # certified so far: objective minus bound
     accuracy: float  # share of it at which the sum of the local gaps aims
     finish: float  # sum of local gaps that ends the run, if the units are independent of each other
+    new: bool = True  # whether it was computed after the last answer
 
 
 @dataclass(frozen=True)
