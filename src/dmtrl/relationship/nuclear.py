@@ -53,25 +53,32 @@ def nuclear_prox(
 
 
 def common_component(V: np.ndarray, t: float, weight: float, w0: np.ndarray) -> np.ndarray:
-    """Return the fixed point w_0 of (24), by Anderson acceleration.
+    """Return the fixed point w_0 of (24), by safeguarded Anderson acceleration.
 
     The rows of V - mean sum to zero, so (V - w_0)^T (V - w_0) is their Gram matrix plus m (mean - w_0)(mean - w_0)^T:
-    V is read once, and an iteration costs one eigendecomposition of a d x d matrix.
+    V is read once, and an iteration costs one eigendecomposition of a d x d matrix. A plain iteration minimises over W
+    and w_0 in turn and never increases the objective; an extrapolation that does is dropped.
     """
     m, mean = len(V), V.mean(axis=0)
     spread = centred_gram(V, mean)
     points: list[np.ndarray] = []
     moves: list[np.ndarray] = []
-    last = np.inf
-    for _ in range(20):  # the next round starts from this w_0, so nearly exact is enough
+    last, lowest, after_lowest = np.inf, np.inf, w0
+    for left in range(20, -1, -1):  # the next round starts from this w_0, so nearly exact is enough
         away = mean - w0
         s, vectors = from_gram(spread + m * np.outer(away, away))
         shrunk = _shrink(s, t)
-        kept = vectors[:, : len(shrunk)]
+        kept, removed = vectors[:, : len(shrunk)], s.copy()
+        removed[: len(shrunk)] -= shrunk
+        value = 0.5 * (float(removed @ removed) + t * float(shrunk.sum()) ** 2 + (weight - m) * float(w0 @ w0))
         image = m * (mean - kept @ ((away @ kept) * shrunk / s[: len(shrunk)])) / weight
+        if value > lowest * (1.0 + 1e-9):
+            points, moves, last, w0 = [], [], np.inf, after_lowest
+            continue
+        lowest, after_lowest = value, image
         move = image - w0
         length = float(np.linalg.norm(move))
-        if length <= 1e-6 * (np.linalg.norm(image) + 1e-300):
+        if left == 0 or length <= 1e-6 * (np.linalg.norm(image) + 1e-300):
             break
         if length > 2 * last:  # the extrapolation overshot: restart it
             points, moves = [], []
