@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 
 from dmtrl.cli.main import main
 from dmtrl.lab.experiments import agreement, bounds, convergence, coupling, relations, school, unbalanced
+from dmtrl.lab.experiments.collection import Collection
 from dmtrl.lab.experiments.curves import Spread, history_curves, rounds_to
 from dmtrl.lab.experiments.problems import load_problem
 from dmtrl.lab.experiments.records import Record, Store
 from dmtrl.lab.experiments.reproduce import REPRODUCTION
-from dmtrl.lab.experiments.runner import Experiment, Run, execute, pending_runs, sections
+from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Text
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -72,16 +74,18 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         done.append(seed)
         return {"value": seed}
 
-    toy, store = _toy(measure), Store(tmp_path)
-    plan = [(toy, run) for run in toy.runs(True)]
+    other = replace(_toy(lambda seed, quick: {}), name="other")
+    toys = Collection("toys", "", {"toy": [_toy(measure)], "other": [other]})
     with pytest.raises(KeyboardInterrupt):
-        execute(plan, store)
-    assert sections([toy], True, store) == []  # nothing is drawn from half an experiment
+        toys.run("toy", True, tmp_path)
+    shown = toys.run("other", True, tmp_path)
+    assert len(shown.sections) == 1, "nothing is drawn from half an experiment"
     done.append(-1)  # so that the third run does not stop again
-    assert [run.params["seed"] for _, run in pending_runs(plan, store)] == [2, 3]
-    assert execute(pending_runs(plan, store), store) == []
+    assert [run.params["seed"] for _, run in toys.plan("toy", True, tmp_path).pending] == [2, 3]
+    shown = toys.run("toy", True, tmp_path)
     assert done == [0, 1, -1, 2, 3]
-    assert sections([toy], True, store)[0].items[0].text == "4"
+    assert shown.missing == {}
+    assert [section.items[0].text for section in shown.sections] == ["4", "4"]
 
 
 def test_a_data_set_that_is_missing_stops_only_its_own_experiment(tmp_path: Path) -> None:
@@ -89,10 +93,9 @@ def test_a_data_set_that_is_missing_stops_only_its_own_experiment(tmp_path: Path
         raise FileNotFoundError("school.npz was not found")
 
     lost, found = _toy(missing), Experiment("found", *list(vars(_toy(lambda seed, quick: {})).values())[1:])
-    store = Store(tmp_path)
-    left_out = execute([(e, run) for e in (lost, found) for run in e.runs(True)], store)
-    assert [(one.experiment, one.reason) for one in left_out] == [("toy", "school.npz was not found")]
-    assert len(store.read()) == 4
+    output = Collection("toys", "", {"toys": [lost, found]}).run("all", True, tmp_path)
+    assert output.missing == {"toy": "school.npz was not found"}
+    assert len(Store(tmp_path).read()) == 4
 
 
 def test_every_experiment_has_runs_with_distinct_keys() -> None:
@@ -181,7 +184,6 @@ def test_steps_for_the_same_theta_grow_with_rows() -> None:
 
 @pytest.mark.data
 def test_school_is_scaled_by_training_rows_alone(shared_data, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
 
     from dmtrl.datasets import load_school
     from dmtrl.lab.experiments import problems
@@ -199,12 +201,22 @@ def test_school_is_scaled_by_training_rows_alone(shared_data, monkeypatch: pytes
 
 
 def test_other_settings_are_another_run(tmp_path: Path) -> None:
-    store, done = Store(tmp_path), []
-    toy = _toy(lambda seed, quick: done.append(seed) or {})
-    execute([(toy, toy.runs(True)[0])], store)
-    other = Experiment("toy", toy.runs, toy.measure, toy.section, {"reg_lambda": 0.1})
-    assert pending_runs([(toy, toy.runs(True)[0])], store) == []
-    assert len(pending_runs([(other, toy.runs(True)[0])], store)) == 1
+    toy = _toy(lambda seed, quick: {})
+    Collection("toys", "", {"toy": [toy]}).run("all", True, tmp_path)
+    other = replace(toy, settings={"reg_lambda": 0.1})
+    pending = Collection("toys", "", {"toy": [toy], "other": [other]}).plan("all", True, tmp_path).pending
+    assert [experiment for experiment, _ in pending] == [other] * 4
+
+
+def smaller_gaps_with_larger_h(records: list[Record]) -> bool:
+    """Return whether, for every lambda, a larger H has a smaller gap after the same number of rounds."""
+    ends: dict[tuple[str, float], list[float]] = {}
+    for share in convergence.SHARES:
+        for record in records:
+            if record.params["method"] == convergence.label(share):
+                key = (record.params["problem"], record.params["reg_lambda"])
+                ends.setdefault(key, []).append(float(np.median(record.figures["w_gap"][-5:])))
+    return all(gaps == sorted(gaps, reverse=True) for gaps in ends.values())
 
 
 @pytest.fixture(scope="module")
@@ -243,7 +255,7 @@ class TestQuick:
 
     def test_larger_h_needs_fewer_rounds(self, quick_run: Path) -> None:
         for problem in convergence.DATA:
-            assert convergence.smaller_gaps_with_larger_h(_records(quick_run, f"convergence {problem}"))
+            assert smaller_gaps_with_larger_h(_records(quick_run, f"convergence {problem}"))
 
     def test_distributed_and_centralised_end_together(self, quick_run: Path) -> None:
         for record in _records(quick_run, "agreement"):
@@ -268,7 +280,7 @@ class TestQuick:
     def test_drawing_again_computes_nothing(self, quick_run: Path) -> None:
         before = (quick_run / "records.jsonl").read_bytes()
         page = (quick_run / "index.html").read_text()
-        assert REPRODUCTION.run("all", True, quick_run).missing == []
+        assert REPRODUCTION.run("all", True, quick_run).missing == {}
         assert (quick_run / "records.jsonl").read_bytes() == before
         assert (quick_run / "index.html").read_text() == page
 
@@ -334,3 +346,15 @@ def test_bad_input(tmp_path: Path, arguments: list[str], code: int, sentence: st
     assert result.exit_code == code
     assert sentence in result.stderr
     assert (tmp_path / "file").read_text() == "here"
+
+
+@pytest.mark.data
+def test_the_heart_study_beats_the_published_accuracy(shared_data: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("DMTRL_DATA", str((shared_data / "heart" / "va.csv").parents[1]))
+    result = CliRunner().invoke(main, ["reproduce", "heart", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    lines = {line.split("  ")[0]: line.split() for line in result.output.splitlines()}
+    assert float(lines["study simulate"][-1]) >= 0.80
+    assert float(lines["published: best federated strategy"][-1]) == 0.732
+    (record,) = Store(tmp_path).read().values()
+    assert record.figures["rows"] == {"cleveland": 303, "hungarian": 261, "switzerland": 46, "va": 130}

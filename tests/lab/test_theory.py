@@ -174,17 +174,15 @@ def test_order_of_tasks_does_not_matter(seed, m, regular):
     assert theory.rounds(again, step[order], gap=1e-3, start=1.0) == theory.rounds(facts, step, gap=1e-3, start=1.0)
 
 
-def test_pi_is_the_smallest_constant(monkeypatch):
+def test_pi_is_the_smallest_constant():
     rng = np.random.default_rng(0)
     X, p, v = rng.normal(size=(7, 4)), rng.dirichlet(np.ones(7)), rng.normal(size=(500, 7))
     pi, top = theory.pi(X, p), np.linalg.svd(np.sqrt(p)[:, None] * X)[0][:, 0] / np.sqrt(p)
     assert ((((v * p) @ X) ** 2).sum(axis=1) <= pi * (v * v) @ p * (1 + 1e-12)).all()
     assert (((top * p) @ X) ** 2).sum() == pytest.approx(pi * (top * top) @ p)
-    for side in (theory._DENSE_SIDE, 0):
-        monkeypatch.setattr(theory, "_DENSE_SIDE", side)
-        for rows in (X, sparse.csr_matrix(X)):
-            assert theory.pi(rows, p) == pytest.approx(pi)
-            assert theory.pi(0 * rows, p) == 0
+    for rows in (X, sparse.csr_matrix(X)):
+        assert theory.pi(rows, p) == pytest.approx(pi)
+        assert theory.pi(0 * rows, p) == 0
 
 
 @pytest.mark.parametrize("lam", [0.02, 0.5])

@@ -24,7 +24,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_page_is_drawn_without_network_or_complaint(browser: Browser, page: Path, scheme: str) -> None:
     browser.open(page, scheme=scheme)
     browser.wait_for(DRAWN, "all plots")
-    assert len(browser.find_all(".plot")) == 1 + 1 + 4 + 1 + 1 + 1 + 2 + 1 + 1
+    assert len(browser.find_all(".plot")) == 1 + 1 + 4 + 1 + 1 + 2 + 1 + 1
     assert browser.console() == []
     assert browser.requests() == []
     traces = "return [...document.querySelectorAll('.plot')].map(p => p.querySelectorAll('.trace, .hm').length)"

@@ -3,7 +3,6 @@
 import numpy as np
 
 from dmtrl.report import (
-    BarChart,
     ChartGrid,
     DotPlot,
     HeatMap,
@@ -47,16 +46,15 @@ def curves(title: str, names: tuple[str, ...] = ("fast", "slow", "slower")) -> L
 
 def full_page() -> Page:
     """Everything a page can hold."""
-    band = Series("with band", ROUNDS, ROUNDS * 1.0, low=ROUNDS * 0.9, high=ROUNDS * 1.1)
-    chart = LineChart("Bands and points", "x", "y", [band, Series("points", [1, 50], [3, 4], "points")], alt="A band.")
+    line = Series("line", ROUNDS, ROUNDS * 1.0)
+    chart = LineChart("Lines and points", "x", "y", [line, Series("points", [1, 50], [3, 4], "points")], alt="A line.")
     rows = [["ten", 10, 0.5, True], ["nine", 9, np.nan, False], ["hundred", 100, 0.125, None], ["two", 2, -3.25, True]]
     figures = [
         curves("Gaps fall"),
         chart,
         ChartGrid("Four panels", [curves(f"data set {k}") for k in range(4)], alt="Four panels."),
-        BarChart("Bars", ["a", "b"], [("ours", [1, 2]), ("theirs", [2, 3])], "error", "Bars.", {"ours": [0.1, 0.2]}),
         DotPlot("Dots", ["x", "y", "z"], [("p", [1, 2, 3]), ("q", [2, np.nan, 1])], "error", "Dots.", [2], "worse"),
-        BarChart("Lying bars", [f"a rather long name {k}" for k in range(12)], [("gain", range(12))], "gain", "Bars."),
+        DotPlot("Long names", [f"a rather long name {k}" for k in range(12)], [("gain", range(12))], "gain", "Dots."),
     ]
     heats = [
         HeatMap("Sixteen", [("true", np.eye(16)), ("learned", correlation(16))], LABELS, alt="Two matrices."),
@@ -99,7 +97,7 @@ def hostile_page() -> Page:
         items = {
             0: LineChart(name, HOSTILE[1], HOSTILE[2], series, HOSTILE[3], caption=words, references=[(HOSTILE[2], 2)]),
             1: HeatMap(name, [(name, correlation(size))], HOSTILE, name, name),
-            2: BarChart(
+            2: DotPlot(
                 name, HOSTILE, [(name, range(size)), ("other " + name, range(size))], HOSTILE[4], name, caption=name
             ),
             3: Table(name, HOSTILE, [HOSTILE, [None] * size], name),

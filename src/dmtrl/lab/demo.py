@@ -1,14 +1,14 @@
 """The demo: Synthetic 1 of the paper, fitted together, each task alone, and pooled.
 
 `run_demo` computes a result, `render` prints it, and `demo_page` makes a page of it. All three methods have the same
-loss, the same lambdas and the same held-out rows.
+loss and the same lambdas, from which each chooses by cross-validation.
 """
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from rich.console import Console, RenderableType
@@ -18,29 +18,22 @@ from rich.text import Text
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import SyntheticTasks, make_synthetic
+from dmtrl.estimators.cv import MTRLClassifierCV
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.report.content import Page
-from dmtrl.report.model_page import ModelFacts, page_from_facts
+from dmtrl.report.model_page import model_facts, page_from_facts
 from dmtrl.report.model_page.held_out import ERROR_RATE, format_error
-from dmtrl.solver.api import solve
-from dmtrl.solver.outcome import Callback, Outcome
-from dmtrl.solver.settings import Settings
-from dmtrl.worker import kernels
 
-LOSS = "logistic"  # the labels are drawn from the logistic model
 LAMBDAS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
-HELD_OUT = 0.25  # share of each task's training rows, for the choice of lambda
+FOLDS = 3
 QUICK = {"rows_per_task": 400, "d": 40}
 TOGETHER, ALONE, POOLED = "together, relations learned", "each task alone", "one model for all tasks"
-
-OnStage = Callable[[str], object]
+SHORT = {TOGETHER: "together", ALONE: "alone", POOLED: "pooled"}
 
 
 @dataclass(frozen=True)
 class Fit:
-    name: str
-    reg_lambda: float
-    outcome: Outcome
+    model: Any
     wrong: np.ndarray  # for each test row, whether the prediction is wrong
     seconds: float
 
@@ -56,7 +49,6 @@ class DemoResult:
     fits: dict[str, Fit]
     floor: float  # test error of the true weights
     recovery: float  # Pearson correlation between learned and true task correlations, over pairs of tasks
-    compile_seconds: float | None  # None if the compiled code came from the cache
 
     @property
     def learned(self) -> Fit:
@@ -68,25 +60,35 @@ class DemoResult:
         return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
-def run_demo(
-    seed: int = 0, quick: bool = False, on_stage: OnStage = lambda text: None, callbacks: Sequence[Callback] = ()
-) -> DemoResult:
-    """Generate the tasks, choose lambda for each method, fit on all training rows, and compare with the truth.
-
-    on_stage: called with a sentence at each stage. callbacks: called with the round records of every fit.
-    """
-    compile_seconds = _warm_up(on_stage)
+def run_demo(seed: int = 0, quick: bool = False, on_stage: Callable[[str], object] = lambda text: None) -> DemoResult:
+    """Generate the tasks, fit them in three ways, and compare with the truth. on_stage: called at each stage."""
+    on_stage("loading the compiled code, or compiling it")
+    _fit(make_synthetic(rows_per_task=12, m=2, d=3), TOGETHER)
     problem = make_synthetic(kind=1, seed=seed, **(QUICK if quick else {}))
     fits = {}
-    for name, pool, relationship in (
-        (TOGETHER, False, "learned"),
-        (ALONE, False, "independent"),
-        (POOLED, True, "independent"),
-    ):
-        fits[name] = _choose_and_fit(name, problem, pool, relationship, on_stage, callbacks)
-    recovery = off_diagonal_pearson(fits[TOGETHER].outcome.covariance.correlation(), problem.correlation)
-    floor = float(_wrong(problem.W, problem.test).mean())
-    return DemoResult(seed, problem, fits, floor, recovery, compile_seconds)
+    for name in (TOGETHER, ALONE, POOLED):
+        on_stage(f"{name}: choosing lambda by cross-validation")
+        fits[name] = _fit(problem, name)
+    recovery = off_diagonal_pearson(fits[TOGETHER].model.covariance_.correlation(), problem.correlation)
+    scores = np.einsum("ij,ij->i", problem.test.X, problem.W[_labels(problem.test) - 1])
+    floor = float(np.mean((scores > 0) != (problem.test.y > 0)))
+    return DemoResult(seed, problem, fits, floor, recovery)
+
+
+def _labels(data: TaskData) -> np.ndarray:
+    """The task of each row, from 1."""
+    return np.repeat(np.arange(data.m), np.diff(data.starts)) + 1
+
+
+def _fit(problem: SyntheticTasks, name: str) -> Fit:
+    train, test = problem.train, problem.test
+    relationship = "learned" if name == TOGETHER else "independent"
+    tasks = [None if name == POOLED else _labels(part) for part in (train, test)]
+    began = time.perf_counter()
+    model = MTRLClassifierCV(
+        relationship=relationship, lambdas=LAMBDAS, commons=(0.0,), cv=FOLDS, n_jobs=-1, on_single_class="constant"
+    ).fit(train.X, train.y, tasks=tasks[0])
+    return Fit(model, model.predict(test.X, tasks=tasks[1]) != test.y, time.perf_counter() - began)
 
 
 def off_diagonal_pearson(a: np.ndarray, b: np.ndarray) -> float:
@@ -95,115 +97,32 @@ def off_diagonal_pearson(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a[above], b[above])[0, 1])
 
 
-def _choose_and_fit(
-    name: str,
-    problem: SyntheticTasks,
-    pool: bool,
-    relationship: str,
-    on_stage: OnStage,
-    callbacks: Sequence[Callback],
-) -> Fit:
-    fit_rows, held_out = _hold_out(problem.train)
-
-    def fit(data: TaskData, reg_lambda: float) -> Outcome:
-        data = TaskData.from_long(data.X, data.y) if pool else data
-        return solve(data, loss=LOSS, reg_lambda=reg_lambda, relationship=relationship, n_jobs=-1, callbacks=callbacks)
-
-    on_stage(f"{name}: choosing lambda on held-out rows")
-    errors = [_wrong(fit(fit_rows, reg_lambda).W, held_out).mean() for reg_lambda in LAMBDAS]
-    best = LAMBDAS[int(np.argmin(errors))]  # the largest of equals, as the grid descends
-    on_stage(f"{name}: fitting all training rows")
-    began = time.perf_counter()
-    outcome = fit(problem.train, best)
-    return Fit(name, best, outcome, _wrong(outcome.W, problem.test), time.perf_counter() - began)
-
-
-def _rows(data: TaskData) -> Iterator[slice]:
-    for start, stop in itertools.pairwise(data.starts.tolist()):
-        yield slice(start, stop)
-
-
-def _hold_out(data: TaskData) -> tuple[TaskData, TaskData]:
-    """Split off the last rows of each task for the choice of lambda. The rows are in random order."""
-    fit, held_out = [], []
-    for rows in _rows(data):
-        cut = rows.stop - max(round(HELD_OUT * (rows.stop - rows.start)), 1)
-        fit.append((data.X[rows.start : cut], data.y[rows.start : cut]))
-        held_out.append((data.X[cut : rows.stop], data.y[cut : rows.stop]))
-    return TaskData.from_list(fit), TaskData.from_list(held_out)
-
-
-def _wrong(W: np.ndarray, data: TaskData) -> np.ndarray:
-    """Return, for each row, whether the prediction is wrong. A W with one row is used for all tasks."""
-    weights = np.broadcast_to(W, (data.m, W.shape[1]))
-    return np.concatenate(
-        [(data.X[rows] @ w > 0) != (data.y[rows] > 0) for w, rows in zip(weights, _rows(data), strict=True)]
-    )
-
-
-def _warm_up(on_stage: OnStage) -> float | None:
-    """Load or compile the kernels before anything is timed. Return the seconds if they were compiled."""
-    cold = not _compiled_before()
-    on_stage("compiling (only the first time)" if cold else "loading the compiled code")
-    began = time.perf_counter()
-    tiny = make_synthetic(rows_per_task=10, m=2, d=3).train
-    for relationship in ("learned", "independent"):
-        solve(tiny, loss=LOSS, reg_lambda=0.1, relationship=relationship)
-    return time.perf_counter() - began if cold else None
-
-
-def _compiled_before() -> bool:
-    """Return whether numba's cache has an up-to-date main kernel."""
-    written = Path(kernels.__file__).stat().st_mtime
-    folder = Path(kernels.local_round.stats.cache_path or ".")
-    return any(index.stat().st_mtime >= written for index in folder.glob("kernels.local_round-*.nbi"))
-
-
 def demo_page(result: DemoResult) -> Page:
     """Return a page about the joint fit, with true and learned relations."""
-    fit, problem = result.learned, result.problem
-    m, d = problem.W.shape
-    errors = [
-        (f"test error rate, {words}", format_error(result.fits[name].error, ERROR_RATE))
-        for name, words in _SHORT.items()
-    ]
-    facts = ModelFacts(
+    problem, fit = result.problem, result.learned
+    m = len(problem.W)
+    errors = {f"test error rate, {SHORT[name]}": one.error for name, one in result.fits.items()}
+    errors["test error rate, true weights"] = result.floor
+    facts = replace(
+        model_facts(fit.model, comparison=_comparison(result)),
         names=[f"task {i + 1}" for i in range(m)],
-        tasks=m,
-        covariance=fit.outcome.covariance,
-        relations_learned=True,
-        certificate=fit.outcome.certificate,
-        tol=Settings().tol,
-        loss=LOSS,
-        reg_lambda=fit.reg_lambda,
-        tau=0.0,
-        features=d,
-        feature_names=[f"feature {j + 1}" for j in range(d)],
-        coef=fit.outcome.W,
         scaled=True,
-        history=[record.as_dict() for record in fit.outcome.history],
         rows=len(problem.train.y),
-        classes=["−1", "+1"],
-        comparison=_comparison(result),
         truth=problem.correlation,
         record=f"Made by dmtrl demo with seed {result.seed}: Synthetic 1, {m} tasks that copy one of three parents or "
-        f"its opposite. Each method chose one of {len(LAMBDAS)} lambdas on held-out training rows; error rates are on "
+        f"its opposite. Each method chose one of {len(LAMBDAS)} lambdas by cross-validation; error rates are on "
         f"{len(problem.test.y):,} test rows.",
         more=[
-            *errors,
-            ("test error rate, true weights", format_error(result.floor, ERROR_RATE)),
+            *((name, format_error(error, ERROR_RATE)) for name, error in errors.items()),
             ("correlation of learned and true relations", f"{result.recovery:.3f}"),
         ],
     )
     return page_from_facts(facts, f"dmtrl demo: {m} synthetic tasks")
 
 
-_SHORT = {TOGETHER: "together", ALONE: "alone", POOLED: "pooled"}
-
-
 def _comparison(result: DemoResult) -> Comparison:
     """Test error rates of each task. Harmed: worse together than alone in a paired one-sided test at 1 %."""
-    rows = list(_rows(result.problem.test))
+    rows = [slice(a, b) for a, b in pairwise(result.problem.test.starts)]
     together, alone, pooled = (np.array([fit.wrong[r].mean() for r in rows]) for fit in result.fits.values())
     change = [(result.learned.wrong[r].astype(float) - result.fits[ALONE].wrong[r]) for r in rows]
     harmed = [bool(c.mean() > 2.326 * c.std(ddof=1) / np.sqrt(len(c)) and c.mean() > 0) for c in change]
@@ -225,8 +144,6 @@ def render(result: DemoResult, console: Console) -> None:
     if console.width >= 4 * m + 10:
         console.print(Padding(_heat_maps(result), (1, 2), expand=False))
         console.print(Text(f"  {HEAT_KEY}", style="dim"))
-    if result.compile_seconds is not None:
-        console.print(Text(f"  Compiled in {result.compile_seconds:.0f} s; the next start is faster.", style="dim"))
 
 
 def _error_table(result: DemoResult) -> Table:
@@ -235,18 +152,18 @@ def _error_table(result: DemoResult) -> Table:
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for name, fit in result.fits.items():
         style = "bold" if name == TOGETHER else ""
-        table.add_row(name, f"{fit.error:.2%}", f"{fit.reg_lambda:.0e}", style=style)
+        table.add_row(name, f"{fit.error:.2%}", f"{fit.model.reg_lambda_:.0e}", style=style)
     table.add_row("(the true weights)", f"{result.floor:.2%}", "", style="dim")
     return table
 
 
 def _facts(result: DemoResult) -> Table:
     fit = result.learned
-    history, certificate = fit.outcome.history, fit.outcome.certificate
+    history, certificate = fit.model.history_, fit.model.certificate_
     points, error = (100 * value for value in result.advantage(ALONE))
-    size = sum(record.bytes_sent + record.bytes_received for record in history)
+    size = sum(record["bytes_sent"] + record["bytes_received"] for record in history)
     pairs = len(result.problem.W) * (len(result.problem.W) - 1) // 2
-    solvers = sorted({solver for record in history for solver in record.solver.split("+")})
+    solvers = sorted({solver for record in history for solver in record["solver"].split("+")})
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
@@ -264,17 +181,17 @@ def _facts(result: DemoResult) -> Table:
     )
     table.add_row(
         "work",
-        f"{len(history)} rounds, {fit.seconds:.1f} s, {size / 1e6:.2g} MB in messages, "
+        f"{len(history)} rounds, {size / 1e6:.2g} MB in messages; {fit.seconds:.1f} s with the choice of lambda; "
         f"local solver {' and '.join(solvers)}",
     )
-    table.add_row("lambda", f"the best of {len(LAMBDAS)} on held-out training rows ({HELD_OUT:.0%}), for each fit")
+    table.add_row("lambda", f"the best of {len(LAMBDAS)} on held-out training rows ({FOLDS} folds), for each fit")
     return table
 
 
 def _heat_maps(result: DemoResult) -> RenderableType:
     table = Table.grid(padding=(0, 4, 0, 0))
     table.add_row(Text("learned correlation", style="dim"), Text("true correlation", style="dim"))
-    table.add_row(heat_map(result.learned.outcome.covariance.correlation()), heat_map(result.problem.correlation))
+    table.add_row(heat_map(result.learned.model.covariance_.correlation()), heat_map(result.problem.correlation))
     return table
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from scipy.sparse.linalg import LinearOperator, eigsh
 
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.relationship.covariance import TaskCovariance
@@ -22,7 +21,6 @@ Numbers = Sequence[float] | np.ndarray
 Whole = Sequence[int] | np.ndarray
 RHO_KINDS = ("paper", "spectral")
 NEEDS_GAP = "for a loss that is not smooth, the steps depend on the initial gap of the task (27); pass gap"
-_DENSE_SIDE = 1000  # up to this many rows or columns, the Gram matrix is dense
 
 
 @dataclass(frozen=True)
@@ -106,15 +104,9 @@ def pi(X: Any, p: np.ndarray | None = None) -> float:
     With p_j = 1/n it is the paper's pi_i (its numerator not squared) over n.
     """
     A = sparse.diags(np.sqrt(_row_weights(X, p))) @ X
-    if min(A.shape) <= _DENSE_SIDE:
-        gram = A.T @ A if A.shape[1] <= A.shape[0] else A @ A.T
-        gram = gram.toarray() if sparse.issparse(gram) else gram
-        return max(float(np.linalg.eigvalsh(gram)[-1]), 0.0) if gram.size else 0.0
-    if not abs(A).max() > 0:
-        return 0.0
-    normal = LinearOperator((A.shape[1], A.shape[1]), matvec=lambda v: A.T @ (A @ v), dtype=float)
-    start = np.random.default_rng(0).normal(size=A.shape[1])
-    return float(eigsh(normal, k=1, v0=start, return_eigenvectors=False)[0])
+    gram = A.T @ A if A.shape[1] <= A.shape[0] else A @ A.T
+    gram = gram.toarray() if sparse.issparse(gram) else gram
+    return max(float(np.linalg.eigvalsh(gram)[-1]), 0.0) if gram.size else 0.0
 
 
 def rho(sigma: TaskCovariance, kind: str = "spectral", *, eta: float = 1.0, unit_tasks: Whole | None = None) -> float:

@@ -1,7 +1,6 @@
 """Reports: tables, plots as files, and offline HTML pages."""
 
 from dmtrl.report.content import (
-    BarChart,
     ChartGrid,
     DotPlot,
     HeatMap,
@@ -18,7 +17,6 @@ from dmtrl.report.content import (
 from dmtrl.report.page import write_files, write_page
 
 __all__ = [
-    "BarChart",
     "ChartGrid",
     "DotPlot",
     "HeatMap",

@@ -35,7 +35,7 @@ def write_files(page: Page, folder: str | os.PathLike[str]) -> list[Path]:
             written += [write_atomic(folder / f"{name}.csv", csv_text(item).encode("utf-8", "replace"))]
             written += [write_atomic(folder / f"{name}.md", markdown_text(item).encode("utf-8", "replace"))]
         elif not isinstance(item, Text):
-            written.append(static.save(item, folder / f"{name}.svg"))
+            written.append(write_atomic(folder / f"{name}.svg", static.render(item)))
     return written
 
 

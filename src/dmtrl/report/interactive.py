@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmtrl.report.content import BarChart, ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
 from dmtrl.report.theme import (
     FEW_POINTS,
     LABELLED_CELLS,
@@ -24,7 +24,6 @@ from dmtrl.report.theme import (
     colour_indices,
     decimal_ticks,
     label_at_right,
-    needs_horizontal_bars,
     shortened,
     wrapped,
 )
@@ -72,7 +71,7 @@ def _chart_grid(grid: ChartGrid, theme: Theme) -> _Drawn:
 def _curves(
     chart: LineChart, indices: Mapping[str, int], theme: Theme, narrow: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    traces = [trace for series in chart.series for trace in _traces(chart, series, indices[series.name], theme)]
+    traces = [_trace(chart, series, indices[series.name], theme) for series in chart.series]
     layout = _layout(theme)
     layout["xaxis"] |= _titled(chart.x_label, theme) | _scale(chart, "x", theme, narrow)
     layout["yaxis"] |= _titled(chart.y_label, theme) | _scale(chart, "y", theme)
@@ -93,36 +92,20 @@ def _curves(
     return traces, layout
 
 
-def _traces(chart: LineChart, series: Series, index: int, theme: Theme) -> list[dict[str, Any]]:
+def _trace(chart: LineChart, series: Series, index: int, theme: Theme) -> dict[str, Any]:
     keep = finite_points(series, chart.log_x, chart.log_y)
     x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
     colour = theme.series[index % len(theme.series)]
-    shared = {"type": "scatter", "name": _safe(series.name), "legendgroup": _safe(series.name)}
     # colours repeat after seven series: later series are dashed
     dash = DASHES[series.style] if series.style != "line" or index < len(theme.series) else "dashdot"
     mode = "markers" if series.style == "points" else "lines+markers" if x.size <= FEW_POINTS else "lines"
-    traces = []
-    if series.low is not None and series.high is not None:
-        low, high = np.asarray(series.low, dtype=float)[keep], np.asarray(series.high, dtype=float)[keep]
-        low, high = np.where(np.isfinite(low), low, y), np.where(np.isfinite(high), high, y)
-        if chart.log_y:  # a logarithmic axis has no zero: the band ends at the smallest value
-            low = np.where(low > 0, low, y.min() if y.size else 1.0)
-        traces.append(
-            shared
-            | {"x": np.concatenate([x, x[::-1]]), "y": np.concatenate([high, low[::-1]]), "fill": "toself"}
-            | {"fillcolor": theme.bands()[index % len(theme.series)], "mode": "lines", "line": {"width": 0}}
-            | {"hoverinfo": "skip", "showlegend": False}
-        )
-    traces.append(
-        shared
-        | {"x": x, "y": y, "mode": mode, "line": {"color": colour, "width": 2.2, "dash": dash}}
-        | {"marker": {"color": colour, "size": 7}, "meta": _full(series.name)}
-        | {"hovertemplate": POINT}
-    )
+    trace = {"type": "scatter", "name": _safe(series.name), "legendgroup": _safe(series.name), "x": x, "y": y}
+    trace |= {"mode": mode, "line": {"color": colour, "width": 2.2, "dash": dash}}
+    trace |= {"marker": {"color": colour, "size": 7}, "meta": _full(series.name), "hovertemplate": POINT}
     if series.names is not None:
         named = [_full(name) for name, drawn in zip(series.names, keep, strict=True) if drawn]
-        traces[-1] |= {"customdata": named, "hovertemplate": NAMED_POINT}
-    return traces
+        trace |= {"customdata": named, "hovertemplate": NAMED_POINT}
+    return trace
 
 
 def _scale(chart: LineChart, axis: str, theme: Theme, narrow: bool = False) -> dict[str, Any]:
@@ -227,36 +210,6 @@ def _dot_plot(chart: DotPlot, theme: Theme) -> _Drawn:
     return [("", traces, layout)]
 
 
-def _bar_chart(chart: BarChart, theme: Theme) -> _Drawn:
-    horizontal = needs_horizontal_bars(chart.categories)
-    names = _distinct([_full(name) for name in chart.categories])
-    words = axis_labels(chart.categories, 46) if horizontal else chart.categories
-    ticks = ["<br>".join(map(_safe, wrapped(word, 24 if horizontal else 10, lines=2))) for word in words]
-    traces = []
-    for index, (name, heights) in enumerate(chart.bars):
-        values = np.asarray(heights, dtype=float)
-        values = np.where(np.isfinite(values), values, np.nan)
-        where = {"x": values, "y": names, "orientation": "h"} if horizontal else {"x": names, "y": values}
-        template = "%{y}<br>" if horizontal else "%{x}<br>"
-        if len(chart.bars) > 1:
-            template += "%{fullData.name}: "
-        trace: dict[str, Any] = {"type": "bar", "name": _safe(name), "legendgroup": _safe(name), **where}
-        trace |= {"marker": {"color": theme.series[index % len(theme.series)], "line": {"width": 0}}}
-        if name in chart.errors and chart.has_error_bars:
-            error_bar = {"type": "data", "array": np.asarray(chart.errors[name], dtype=float), "color": theme.ink}
-            trace["error_x" if horizontal else "error_y"] = error_bar | {"thickness": 1.2, "width": 4}
-        trace["hovertemplate"] = template + f"<b>%{{{'x' if horizontal else 'y'}:.6~g}}</b><extra></extra>"
-        traces.append(trace)
-    layout = _layout(theme) | {"bargap": 0.3, "bargroupgap": 0.06, "showlegend": len(chart.bars) > 1}
-    along, across = ("yaxis", "xaxis") if horizontal else ("xaxis", "yaxis")
-    layout[along] |= {"type": "category", "tickmode": "array", "tickvals": names, "ticktext": ticks}
-    layout[along] |= {"showgrid": False, "tickcolor": theme.background} | (
-        {"autorange": "reversed"} if horizontal else {}
-    )
-    layout[across] |= _titled(chart.y_label, theme) | {"rangemode": "tozero", "zerolinecolor": theme.muted}
-    return [("", traces, layout)]
-
-
 def _layout(theme: Theme) -> dict[str, Any]:
     axis = {
         "gridcolor": theme.grid,
@@ -318,6 +271,5 @@ _RENDERERS: dict[type, Callable[[Any, Theme], _Drawn]] = {
     LineChart: _line_chart,
     ChartGrid: _chart_grid,
     HeatMap: _heat_map,
-    BarChart: _bar_chart,
     DotPlot: _dot_plot,
 }

@@ -101,12 +101,11 @@
     svg.setAttribute("height", "12");
     svg.setAttribute("aria-hidden", "true");
     const colour = trace.marker.color;
-    const kind = trace.type === "bar" ? "rect" : trace.mode === "markers" ? "circle" : "line";
+    const kind = trace.mode === "markers" ? "circle" : "line";
     const shape = { diamond: "M12 1L17 6L12 11L7 6Z", square: "M8 2H16V10H8Z", "triangle-up": "M12 1L17 10H7Z" }[trace.marker.symbol];
     const mark = document.createElementNS("http://www.w3.org/2000/svg", shape ? "path" : kind);
     const ring = trace.marker.symbol === "circle-open";
     const looks = shape ? { d: shape, fill: colour } : {
-      rect: { x: 5, y: 0, width: 12, height: 12, rx: 2, fill: colour },
       circle: ring ? { cx: 12, cy: 6, r: 5, fill: "none", stroke: colour, "stroke-width": 1.6 } : { cx: 12, cy: 6, r: 4, fill: colour },
       line: { x1: 1, x2: 23, y1: 6, y2: 6, stroke: colour, "stroke-width": 2.5 },
     }[kind];

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, LineChart, Page, Table, Text, slug
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, Page, Table, Text, slug
 from dmtrl.report.files import (
     formatted_columns,
     is_number,
@@ -29,7 +29,7 @@ from dmtrl.report.files import (
     write_files,
 )
 from dmtrl.report.interactive import Panel, panels
-from dmtrl.report.theme import DARK, LIGHT, colour_map, needs_horizontal_bars
+from dmtrl.report.theme import DARK, LIGHT, colour_map
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -139,10 +139,7 @@ def _height(item: Figure) -> int:
         return min(180 + 20 * len(item.labels), 760)
     if isinstance(item, DotPlot):
         return 80 + 22 * len(item.rows)
-    if isinstance(item, (LineChart, HeatMap)) or not needs_horizontal_bars(item.categories):
-        return 400
-    two_lines = max(map(len, item.categories)) > 24
-    return 90 + len(item.categories) * max(38 if two_lines else 26, 16 * len(item.bars) + 8)
+    return 400
 
 
 def _table(table: Table) -> dict[str, Any]:

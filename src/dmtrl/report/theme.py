@@ -29,10 +29,6 @@ class Theme:
     faint: str  # a slightly different background: table headings, code
     link: str
 
-    def bands(self) -> tuple[str, ...]:
-        """The series colours with low opacity."""
-        return tuple(f"rgba({', '.join(str(int(c[i : i + 2], 16)) for i in (1, 3, 5))}, 0.16)" for c in self.series)
-
 
 LIGHT = Theme(
     background="#ffffff",
@@ -66,7 +62,7 @@ def colour_map(start: Theme, end: Theme) -> dict[str, str]:
     """The counterpart in `end` of each colour of `start`."""
     pairs = {start.background: end.background, start.ink: end.ink, start.muted: end.muted, start.grid: end.grid}
     pairs[start.missing] = end.missing
-    for old, new in ((start.series, end.series), (start.bands(), end.bands()), (start.diverging, end.diverging)):
+    for old, new in ((start.series, end.series), (start.diverging, end.diverging)):
         pairs.update(zip(old, new, strict=True))
     return pairs
 
@@ -153,11 +149,6 @@ def _middle_cut(text: str, width: int) -> str:
 def wrapped(text: str, width: int, lines: int = 3) -> list[str]:
     """The text wrapped to at most `lines` lines; an ellipsis replaces the rest."""
     return textwrap.wrap(single_line(text), width, max_lines=lines, placeholder=" …") or [""]
-
-
-def needs_horizontal_bars(categories: Sequence[str]) -> bool:
-    """Whether bars should be horizontal: many or long names are only readable beside the bars."""
-    return len(categories) > 10 or max(map(len, categories)) > 16
 
 
 def label_at_right(chart: LineChart, height: float) -> bool:

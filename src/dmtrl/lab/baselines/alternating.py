@@ -159,4 +159,4 @@ def _units(data: TaskData, loss: Loss) -> kernels.UnitRows:
         raise ValueError(f"task {name!r} has a total sample weight of zero; leave it out or give it data")
     ids, params = np.full(data.m, loss.id, dtype=np.int64), np.full(data.m, loss.param)
     starts = blocks.starts.astype(np.int64)
-    return kernels.UnitRows(X, np.asarray(data.y, dtype=float), weight / total[task], q, starts, ids, params)
+    return kernels.UnitRows(X, np.asarray(data.y, dtype=float), weight / total[task], q, starts, ids, params, False)

@@ -1,14 +1,12 @@
 """Centralised MTRL: Zhang and Yeung's alternation on the full multi-task kernel matrix, on one machine.
 
 The Gram matrix of all rows (n x n) is computed once; the multi-task kernel multiplies it by Sigma[task of row, task of
-column]. It is float32 to save memory. Rounding does not affect the result, because predictions and gap are always
-computed from X in double precision.
+column].
 """
 
 import os
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +23,9 @@ from dmtrl.solver.outcome import Watch
 from dmtrl.worker import kernels
 
 _GIB = 2.0**30
-_EPS = float(np.finfo(np.float32).eps)
 _BLOCK = 1024  # rows of the Gram matrix at a time
 _ACTIVE_SHARE = 0.25  # of all rows: up to here, rows that moved get extra passes
 _INNER_PASSES = 50  # at most, over the rows that moved
-_REFINEMENTS = 500  # at most, with a factor for the current Sigma; a few are enough
-_SOLVES = 3  # of the linear system in a W-step
-_REFINEMENTS_OLD = 20  # at most, with the factor of an earlier Sigma
-
-Product = Callable[[np.ndarray], np.ndarray]
 
 
 class NotEnoughMemoryError(MemoryError):
@@ -65,24 +57,25 @@ def centralised_mtrl(
     began = time.perf_counter()
     if not w_tol > 0:
         raise ValueError(f"w_tol must be positive, got {w_tol!r}")
-    if memory_limit is not None and not memory_limit > 0:
-        raise ValueError(f"memory_limit must be None or positive, got {memory_limit!r}")
     problem = Problem(data, loss, reg_lambda, relationship)
     direct = problem.loss.id == scalar.SQUARED
-    schedule = Schedule(omega_steps, min(max_passes, _SOLVES) if direct else max_passes, w_tol, smoothing)
-    _check_memory(len(data.y), 2 if direct else 1, memory_limit)
-    gram = gram_matrix(data.X)
-    w_step: WStep = _LinearSystem(gram, w_tol) if direct else _CoordinateAscent(gram, seed)
+    schedule = Schedule(omega_steps, 1 if direct else max_passes, w_tol, smoothing)
+    # float32 saves memory; the gap of coordinate ascent is computed from X in float64, so its rounding does no harm
+    dtype = np.float64 if direct else np.float32
+    matrices = 2 if direct else 1 + _ACTIVE_SHARE**2  # the factor, or the part of the rows that move
+    _check_memory(np.dtype(dtype).itemsize * matrices * len(data.y) ** 2, len(data.y), memory_limit)
+    gram = gram_matrix(data.X, dtype)
+    w_step: WStep = _LinearSystem(gram) if direct else _CoordinateAscent(gram, seed)
     fitted = alternate(problem, w_step, schedule, watch, began)
     _warn_unless_converged(fitted, schedule)
     return fitted
 
 
-def gram_matrix(X: Any) -> np.ndarray:
-    """Return X X^T in float32, computed in blocks of rows to save memory."""
+def gram_matrix(X: Any, dtype: type) -> np.ndarray:
+    """Return X X^T, computed in blocks of rows to save memory."""
     n = X.shape[0]
-    X = X.astype(np.float32, copy=False)
-    gram = np.empty((n, n), dtype=np.float32)
+    X = X.astype(dtype, copy=False)
+    gram = np.empty((n, n), dtype=dtype)
     for first in range(0, n, _BLOCK):
         rows = slice(first, first + _BLOCK)
         if sparse.issparse(X):
@@ -112,13 +105,11 @@ def available_memory() -> float | None:
     return min(found, default=None)
 
 
-def _check_memory(n: int, matrices: int, memory_limit: float | None) -> None:
-    needed = 4.0 * n * n * (matrices if matrices > 1 else 1 + _ACTIVE_SHARE**2)
+def _check_memory(needed: float, n: int, memory_limit: float | None) -> None:
     available = available_memory() if memory_limit is None else float(memory_limit)
     if available is not None and needed > available:
-        what = "kernel matrix" if matrices == 1 else "kernel matrix and its factor"
         raise NotEnoughMemoryError(
-            f"centralised MTRL on {n:,} rows needs {needed / _GIB:.2f} GiB for the {n:,} x {n:,} {what}, but only "
+            f"centralised MTRL on {n:,} rows needs {needed / _GIB:.2f} GiB for its kernel matrix, but only "
             f"{available / _GIB:.2f} GiB are available; use dmtrl.solve or ssdca, which need no such matrix, or fewer "
             "rows"
         )
@@ -174,99 +165,22 @@ class _CoordinateAscent:
 
 
 class _LinearSystem:
-    """Squared loss: (I + P^1/2 K P^1/2 / lambda) P^1/2 alpha = P^1/2 y with K = Sigma times Gram, entry by entry.
-
-    The matrix is factored in float32, which halves time and memory. Conjugate gradients with this preconditioner and
-    exact products through X remove the rounding error. The factor is reused while Sigma hardly changes.
-    """
+    """Squared loss: (I + P^1/2 K P^1/2 / lambda) P^1/2 alpha = P^1/2 y with K = Sigma times Gram, entry by entry."""
 
     name = "kernel cholesky"
 
-    def __init__(self, gram: np.ndarray, w_tol: float):
-        self._gram, self._accuracy = gram, 0.1 * w_tol
-        self._system = np.empty_like(gram)
-        self._factor: tuple[np.ndarray, bool] | None = None
+    def __init__(self, gram: np.ndarray):
+        self._gram = gram
 
     def improve(self, problem: Problem, number: int) -> float:
-        p, y = problem.units.p, problem.units.y
-        root = np.sqrt(p)
-        back = np.where(p > 0, 1.0 / np.where(p > 0, root, 1.0), 0.0)  # a row with zero weight has alpha = 0
-        z, B = np.empty(len(p)), np.empty_like(problem.B)
-
-        def product(v: np.ndarray) -> np.ndarray:
-            kernels.dual_vectors(problem.units, v * back, B)
-            compiled.predictions(problem.units, np.ascontiguousarray(problem.covariance.apply(B) / problem.lam), z)
-            return v + root * z
-
-        solved = False
-        if self._factor is not None:
-            solved = _refine(product, root, back, y, problem.alpha, self._factor, self._accuracy, _REFINEMENTS_OLD)
-        if not solved:
-            self._factor = self._factored(problem, root, _largest_eigenvalue(product, root))
-            _refine(product, root, back, y, problem.alpha, self._factor, self._accuracy, _REFINEMENTS)
+        root = np.sqrt(problem.units.p)
+        system = np.empty_like(self._gram)
+        for i in range(problem.data.m):
+            rows = slice(problem.data.starts[i], problem.data.starts[i + 1])
+            np.multiply(self._gram[rows], problem.sigma[i][problem.task] * root, out=system[rows])
+            system[rows] *= root[rows, None]
+        system.ravel()[:: len(system) + 1] += 1.0
+        # LAPACK factors the transposed view without a copy
+        solved = cho_solve(cho_factor(system.T, overwrite_a=True, check_finite=False), root * problem.units.y)
+        problem.alpha[:] = np.divide(solved, root, out=np.zeros_like(root), where=root > 0)
         return 1.0
-
-    def _factored(self, problem: Problem, root: np.ndarray, largest: float) -> tuple[np.ndarray, bool]:
-        """Factor in place. A small multiple of the identity keeps the matrix positive definite in float32."""
-        lift, system = 4.0 * _EPS * largest, self._system
-        while True:
-            for i in range(problem.data.m):
-                rows = slice(problem.data.starts[i], problem.data.starts[i + 1])
-                across = (problem.sigma[i][problem.task] * root).astype(np.float32)
-                np.multiply(self._gram[rows], across, out=system[rows])
-                system[rows] *= root[rows, None].astype(np.float32)
-            system.ravel()[:: len(system) + 1] += np.float32(1.0 + lift)
-            try:
-                # LAPACK factors the transposed view without a copy
-                factor, lower = cho_factor(system.T, overwrite_a=True, check_finite=False)
-                return factor, lower
-            except np.linalg.LinAlgError:
-                lift *= 10.0
-
-
-def _largest_eigenvalue(product: Product, start: np.ndarray) -> float:
-    v, size = start / np.linalg.norm(start), 1.0
-    for _ in range(10):
-        v = product(v)
-        size = float(np.linalg.norm(v))
-        v /= size
-    return size
-
-
-def _refine(
-    product: Product,
-    root: np.ndarray,
-    back: np.ndarray,
-    y: np.ndarray,
-    alpha: np.ndarray,
-    factor: tuple[np.ndarray, bool],
-    accuracy: float,
-    limit: int,
-) -> bool:
-    """Improve alpha in place by conjugate gradients, preconditioned by the factor of a similar matrix.
-
-    Stop at a relative W-step gap of `accuracy` or after `limit` steps. Return whether the gap was reached.
-
-    With residual r the gap (4) of squared loss is |r|^2 / 2, and the dual objective (2) is v . (target + r) / 2.
-    """
-    target = root * y
-    v = root * alpha
-    residual = target - product(v)
-    direction, before = np.zeros_like(v), 0.0
-    for taken in range(limit + 1):
-        size = float(np.linalg.norm(residual))
-        gap, dual = 0.5 * size * size, 0.5 * float(v @ (target + residual))
-        if gap <= accuracy * abs(dual + gap) or taken == limit:
-            break
-        preconditioned = (
-            cho_solve(factor, (residual / size).astype(np.float32), check_finite=False).astype(float) * size
-        )
-        now = float(residual @ preconditioned)
-        direction = preconditioned + (now / before if before else 0.0) * direction
-        image = product(direction)
-        step = now / float(direction @ image)
-        v += step * direction
-        residual -= step * image
-        before = now
-    alpha[:] = v * back  # also if the gap was not reached: every step increased the dual
-    return gap <= accuracy * abs(dual + gap)

@@ -5,10 +5,10 @@ from numba import njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import loss_step
-from dmtrl.numerics.compile_cache import discard_stale
+from dmtrl.numerics.compile_cache import FAST, discard_stale
 from dmtrl.worker import kernels, rows
 from dmtrl.worker.kernels import below, next_state, stream
-from dmtrl.worker.rows import FAST, row_axpy, row_dot
+from dmtrl.worker.rows import row_axpy, row_dot
 
 discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.task_data import TaskData
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.ray import cluster
-from dmtrl.lab.bench.tasks import low_rank_tasks
 from dmtrl.lab.bench.timing import interleaved, ratio
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.records import Record
@@ -30,6 +30,16 @@ TASKS, FEATURES, PASSES, REG_LAMBDA = 64, 100, 200, 1e-4
 
 def runs(quick: bool) -> list[Run]:
     return [Run({"rows": 50 if quick else 500, "rounds": 5 if quick else 60}, 20 if quick else 270)]
+
+
+def low_rank_tasks(m: int, d: int, rows: int) -> TaskData:
+    """Return m float32 tasks whose true weights have rank three, with noisy labels."""
+    rng = np.random.default_rng(0)
+    W = rng.standard_normal((m, 3)) @ rng.standard_normal((3, d))
+    X = rng.standard_normal((m * rows, d), dtype=np.float32) / np.float32(np.sqrt(d))
+    task = np.repeat(np.arange(m), rows)
+    score = np.einsum("ij,ij->i", X, W[task])
+    return TaskData.from_long(X, np.where(score + rng.standard_normal(len(score)) > 0, 1.0, -1.0), task)
 
 
 def measure(rows: int, rounds: int) -> Mapping[str, Any]:

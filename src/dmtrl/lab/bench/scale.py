@@ -112,9 +112,7 @@ def _by_loss(records: Sequence[Record]) -> dict[str, list[Record]]:
 def _chart(title: str, label: str, records: Sequence[Record], size: Any) -> LineChart:
     lines = []
     for group, (loss, mine) in enumerate(_by_loss(records).items()):
-        x = [size(r) for r in mine]
-        for name, key, style in (("round", "round", "line"), ("proximal map", "prox", "dashes")):
-            lines.append(Series(f"{loss}, {name}", x, [r.figures[key] for r in mine], style, group))
+        lines.append(Series(loss, [size(r) for r in mine], [r.figures["round"] for r in mine], group=group))
     alt, caption = "Seconds per round are proportional to the number of tasks.", "Mean over the rounds of a fit."
     return LineChart(title, label, "seconds", lines, alt, log_x=True, log_y=True, caption=caption)
 
@@ -134,21 +132,18 @@ def _sizes(title: str, label: str, records: Sequence[Record], size: Any) -> Tabl
                 f"{f['rounds']}",
                 f"{f['gap']:.1e}",
                 f"{f['round']:.3g}",
-                f"{f['round_processor']:.3g}",
-                f"{f['prox']:.2g}",
                 f"{f['seconds']:.3g}",
             ]
         )
     head = ["loss", label, "features", "data, MiB", "peak / data", "W, MiB", "rounds", "gap"]
-    head += ["s per round", "processor s", "prox, s", "total s"]
+    head += ["s per round", "total s"]
     losses = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in dict.fromkeys(r.params["loss"] for r in records))
     return Table(
         title,
         head,
         table,
         f"lambda: {losses}. W is one (tasks, features) array in float64. For a few MiB of data, the peak is mostly "
-        "overhead of the process. Processor seconds are of all threads in a round; they are less sensitive to other "
-        "programs. The total includes creating the data.",
+        "overhead of the process. The total includes creating the data.",
     )
 
 
@@ -156,12 +151,10 @@ def _growths(tasks: Sequence[Record], rows: Sequence[Record]) -> Table:
     table = []
     for what, records, size in (("tasks", tasks, lambda r: r.params["m"]), ("rows", rows, _rows)):
         for loss, mine in _by_loss(records).items():
-            x = [size(r) for r in mine]
-            keys = ("round", "round_processor", "prox")
-            table.append([what, loss, *(growth(x, [r.figures[key] for r in mine]) for key in keys)])
+            table.append([what, loss, growth([size(r) for r in mine], [r.figures["round"] for r in mine])])
     return Table(
         "Growth exponents",
-        ["over", "loss", "seconds per round", "processor seconds", "proximal map"],
+        ["over", "loss", "seconds per round"],
         table,
         "1 means proportional. By least squares over all sizes, and between the two largest.",
     )

@@ -18,9 +18,8 @@ from scipy import sparse
 
 from dmtrl import MTRLRegressor, load
 from dmtrl.data.task_data import TaskData
-from dmtrl.relationship import Learned, Prox
-from dmtrl.solver.api import solve, thread_count
-from dmtrl.solver.outcome import Outcome, RoundRecord
+from dmtrl.solver.api import solve
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
 
 GAP = 1e-2
@@ -88,54 +87,22 @@ def size(X: Any, *more: np.ndarray) -> int:
     return sum(int(part.nbytes) for part in (*parts, *more))
 
 
-class TimedLearned(Learned):
-    """The learned relationship, with a timer on its proximal map."""
-
-    seconds = 0.0
-
-    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        began = time.perf_counter()
-        found = super().prox(V, t, common)
-        self.seconds += time.perf_counter() - began
-        return found
-
-
-class _Laps:
-    """Wall seconds of every round, and mean processor seconds per round."""
-
-    def __init__(self) -> None:
-        self.wall: list[float] = []
-        self.ends: list[float] = []
-
-    def __call__(self, record: RoundRecord) -> None:
-        self.wall.append(record.seconds)
-        self.ends.append(time.process_time())
-
-    @property
-    def processor(self) -> float:
-        return (self.ends[-1] - self.ends[0]) / max(len(self.ends) - 1, 1)
-
-
 def solve_run(m: int, rows: int, d: int, dtype: str, loss: str, thin: bool = False, **_: Any) -> dict[str, Any]:
     """Run `dmtrl.solve` on rows sorted by task."""
 
-    def run(m: int, rows: int) -> tuple[Outcome, TimedLearned, _Laps, int]:
+    def run(m: int, rows: int) -> tuple[Outcome, int]:
         X, y, _ = make(m, rows, d, dtype, loss, thin=thin)
         data = TaskData(X, y, None, np.arange(m + 1) * rows, np.arange(m))
-        relation, laps = TimedLearned(), _Laps()
-        how = {"loss": loss, "reg_lambda": LAMBDAS[loss], "n_jobs": -1, "settings": Settings(tol=GAP)}
-        return solve(data, relationship=relation, callbacks=[laps], **how), relation, laps, size(X, y)  # type: ignore[arg-type]
+        outcome = solve(data, loss=loss, reg_lambda=LAMBDAS[loss], n_jobs=-1, settings=Settings(tol=GAP))
+        return outcome, size(X, y)
 
     run(3, min(rows, 50))
-    before, began, processor = memory()[0], time.perf_counter(), time.process_time()
-    outcome, relation, laps, data = run(m, rows)
-    rounds = len(outcome.history)
+    before, began = memory()[0], time.perf_counter()
+    outcome, data = run(m, rows)
     return {
-        "data": data, "peak": memory()[1] - before, "weights": outcome.W.nbytes, "rounds": rounds,
-        "gap": outcome.certificate.relative_gap, "rank": len(outcome.covariance.values), "threads": thread_count(-1),
-        "seconds": time.perf_counter() - began, "processor": time.process_time() - processor,
-        "round": sum(laps.wall) / rounds, "round_processor": laps.processor,
-        "prox": relation.seconds / rounds,
+        "data": data, "peak": memory()[1] - before, "weights": outcome.W.nbytes, "rounds": len(outcome.history),
+        "gap": outcome.certificate.relative_gap, "seconds": time.perf_counter() - began,
+        "round": float(np.mean([record.seconds for record in outcome.history])),
     }  # fmt: skip
 
 
@@ -164,7 +131,7 @@ def fit_run(m: int, rows: int, d: int, dtype: str, **_: Any) -> dict[str, Any]:
         again = timed("load", lambda: load(Path(folder) / "model"))
         same = bool(np.array_equal(again.predict(X[:1000], tasks=tasks[:1000]), predicted[:1000]))
     return {
-        "data": size(X, y, tasks), "peak": peak, "peak_of_all": memory()[1] - before, "seconds": seconds,
+        "data": size(X, y, tasks), "peak": peak, "seconds": seconds,
         "rounds": fitted.n_rounds_, "gap": fitted.certificate_.relative_gap, "same_when_loaded": same,
     }  # fmt: skip
 

@@ -1,34 +1,38 @@
-"""Start-up: the cost of an import, of the first fit over the second, and the speed-up from a second thread.
+"""Start-up, in fresh processes: imports, first fits with compiled kernels on disk, and first fits that compile.
 
-Imports and first fits run in fresh processes, interleaved with what they are compared with. Compiled kernels are in
-numba's cache on disk.
+A cold first fit begins with an empty cache of numba. The kinds of rows follow each other on the same cache, so each
+figure is what that kind adds.
 """
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dmtrl.lab.bench.tasks import low_rank_tasks
-from dmtrl.lab.bench.timing import interleaved, ratio
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
-from dmtrl.solver.api import solve
-from dmtrl.solver.settings import Settings
 
 PEERS = "import numpy, scipy, sklearn"
+BASE = "numpy, scipy, scikit-learn"
 IMPORTS = {
-    "numpy, scipy, scikit-learn": PEERS,
+    BASE: PEERS,
     "import dmtrl": f"{PEERS}, dmtrl",
     "from dmtrl import MTRLRegressor": f"{PEERS}; from dmtrl import MTRLRegressor",
 }
-TARGETS = {"import": "under 0.5", "first fit": "under 1", "threads": "at least 1.7"}
+FIRST_FITS = {"MTRLRegressor": "y", "MTRLClassifier": "np.sign(y)"}
+KINDS = {  # of rows, in the order of the cold fits
+    "dense float64": "X",
+    "dense float32": "X.astype(np.float32)",
+    "CSR float64": "sparse.csr_matrix(X)",
+    "CSR float32": "sparse.csr_matrix(X.astype(np.float32))",
+}
+TARGETS = {"import": "under 0.5 s", "first fit": "under 1 s", "cold": "at most 10 s", "further": "at most 5 s"}
 _IMPORT = """
 import time
 began = time.process_time()
@@ -38,37 +42,43 @@ print(time.process_time() - began)
 _FITS = """
 import json, time
 import numpy as np
+from scipy import sparse
 from dmtrl import {estimator}
 rng = np.random.default_rng(0)
 X, tasks = rng.standard_normal((2000, 20)), np.arange(2000) % 20
 y = X @ rng.standard_normal(20) + rng.standard_normal(2000)
-y = np.sign(y) if {classes} else y
+X, y = {X}, {y}
 seconds = []
 for _ in range(3):
-    began = time.process_time()
+    began = time.{clock}()
     {estimator}(reg_lambda=0.01).fit(X, y, tasks=tasks)
-    seconds.append(time.process_time() - began)
+    seconds.append(time.{clock}() - began)
 print(json.dumps(seconds))
 """
 
 
 def runs(quick: bool) -> list[Run]:
-    seconds = {"import": 30, "first fit": 20, "threads": 40}
-    quickly = {"import": 5, "first fit": 3, "threads": 1}
-    return [Run({"what": what, "quick": quick}, (quickly if quick else seconds)[what]) for what in seconds]
+    seconds = {"import": 30, "first fit": 20, "cold": 90}
+    return [Run({"what": what, "quick": quick}, 4 if quick else seconds[what]) for what in list(seconds)[: 3 - quick]]
 
 
 def measure(what: str, quick: bool) -> Mapping[str, Any]:
-    return {"import": _imports, "first fit": _first_fits, "threads": _threads}[what](quick)
+    if what == "cold":
+        return _cold_fits(KINDS)
+    return _imports(quick) if what == "import" else _first_fits(quick)
 
 
-def _run_fresh(code: str) -> str:
+def _run_fresh(code: str, **environment: str) -> str:
     """Return what a new process prints. BLAS there has one thread, because starting more would add noise."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"a fresh process exited with code {done.returncode}: {done.stderr.strip()[-500:]}")
     return done.stdout
+
+
+def _fits(estimator: str, X: str = "X", clock: str = "process_time") -> str:
+    return _FITS.format(estimator=estimator, X=X, y=FIRST_FITS[estimator], clock=clock)
 
 
 def _imports(quick: bool) -> Mapping[str, Any]:
@@ -83,33 +93,27 @@ def _imports(quick: bool) -> Mapping[str, Any]:
 
 
 def _first_fits(quick: bool) -> Mapping[str, Any]:
-    names = {"MTRLRegressor": False} if quick else {"MTRLRegressor": False, "MTRLClassifier": True}
-    codes = {name: _FITS.format(estimator=name, classes=classes) for name, classes in names.items()}
-    for code in () if quick else codes.values():  # fills numba's cache
-        _run_fresh(code)
-    first: dict[str, list[float]] = {name: [] for name in codes}
-    second: dict[str, list[float]] = {name: [] for name in codes}
+    names = list(FIRST_FITS)[: 1 if quick else None]
+    for name in () if quick else names:  # fills numba's cache
+        _run_fresh(_fits(name))
+    first: dict[str, list[float]] = {name: [] for name in names}
+    second: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(1 if quick else 3):
-        for name, code in codes.items():
-            seconds = json.loads(_run_fresh(code))
+        for name in names:
+            seconds = json.loads(_run_fresh(_fits(name)))
             first[name].append(seconds[0])
             second[name].append(min(seconds[1:]))
     return {"first": first, "second": second}
 
 
-def _threads(quick: bool) -> Mapping[str, Any]:
-    """The same partition on one thread and on two: the same work, so the same bits."""
-    figures: dict[str, Any] = {}
-    for loss in ("hinge", "logistic"):
-        data = low_rank_tasks(16, 100, rows=300 if quick else 12_000)
-        fit = partial(
-            solve, data, loss=loss, reg_lambda=1e-4, workers=8, settings=Settings(tol=1e-2 if quick else 1e-3)
-        )
-        timed = interleaved(
-            {"one": partial(fit, n_jobs=1), "two": partial(fit, n_jobs=2)}, repeats=2 if quick else 7, warm_up=True
-        )
-        same = bool(np.array_equal(timed.results["one"].W, timed.results["two"].W))
-        figures[loss] = {**timed.seconds, "same": same, "cores": os.cpu_count()}
+def _cold_fits(kinds: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the wall seconds of first fits, and of second ones. The estimator is MTRLClassifier."""
+    figures = {}
+    with tempfile.TemporaryDirectory() as cache:
+        for kind, X in kinds.items():
+            code = _fits("MTRLClassifier", X, "perf_counter")
+            seconds = json.loads(_run_fresh(code, NUMBA_CACHE_DIR=cache))
+            figures[kind] = {"first": seconds[0], "second": min(seconds[1:])}
     return figures
 
 
@@ -118,22 +122,21 @@ def table_rows(records: Sequence[Record]) -> list[list[str]]:
     by_what = {record.params["what"]: record.figures for record in records}
     if "import" in by_what:
         seconds = by_what["import"]["seconds"]
-        base = np.array(seconds["numpy, scipy, scikit-learn"])
-        rows.append(["import of numpy, scipy and scikit-learn", f"{np.median(base):.2f} s", _spread(base), ""])
+        base = np.array(seconds[BASE])
+        rows.append([f"import of {BASE}", f"{np.median(base):.2f} s", _spread(base), ""])
         for name in list(IMPORTS)[1:]:
             over = np.array(seconds[name]) - base
             middle = np.median(seconds[name]) - np.median(base)
-            rows.append([f"{name}, over that", f"{middle:.2f} s", _spread(over), f"{TARGETS['import']} s"])
+            rows.append([f"{name}, over that", f"{middle:.2f} s", _spread(over), TARGETS["import"]])
     for name in by_what.get("first fit", {}).get("first", {}):
         first, second = (np.array(by_what["first fit"][which][name]) for which in ("first", "second"))
         middle = np.median(first) - np.median(second)
-        target = f"{TARGETS['first fit']} s"
-        rows.append([f"first fit of {name}, over the second", f"{middle:.2f} s", _spread(first - second), target])
-    for loss, figures in by_what.get("threads", {}).items():
-        times, low, high = ratio(figures["one"], figures["two"])
-        same = "same bits" if figures["same"] else "DIFFERENT BITS"
-        spread = f"{low:.2f} to {high:.2f}, {same}"
-        rows.append([f"two threads against one, {loss} loss", f"{times:.2f} times", spread, TARGETS["threads"]])
+        rows.append(
+            [f"first fit of {name}, over the second", f"{middle:.2f} s", _spread(first - second), TARGETS["first fit"]]
+        )
+    for number, (kind, one) in enumerate(by_what.get("cold", {}).items()):
+        start = f"cold first fit, {kind}" + (", after the ones above" if number else "")
+        rows.append([start, f"{one['first']:.1f} s", "one run", TARGETS["further" if number else "cold"]])
     return rows
 
 
@@ -145,17 +148,16 @@ def section(records: Sequence[Record]) -> Section:
     return Section(
         "Start-up",
         [
-            Text("Imports and first fits in fresh processes, in processor seconds; threads in wall time."),
+            Text("Imports and first fits in fresh processes."),
             Table(
-                "Start-up and threads",
+                "Start-up",
                 ["measurement", "median", "range", "target"],
                 table_rows(records),
-                "A first fit loads compiled kernels from numba's cache on disk; the very first on a machine compiles "
-                "them. Threads: 16 tasks of 12,000 rows (quick: 300) on 8 workers. On a busy machine, or with a single "
-                "core, a second thread brings no speed-up.",
+                "Processor seconds of imports and of first fits that load compiled kernels from numba's cache on disk; "
+                "wall seconds of cold first fits, which compile them, as the first fit in a new environment does.",
             ),
         ],
     )
 
 
-STARTUP = Experiment("bench startup", runs, measure, section, {"imports": IMPORTS})
+STARTUP = Experiment("bench startup", runs, measure, section, {"imports": IMPORTS, "kinds": KINDS})

@@ -6,8 +6,7 @@ many machines as there are workers, and one of them is slow.
 
 import gc
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ GAP = 1e-2
 SLOWER = 10.0
 STRETCH = 2.0  # times the number of workers: keeps the cores mostly idle, so that no worker waits for one
 STALENESS = 8
-FLEETS = {"512 tasks, hinge": 512, "512 tasks, logistic": 512, "2048 tasks, hinge": 2048, "2048 tasks, logistic": 2048}
+FLEET, FLEETS = 512, ("512 tasks, hinge", "512 tasks, logistic")
 CASES = (  # data, lambda, workers
     ("synthetic 1", 1e-5, 16),
     ("synthetic 1", 1e-4, 16),
@@ -42,9 +41,8 @@ CASES = (  # data, lambda, workers
     ("school", 1e-1, 32),
     ("school", 1.0, 32),
     ("mds", 1e-3, 22),
-    *((fleet, lam, workers) for workers in (16, 64) for fleet in FLEETS for lam in (1e-4, 1e-3, 1e-2)
-      if workers == 64 or FLEETS[fleet] == 512),
-)  # fmt: skip
+    *((fleet, lam, workers) for workers in (16, 64) for fleet in FLEETS for lam in (1e-4, 1e-3, 1e-2)),
+)
 SYNCHRONOUS, ASYNCHRONOUS = "synchronous", "asynchronous"
 
 
@@ -58,7 +56,7 @@ def _problem(problem: str, quick: bool) -> PaperProblem:
     if problem not in FLEETS:
         return load_problem(problem, quick=quick)
     rows, d = (100, 20) if quick else (500, 100)
-    tasks = make_synthetic(1, m=64 if quick else FLEETS[problem], rows_per_task=rows, d=d)
+    tasks = make_synthetic(1, m=64 if quick else FLEET, rows_per_task=rows, d=d)
     return PaperProblem(tasks.train, tasks.test, problem.split()[-1])
 
 
@@ -104,27 +102,19 @@ class Timing:
     outcome: Outcome
 
 
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection, which would slow down a random worker."""
-    gc.collect()
-    wanted = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if wanted:
-            gc.enable()
-
-
 def timed(
     task: PaperProblem, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH
 ) -> Timing:
     with PacedEngine(task, slowness, stretch) as engine:
-        with _no_garbage_collection(), may_stop_early():
-            began = time.perf_counter()
-            outcome = solve(task.train, loss=task.loss, reg_lambda=lam, settings=settings, engine=engine)
-            wall = time.perf_counter() - began
+        gc.collect()
+        gc.disable()  # it would slow down a random worker
+        try:
+            with may_stop_early():
+                began = time.perf_counter()
+                outcome = solve(task.train, loss=task.loss, reg_lambda=lam, settings=settings, engine=engine)
+                wall = time.perf_counter() - began
+        finally:
+            gc.enable()
         idle = 1.0 - sum(worker.busy() for worker in engine.paced) / (wall * len(slowness))
         answered = list(engine.paced[int(np.argmax(slowness))].answered)
     return Timing(wall if outcome.converged else np.inf, idle, len(outcome.history), answered, outcome)

@@ -1,21 +1,12 @@
 """A collection of experiments, such as the paper's or the benchmarks: runs them and writes one page."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import (
-    Experiment,
-    Missing,
-    OnRun,
-    Run,
-    execute,
-    open_store,
-    pending_runs,
-    plan_runs,
-    sections,
-)
+from dmtrl.lab.experiments.records import Record, Store, machine, versions
+from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Page, Section
 from dmtrl.report.page import write_files, write_page
 
@@ -35,12 +26,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Output:
-    """What `Collection.run` wrote. `page` is None if no experiment is complete."""
+    """What `Collection.run` wrote. `page` is None if no experiment is complete.
+
+    missing: the experiments that could not run, with the reason.
+    """
 
     page: Path | None
     files: list[Path]
     sections: list[Section]
-    missing: list[Missing]
+    missing: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -57,34 +51,63 @@ class Collection:
         return list(self.groups[which])
 
     def plan(self, which: str, quick: bool, out: Path) -> Plan:
-        runs = plan_runs(self.experiments(which), quick)
-        return Plan(len(runs), pending_runs(runs, open_store(out)))
+        done = _open_store(out).read()
+        runs = [(experiment, run) for experiment in self.experiments(which) for run in experiment.runs(quick)]
+        return Plan(len(runs), [(experiment, run) for experiment, run in runs if experiment.key(run) not in done])
 
-    def run(self, which: str, quick: bool, out: Path, on_run: OnRun = lambda *_: None) -> Output:
+    def run(
+        self, which: str, quick: bool, out: Path, on_run: Callable[[Experiment, Run], object] = lambda *_: None
+    ) -> Output:
         """Run what has no record yet, then write the page, plots and tables of all complete experiments in `out`.
 
-        `on_run(experiment, run)` is called before each run.
+        `on_run(experiment, run)` is called before each run. A missing data set or package stops only its experiment.
         """
-        store = open_store(out)
-        missing = execute(self.plan(which, quick, out).pending, store, on_run)
-        everything = self.experiments("all")
-        complete = sections(everything, quick, store)
-        if not complete:
+        store = _open_store(out)
+        missing = _measure(self.plan(which, quick, out), store, on_run)
+        stored, used, sections = store.read(), [], []
+        for experiment in self.experiments("all"):
+            keys = [experiment.key(run) for run in experiment.runs(quick)]
+            if all(key in stored for key in keys):
+                sections.append(experiment.section([stored[key] for key in keys]))
+            used += [stored[key] for key in keys if key in stored]
+        if not sections:
             return Output(None, [], [], missing)
-        keys = {experiment.key(run) for experiment, run in plan_runs(everything, quick)}
-        records = [record for key, record in store.read().items() if key in keys]
         version = "the quick version on less data, which only checks that everything runs" if quick else "the full run"
-        left_out = " ".join(f"Left out: {one.experiment} ({one.reason})." for one in missing)
+        left_out = " ".join(f"Left out: {name} ({reason})." for name, reason in missing.items())
         lead = f"{self.lead}\n\nThis is {version}. {left_out}".strip()
-        page = Page(self.title, lead, complete, _provenance(records))
+        page = Page(self.title, lead, sections, _provenance(used))
         for old in (out / "files").glob("*.*"):  # file names depend on titles, which may have changed
             old.unlink()
-        return Output(write_page(page, out / "index.html"), write_files(page, out / "files"), complete, missing)
+        return Output(write_page(page, out / "index.html"), write_files(page, out / "files"), sections, missing)
+
+
+def _measure(plan: Plan, store: Store, on_run: Callable[[Experiment, Run], object]) -> dict[str, str]:
+    """Measure the pending runs in order, and store each record at once. Return what is missing."""
+    missing: dict[str, str] = {}
+    environment = versions(), machine()
+    for experiment, run in plan.pending:
+        on_run(experiment, run)
+        if experiment.name in missing:
+            continue
+        began = time.perf_counter()
+        try:
+            figures = experiment.measure(**run.params)
+        except (FileNotFoundError, ImportError) as error:
+            missing[experiment.name] = str(error)
+            continue
+        seconds = time.perf_counter() - began
+        store.append(Record(experiment.name, run.params, experiment.settings, figures, seconds, *environment))
+    return missing
+
+
+def _open_store(folder: Path) -> Store:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; --out must name a folder")
+    return Store(folder)
 
 
 def _provenance(records: Sequence[Record]) -> str:
     found = sorted({f"{package} {number}" for record in records for package, number in record.versions.items()})
-    versions = ", ".join(found)
     machines = "; ".join(sorted({record.machine for record in records}))
     minutes = sum(record.seconds for record in records) / 60
-    return f"Made from {len(records)} records, which took {minutes:.1f} minutes on {machines}. {versions}."
+    return f"Made from {len(records)} records, which took {minutes:.1f} minutes on {machines}. {', '.join(found)}."

@@ -199,17 +199,6 @@ def _table(problem: str, records: Sequence[Record]) -> Table:
     )
 
 
-def smaller_gaps_with_larger_h(records: Sequence[Record]) -> bool:
-    """Return whether, for every lambda, a larger H has a smaller gap after the same number of rounds."""
-    ends: dict[tuple[str, float], list[float]] = {}
-    for share in SHARES:
-        for record in records:
-            if record.params["method"] == label(share):
-                key = (record.params["problem"], record.params["reg_lambda"])
-                ends.setdefault(key, []).append(float(np.median(record.figures["w_gap"][-5:])))
-    return all(gaps == sorted(gaps, reverse=True) for gaps in ends.values())
-
-
 SETTINGS = {"omega_steps": OMEGA_STEPS, "w_rounds": W_ROUNDS, "passes": PASSES, "seed": 0, "solver_seed": 0}
 CONVERGENCE = [
     Experiment(f"convergence {problem}", partial(runs, problem), measure, partial(section, problem), SETTINGS)

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import TaskSplit, load_mnist_tasks
 from dmtrl.estimators.cv import MTRLClassifierCV
 from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import Spread
-from dmtrl.lab.experiments.problems import mds_split, mean_error_rate
+from dmtrl.lab.experiments.problems import labels, mds_split, mean_error_rate
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import BarChart, Section, Table, Text
+from dmtrl.report.content import Section, Table, Text
 
 TOGETHER, ALONE, POOLED = "joint", "single-task", "pooled"
 HOW: dict[str, dict[str, Any]] = {TOGETHER: {}, ALONE: {"relationship": "independent", "commons": (0.0,)}, POOLED: {}}
@@ -85,15 +84,6 @@ class _Setting:
                     f"{self.description} Ours: {first['tasks']} tasks, {first['rows']:,} rows, {first['features']:,} "
                     f"features; the paper: {tasks} tasks, {rows:,} rows, {features:,} features."
                 ),
-                BarChart(
-                    f"{self.title}: test error rate",
-                    list(self.methods),
-                    [("test error", [errors[name].mean for name in self.methods])],
-                    "error rate, %",
-                    "Bars of the test error rate: "
-                    f"{', '.join(f'{name} {errors[name].mean:.2f} %' for name in self.methods)}.",
-                    errors={"test error": [errors[name].deviation for name in self.methods]},
-                ),
                 Table(
                     f"{self.title}: the paper's results and ours",
                     ["method", "error rate, paper", "error rate", "chosen lambda", "seconds"],
@@ -104,10 +94,6 @@ class _Setting:
                 ),
             ],
         )
-
-
-def labels(data: TaskData) -> np.ndarray:
-    return np.repeat(data.names, np.diff(data.starts))
 
 
 def _mnist_split(split: int, quick: bool) -> TaskSplit:
@@ -131,7 +117,7 @@ _MDS = _Setting(
     {
         "loss": "logistic",
         "lambdas": np.logspace(-2, -5.5, 8).tolist(),
-        "commons": (0.0, 0.1, 1.0),
+        "commons": (0.0, 1.0, 10.0),
         "cv": 4,
         "fit_intercept": False,
     },

@@ -42,6 +42,11 @@ def mean_error_rate(test: TaskData, wrong: np.ndarray) -> float:
     return float(np.mean([wrong[a:b].mean() for a, b in itertools.pairwise(test.starts)]))
 
 
+def labels(data: TaskData) -> np.ndarray:
+    """Return the task name of each row."""
+    return np.repeat(data.names, np.diff(data.starts))
+
+
 def _synthetic(kind: int) -> Callable[[bool, int], PaperProblem]:
     def make(quick: bool, seed: int) -> PaperProblem:
         tasks = make_synthetic(kind, seed, **(QUICK_SYNTHETIC if quick else {}))

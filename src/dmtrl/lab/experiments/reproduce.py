@@ -6,6 +6,7 @@ from dmtrl.lab.experiments.collection import Collection
 from dmtrl.lab.experiments.convergence import CONVERGENCE
 from dmtrl.lab.experiments.coupling import COUPLING
 from dmtrl.lab.experiments.errors import MDS, MNIST
+from dmtrl.lab.experiments.heart import HEART
 from dmtrl.lab.experiments.relations import RELATIONS
 from dmtrl.lab.experiments.school import SCHOOL
 from dmtrl.lab.experiments.stall import STALL
@@ -16,13 +17,14 @@ REPRODUCTION = Collection(
     (
         "Every table and figure of Liu, Pan and Ho, “Distributed Multi-Task Relationship Learning” (KDD 2017), "
         "reproduced with dmtrl, with the paper's numbers next to ours. Beyond the paper: a certificate over weights "
-        "and task covariance together, and a solver that does not stall."
+        "and task covariance together, a solver that does not stall, and a federated study of four hospitals."
     ),
     {
         "synthetic": [RELATIONS, COUPLING, BOUNDS, UNBALANCED],
         "school": [SCHOOL],
         "mnist": [MNIST],
         "mds": [MDS],
+        "heart": [HEART],
         "convergence": [*CONVERGENCE, AGREEMENT, STALL],
     },
 )

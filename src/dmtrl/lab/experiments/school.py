@@ -142,5 +142,5 @@ def section(records: Sequence[Record]) -> Section:
 KEYS = ("rmse", "explained", "explained_within")
 
 
-SETTINGS = {"loss": "squared", "lambdas": "default", "commons": [0.0, 0.1, 1.0], "cv": 5, "solver_seed": 0}
+SETTINGS = {"loss": "squared", "lambdas": "default", "commons": [0.0, 1.0, 10.0], "cv": 5, "solver_seed": 0}
 SCHOOL = Experiment("school", runs, measure, section, SETTINGS)

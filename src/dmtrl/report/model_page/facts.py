@@ -54,6 +54,7 @@ class ModelFacts:
     truth: np.ndarray | None = None
     record: str = ""
     more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # additional key figures
+    study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/coordinate.py
 
     @property
     def units(self) -> str:
@@ -102,6 +103,7 @@ def model_facts(
         comparison=comparison or None,
         comparable=len(model.tasks_) > 1,
         record=_record(model),
+        study=getattr(model, "study_", None),
     )
 
 
@@ -153,9 +155,3 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} bytes"
-
-
-def join_names(names: Sequence[str], most: int = 8) -> str:
-    """The first names, and how many more there are."""
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"

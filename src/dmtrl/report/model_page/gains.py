@@ -12,9 +12,10 @@ import numpy as np
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
 from dmtrl.report.displays import measure_name
-from dmtrl.report.model_page.facts import ModelFacts, format_number, join_names
+from dmtrl.report.model_page.facts import ModelFacts, format_number
 from dmtrl.report.model_page.held_out import format_error
 from dmtrl.report.theme import literal
+from dmtrl.tables.names import listed
 
 TITLE = "Where sharing helps"
 MAX_DOTS = 60  # lines of the dot plot; with more tasks it shows the largest and the smallest gains
@@ -87,7 +88,7 @@ def _summary(comparison: Comparison, names: list[str]) -> str:
     }[MODELS[int(np.argmin(means))]]
     helped, worse = int((gain > 0).sum()), int((gain < 0).sum())
     hurt = [name for name, is_hurt in zip(names, comparison.hurts, strict=True) if is_hurt]
-    marked = f"{_marked(len(hurt), len(names))}: {literal(join_names(hurt))}" if hurt else "No task is marked as hurt"
+    marked = f"{_marked(len(hurt), len(names))}: {literal(listed(hurt))}" if hurt else "No task is marked as hurt"
     shown = [format_error(mean, comparison.measure) for mean in means]
     return (
         f"Mean held-out {comparison.measure} over tasks with equal weight: **{shown[0]}** together, **{shown[1]}** "

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl.report.content import (
-    BarChart,
     ChartGrid,
+    DotPlot,
     HeatMap,
     Item,
     KeyFigures,
@@ -26,7 +26,7 @@ from dmtrl.report.content import (
     Text,
     slug,
 )
-from dmtrl.report.model_page import gains, held_out
+from dmtrl.report.model_page import gains, held_out, sites
 from dmtrl.report.model_page import relations as related
 from dmtrl.report.model_page.facts import ModelFacts, format_bytes, format_number, model_facts, percent
 from dmtrl.report.model_page.relations import Relations, relations
@@ -34,7 +34,7 @@ from dmtrl.report.page import write_page
 from dmtrl.report.theme import literal
 
 MAX_FEATURES = 24  # columns of the heat map of coefficients
-MAX_BARS = 16
+MAX_COMMON = 16  # features of the common component
 MAX_POINTS = 400  # of a convergence curve
 
 
@@ -97,6 +97,8 @@ def page_from_facts(facts: ModelFacts, title: str) -> Page:
         _coefficients(facts, found),
         _training(facts),
     ]
+    if facts.study is not None:
+        sections.insert(1, sites.site_section(facts.study))
     proven = f"The objective is proven to be within {percent(facts.certificate.relative_gap)} of the optimum."
     count = f"{facts.tasks:,} tasks, each with its own model" if facts.tasks > 1 else "One task with one model"
     target = f" of {literal(facts.target)}" if facts.target else ""
@@ -126,7 +128,7 @@ def _accuracy(facts: ModelFacts) -> Section:
         *([("classes", f"{len(facts.classes):,}")] if facts.classes else []),
         ("loss", facts.loss),
         ("lambda", f"{facts.reg_lambda:.3g}"),
-        ("tau (common component)", f"{facts.tau:.3g}" if facts.tau > 0 else "none"),
+        ("common component", f"{facts.tau:.3g}" if facts.tau > 0 else "none"),
         *facts.more,
     ]
     best = (
@@ -136,7 +138,7 @@ def _accuracy(facts: ModelFacts) -> Section:
     text = (
         f"**The certificate.** The objective of this model is {format_number(certificate.primal)}, and the optimum is "
         f"at least {format_number(certificate.dual)}, so the model is **within {within} of the optimum**. This is "
-        f"proven, not estimated: {best} can do better on this data with the {facts.loss} loss, this lambda and tau."
+        f"proven, not estimated: {best} can do better on this data with the {facts.loss} loss and these strengths."
     )
     if certificate.relative_gap > facts.tol:
         text += (
@@ -236,15 +238,15 @@ def _coefficients(facts: ModelFacts, found: Relations) -> Section:
     return Section(title, items)
 
 
-def _common(facts: ModelFacts) -> BarChart:
+def _common(facts: ModelFacts) -> DotPlot:
     common = np.asarray(facts.common)
-    top = np.argsort(-np.abs(common), kind="stable")[:MAX_BARS]
-    return BarChart(
+    top = np.argsort(-np.abs(common), kind="stable")[:MAX_COMMON]
+    return DotPlot(
         "What all tasks share",
         [facts.feature_names[j] for j in top],
-        [("common component", common[top].tolist())],
+        [("common component", common[top].tolist()), ("zero", [0.0] * len(top))],
         "common component of the coefficient",
-        f"Bars of the common component of {len(top)} coefficients, the largest first; the table below has the numbers.",
+        f"Dots of the common component of {len(top)} coefficients, the largest first; the table below has the numbers.",
         caption="The common component is part of the coefficients of every task. It is used to predict new tasks.",
     )
 

@@ -24,8 +24,9 @@ from dmtrl.relationship.similarity import (
     unit_vectors,
 )
 from dmtrl.report.content import HeatMap, Item, Section, Table, Text
-from dmtrl.report.model_page.facts import ModelFacts, join_names
+from dmtrl.report.model_page.facts import ModelFacts
 from dmtrl.report.theme import literal
+from dmtrl.tables.names import listed
 
 MAX_CELLS = 150  # rows of a heat map
 MAX_LISTED = 5_000  # rows of the table of tasks
@@ -62,7 +63,7 @@ class Relations:
         if not self.grouped:
             return [names[int(tasks[0])] for tasks in self.cells]
         return [
-            f"{short}, {len(tasks):,} tasks: {join_names([names[i] for i in tasks], 3)}"
+            f"{short}, {len(tasks):,} tasks: {listed([names[i] for i in tasks], 3)}"
             for short, tasks in zip(self.short_names(names), self.cells, strict=True)
         ]
 
@@ -223,14 +224,14 @@ def _group_table(facts: ModelFacts, found: Relations) -> list[Item]:
         names = [facts.names[int(i)] for i in np.flatnonzero(found.groups == g)]
         against = [_group_name(facts, found, other), float(others[other])] if opposed else [None, None]
         within = float(found.group_matrix[g, g])
-        rows.append([found.group_number(g), int(sizes[g]), join_names(names, 12), within, *against])
+        rows.append([found.group_number(g), int(sizes[g]), listed(names, 12), within, *against])
     how = (
         f"Groups of similar tasks (k-means, at most {MAX_CELLS}). Groups with one task are left out."
         if found.grouped
         else f"Groups of tasks with a mean correlation of at least {ALIKE:g} (average linkage)."
     )
     alone = [facts.names[int(i)] for i in np.flatnonzero(sizes[found.groups] == 1)]
-    apart = f" In no group: {literal(join_names(alone, 12))}." if alone and not found.grouped else ""
+    apart = f" In no group: {literal(listed(alone, 12))}." if alone and not found.grouped else ""
     columns = ["group", "size", "tasks", "mean correlation", "most opposed to", "mean correlation with it"]
     return [Table("Groups", columns, rows, f"{how}{apart}")]
 

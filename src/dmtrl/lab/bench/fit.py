@@ -1,0 +1,151 @@
+"""The default estimators against scikit-learn task by task, at the same accuracy.
+
+Each competitor reaches a relative gap of its own objective: the estimators certify theirs; scikit-learn's models get
+the loosest tolerance that reaches it. They learn no relations and prove nothing, so they do less. One more column times
+`solve` with special settings: no intercept and no common component.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
+from dmtrl.lab.bench.peers import estimator, fit_tasks, load_rows, settle
+from dmtrl.lab.bench.timing import interleaved, ratio
+from dmtrl.lab.experiments.early_stop import may_stop_early
+from dmtrl.lab.experiments.problems import TITLES, labels
+from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.losses import REGRESSION, get_loss
+from dmtrl.report.content import Section, Table, Text
+from dmtrl.solver.api import solve
+from dmtrl.solver.settings import Settings
+
+GAP, MAX_ROUNDS = 1e-3, 500
+CLASSIFICATION = ("hinge", "squared_hinge", "logistic")
+CASES: dict[str, Sequence[str]] = {
+    "school": ("squared", "epsilon_insensitive"),
+    "synthetic 1": CLASSIFICATION,
+    "mnist": CLASSIFICATION,
+    "mds": CLASSIFICATION,
+    "190 x 10 x 500": ("squared", "logistic"),
+    "36 x 75 x 300": ("logistic",),
+    "100 x 50 x 20": ("squared", "epsilon_insensitive", "poisson"),
+    "1 x 60,000 x 200": ("hinge", "logistic"),
+    "1 x 35,000 x 10,000": ("hinge", "logistic"),
+}
+QUICK = ("synthetic 1", "36 x 75 x 300", "100 x 50 x 20")
+CHOSEN = "cv"  # in place of a lambda: the choice of cross-validation
+SECONDS = {"mnist": 300, "mds": 60, "1 x 60,000 x 200": 60, "1 x 35,000 x 10,000": 60}
+DEFAULT, THREADS, SPECIAL = "default", "two threads", "special settings"
+
+
+def runs(quick: bool) -> list[Run]:
+    found = []
+    for problem in QUICK if quick else CASES:
+        lambdas: list[float | str] = [1e-3] if quick else [1e-4, 1e-3, CHOSEN]
+        if problem == "36 x 75 x 300" and not quick:
+            lambdas.insert(2, 0.1)
+        for loss in CASES[problem]:
+            for lam in lambdas:
+                params = {"problem": problem, "loss": loss, "reg_lambda": lam, "quick": quick}
+                found.append(Run(params, 1 if quick else SECONDS.get(problem, 20)))
+    return found
+
+
+def measure(problem: str, loss: str, reg_lambda: float | str, quick: bool) -> Mapping[str, Any]:
+    data = load_rows(problem, loss, quick).train
+    tasks = labels(data)
+    with threadpool_limits(1):  # also in linear algebra
+        lam = chosen_lambda(data, tasks, loss) if isinstance(reg_lambda, str) else reg_lambda
+        model = partial(estimator, loss, reg_lambda=lam, max_rounds=MAX_ROUNDS)
+        settled = settle(data, loss, lam, GAP)
+        competitors: dict[str, Any] = {
+            DEFAULT: lambda: model().fit(data.X, data.y, tasks=tasks),
+            THREADS: lambda: model(n_jobs=2).fit(data.X, data.y, tasks=tasks),
+            SPECIAL: lambda: solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=GAP, max_rounds=MAX_ROUNDS)),
+        }
+        for one in settled:
+            competitors[one.peer.name] = partial(fit_tasks, one.peer, data, lam * data.m, one.tol)
+        with may_stop_early():
+            timed = interleaved(competitors, 2 if quick else 3, limit=120)
+    fitted, two, special = (timed.results[name] for name in (DEFAULT, THREADS, SPECIAL))
+    return {
+        "lambda": lam,
+        "seconds": timed.seconds,
+        "first": timed.first,
+        "rounds": fitted.n_rounds_,
+        "gap": fitted.certificate_.relative_gap,
+        "same_bits": bool(np.array_equal(fitted.coef_, two.coef_)),
+        "special_gap": special.certificate.relative_gap,
+        "peers": {one.peer.name: {"tol": one.tol, "gap": one.gap} for one in settled},
+    }
+
+
+def chosen_lambda(data: Any, tasks: np.ndarray, loss: str) -> float:
+    """Return the choice of a coarse cross-validation: six lambdas, three folds, the default common component."""
+    search: Any = MTRLRegressorCV if get_loss(loss).kind == REGRESSION else MTRLClassifierCV
+    with may_stop_early():
+        model = search(loss=loss, lambdas=np.logspace(0, -5, 6), commons=(1.0,), cv=3, n_jobs=-1, max_rounds=MAX_ROUNDS)
+        return float(model.fit(data.X, data.y, tasks=tasks).reg_lambda_)
+
+
+def fastest_peer(figures: Mapping[str, Any]) -> str:
+    """Return the peer that reached the gap in the shortest time, or the most accurate one if none did."""
+    reached = [name for name, one in figures["peers"].items() if one["gap"] <= GAP]
+    if reached:
+        return min(reached, key=lambda name: float(np.median(figures["seconds"][name])))
+    return min(figures["peers"], key=lambda name: float(figures["peers"][name]["gap"]))
+
+
+def table_row(params: Mapping[str, Any], figures: Mapping[str, Any]) -> list[object]:
+    seconds, peer = figures["seconds"], fastest_peer(figures)
+    own = figures["peers"][peer]["gap"]
+    times, low, high = ratio(seconds[peer], seconds[DEFAULT])
+    middle = {name: float(np.median(values)) for name, values in seconds.items()}
+    bound = ("" if own <= GAP else "> ") + ("" if figures["gap"] <= GAP else "< ")
+    speedup = f"{middle[DEFAULT] / middle[THREADS]:.2f}" + ("" if figures["same_bits"] else ", DIFFERENT BITS")
+    return [
+        TITLES.get(params["problem"], params["problem"]),
+        params["loss"],
+        f"{figures['lambda']:.2g}" + (" (CV)" if params["reg_lambda"] == CHOSEN else ""),
+        f"{middle[DEFAULT]:.3g}",
+        figures["rounds"] if figures["gap"] <= GAP else f"{figures['rounds']}, gap {figures['gap']:.1e}",
+        f"{middle[peer]:.3g}",
+        f"{bound}{times:.2g} ({low:.2g} to {high:.2g})",
+        peer + ("" if own <= GAP else f", gap {own:.1e} only"),
+        speedup,
+        f"{middle[SPECIAL]:.3g}" + ("" if figures["special_gap"] <= GAP else f", gap {figures['special_gap']:.1e}"),
+        f"{figures['first'][DEFAULT] - middle[DEFAULT]:.2f}",
+    ]
+
+
+def section(records: Sequence[Record]) -> Section:
+    machines = "; ".join(sorted({record.machine for record in records}))
+    columns = ["data", "loss", "lambda", "default, s", "rounds", "scikit-learn, s", "ratio", "scikit-learn's model"]
+    columns += ["speed-up of two threads", "special settings, s", "first fit over the later ones, s"]
+    return Section(
+        "Fits with the default estimators",
+        [
+            Text(
+                "MTRLRegressor and MTRLClassifier with default parameters, except for loss and lambda, against "
+                f"scikit-learn's models task by task, to a relative gap of {GAP:g} of the own objective. One thread, "
+                f"except where two are named. Machine: {machines}."
+            ),
+            Table(
+                "Default estimators and scikit-learn task by task",
+                columns,
+                [table_row(record.params, record.figures) for record in records],
+                "Medians of interleaved repeats. The ratio is scikit-learn's time over that of dmtrl, its range over "
+                "repeats in brackets; above one, dmtrl is faster. A gap is shown if it was not reached. Random data is "
+                "tasks x rows x features. Special settings: solve without intercept and common component. Compile "
+                "time is excluded; the last column has what the first fit in the process took in addition.",
+            ),
+        ],
+    )
+
+
+FIT = Experiment("bench fit", runs, measure, section, {"gap": GAP, "max_rounds": MAX_ROUNDS, "seed": 0})

@@ -1,0 +1,198 @@
+"""Random problems of the kinds that users have, fitted by the default estimators.
+
+A problem is determined by its seed, so a bad one can be run alone: `dmtrl bench zoo --only SEED`.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
+from dmtrl.exceptions import NotConvergedWarning
+from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.losses import BUILTIN, REGRESSION, get_loss
+from dmtrl.report.content import Section, Table, Text
+
+FEATURES = ("plain", "correlated", "offset", "binary", "scaled", "sparse")
+PROBLEMS, QUICK_PROBLEMS = 300, 6
+CELLS, QUICK_CELLS = 1_000_000, 4_000  # upper bounds of m n d
+TOL, MAX_ROUNDS, TARGETS = 1e-3, 500, "90 % within 40 rounds, the worst within 150, all certified or refused"
+WORST = 10
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a seed stands for: m tasks of n/2 to n rows (at least 10), d features of a kind, a loss and lambda."""
+
+    seed: int
+    m: int
+    n: int
+    d: int
+    features: str
+    loss: str
+    reg_lambda: float
+
+
+def draw_spec(seed: int, cells: int = CELLS) -> Spec:
+    """Draw sizes and lambda log-uniformly, and the sizes again until m n d is at most `cells`."""
+    rng = np.random.default_rng(seed)
+
+    def size(low: int, high: int) -> int:
+        return round(float(np.exp(rng.uniform(np.log(low), np.log(high)))))
+
+    features, loss = str(rng.choice(FEATURES)), str(rng.choice(list(BUILTIN)))
+    reg_lambda = float(f"{10 ** rng.uniform(-5, 0):.2g}")
+    m, n, d = size(3, 150), size(10, 200), size(5, 500)
+    while m * n * d > cells:
+        m, n, d = size(3, 150), size(10, 200), size(5, 500)
+    return Spec(seed, m, n, d, features, loss, reg_lambda)
+
+
+def make_rows(spec: Spec) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return X, y and the task of each row."""
+    rng = np.random.default_rng([spec.seed, 1])
+    sizes = rng.integers(max(10, spec.n // 2), spec.n + 1, size=spec.m)
+    return draw_rows(rng, sizes, spec.d, spec.features, spec.loss)
+
+
+def draw_rows(
+    rng: np.random.Generator, sizes: np.ndarray, d: int, features: str, loss: str
+) -> tuple[Any, np.ndarray, np.ndarray]:
+    """Return X, y and the task of each row, for tasks of the given sizes.
+
+    The weights of a task are a part that all tasks share, a part of rank three and a part of its own. A third of the
+    variance of the scores is noise.
+    """
+    m, starts = len(sizes), np.concatenate([[0], np.cumsum(sizes)])
+    X = _FEATURES[features](rng, int(starts[-1]), d)
+    spread = (X.multiply(X) if sparse.issparse(X) else (X - X.mean(axis=0)) ** 2).mean(axis=0)
+    low_rank = rng.standard_normal((m, 3)) @ rng.standard_normal((3, d)) / np.sqrt(3)
+    W = rng.standard_normal(d) + low_rank + 0.3 * rng.standard_normal((m, d))
+    W = W / np.sqrt(np.asarray(spread).ravel() + 1e-12)
+    score = np.concatenate([X[a:b] @ w for (a, b), w in zip(pairwise(starts), W, strict=True)])
+    score = (score - score.mean()) / score.std() + np.repeat(rng.standard_normal(m), sizes)
+    score += 0.7 * rng.standard_normal(len(score))
+    return X, _labels(loss, score, starts, rng), np.repeat(np.arange(m), sizes)
+
+
+def _labels(loss: str, score: np.ndarray, starts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if loss == "poisson":
+        return rng.poisson(np.exp(np.clip(score, -3.0, 3.0))).astype(float)
+    if get_loss(loss).kind == REGRESSION:
+        return np.asarray(10 ** rng.uniform(-1, 2) * (score + rng.uniform(-5, 5)))
+    y = np.where(score > 0, 1.0, -1.0)
+    y[starts[:-1]], y[starts[:-1] + 1] = -1.0, 1.0  # both classes in every task
+    return y
+
+
+def _correlated(rng: np.random.Generator, n: int, d: int) -> np.ndarray:
+    mix = rng.standard_normal((d, d)) / (1.0 + np.arange(d))[:, None]
+    return np.asarray(rng.standard_normal((n, d)) @ mix)
+
+
+def _sparse(rng: np.random.Generator, n: int, d: int) -> Any:
+    density = float(np.clip(10 ** rng.uniform(-2, -0.5), 2.0 / d, min(1.0, 100.0 / d)))
+    return sparse.random(
+        n, d, density, format="csr", random_state=rng, data_rvs=lambda k: 1.0 + rng.exponential(size=k)
+    )
+
+
+_FEATURES: dict[str, Callable[[np.random.Generator, int, int], Any]] = {
+    "plain": lambda rng, n, d: rng.standard_normal((n, d)),
+    "correlated": _correlated,
+    "offset": lambda rng, n, d: rng.standard_normal((n, d)) + rng.uniform(-20, 20, size=d),
+    "binary": lambda rng, n, d: (rng.random((n, d)) < rng.uniform(0.02, 0.5, size=d)).astype(float),
+    "scaled": lambda rng, n, d: rng.standard_normal((n, d)) * 10 ** rng.uniform(-2, 2, size=d),
+    "sparse": _sparse,
+}
+
+
+def fit_problem(spec: Spec, max_rounds: int = MAX_ROUNDS) -> Mapping[str, Any]:
+    """Fit the default estimator and return rounds, gap, passes and seconds, or the reason of a refusal."""
+    X, y, task = make_rows(spec)
+    estimator = MTRLRegressor if get_loss(spec.loss).kind == REGRESSION else MTRLClassifier
+    model = estimator(loss=spec.loss, reg_lambda=spec.reg_lambda, tol=TOL, max_rounds=max_rounds)
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        try:
+            model.fit(X, y, tasks=task)
+        except ValueError as error:
+            return {"refused": str(error), "rounds": 0, "seconds": time.perf_counter() - began}
+    seconds = time.perf_counter() - began
+    gap, passes = model.certificate_.relative_gap, sum(one["passes"] for one in model.history_)
+    return {"rounds": model.n_rounds_, "gap": gap, "certified": gap <= TOL, "passes": passes, "seconds": seconds}
+
+
+def runs(quick: bool) -> list[Run]:
+    return [Run({"seed": seed, "quick": quick}, 0.5) for seed in range(QUICK_PROBLEMS if quick else PROBLEMS)]
+
+
+def measure(seed: int, quick: bool = False) -> Mapping[str, Any]:
+    spec = draw_spec(seed, QUICK_CELLS if quick else CELLS)
+    fit_problem(spec, max_rounds=2)  # compiles
+    return {**asdict(spec), **fit_problem(spec)}
+
+
+def section(records: Sequence[Record]) -> Section:
+    figures = [record.figures for record in records]
+    groups: list[tuple[str, list[Mapping[str, Any]]]] = [("all", figures)]
+    groups += [(f"features: {kind}", [one for one in figures if one["features"] == kind]) for kind in FEATURES]
+    groups += [(f"loss: {loss}", [one for one in figures if one["loss"] == loss]) for loss in BUILTIN]
+    refusals = sorted({one["refused"] for one in figures if "refused" in one})
+    items: list[Text | Table] = [
+        Text(
+            f"{len(figures)} random problems: 3 to 150 tasks of 10 to 200 rows, 5 to 500 features, lambda from 1e-5 "
+            f"to 1, default estimators on one thread, tol {TOL:g}, at most {MAX_ROUNDS} rounds. Targets: {TARGETS}."
+        ),
+        Table(
+            "Rounds and seconds of random problems",
+            ["problems", "count", "rounds, median", "90 %", "worst", "not certified", "refused", "seconds"],
+            [[name, *_summary(group)] for name, group in groups if group],
+            "Seconds are in all, without compile time. Rounds are of the problems that were not refused.",
+        ),
+        Table("The worst problems", WORST_COLUMNS, worst_rows(figures), "One of them: dmtrl bench zoo --only SEED"),
+    ]
+    return Section("Random problems", items + [Text(f"Refused: {reason}") for reason in refusals])
+
+
+def _summary(figures: Sequence[Mapping[str, Any]]) -> list[object]:
+    fitted = [one for one in figures if "refused" not in one]
+    rounds = [one["rounds"] for one in fitted] or [0]
+    middle, most = np.quantile(rounds, [0.5, 0.9], method="inverted_cdf")
+    missed = sum(not one["certified"] for one in fitted)
+    seconds = f"{sum(one['seconds'] for one in figures):.1f}"
+    return [len(figures), int(middle), int(most), max(rounds), missed, len(figures) - len(fitted), seconds]
+
+
+WORST_COLUMNS = ["seed", "m", "n", "d", "features", "loss", "lambda", "rounds", "gap", "passes", "seconds"]
+
+
+def worst_rows(figures: Sequence[Mapping[str, Any]]) -> list[list[object]]:
+    """Return a row for each of the problems with most rounds."""
+    worst = sorted(figures, key=lambda one: (-one["rounds"], -one["seconds"]))[:WORST]
+    return [
+        [one["seed"], one["m"], one["n"], one["d"], one["features"], one["loss"], f"{one['reg_lambda']:g}"]
+        + (
+            ["refused", "", "", ""]
+            if "refused" in one
+            else [one["rounds"], f"{one['gap']:.1e}", f"{one['passes']:.0f}", f"{one['seconds']:.2f}"]
+        )
+        for one in worst
+    ]
+
+
+def one_problem(seed: int) -> Table:
+    """Run one problem of the full version and return it as a table."""
+    figures = measure(seed)
+    return Table(f"Problem {seed}", WORST_COLUMNS, worst_rows([figures]), figures.get("refused", ""))
+
+
+ZOO = Experiment("bench zoo", runs, measure, section, {"tol": TOL, "max_rounds": MAX_ROUNDS, "cells": CELLS})
