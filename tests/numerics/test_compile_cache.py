@@ -1,6 +1,10 @@
-"""Cached machine code is removed when a file that it inlines is newer, wherever numba keeps it."""
+"""What is compiled, when, how often, and with which bits; stale machine code is removed wherever numba keeps it."""
 
 import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,3 +26,66 @@ def test_only_stale_machine_code_is_removed(tmp_path: Path, monkeypatch: pytest.
     discard_stale(str(source), str(inlined))
     for folder in folders:
         assert {path.name for path in folder.iterdir()} == {"kernels.g-2.py311.1.nbc", "other.f-1.py311.nbi"}
+
+
+_TWO_FITS = """
+import numpy as np
+from dmtrl import MTRLRegressor
+X, tasks = np.random.default_rng(0).standard_normal((40, 3)), np.repeat([0, 1], 20)
+for dtype in (float, np.float32):
+    MTRLRegressor().fit(X.astype(dtype), X.sum(axis=1), tasks=tasks)
+"""
+
+
+def test_a_process_says_once_that_it_compiles_and_the_next_is_silent(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _TWO_FITS], env=environment, capture_output=True, text=True, check=True
+        )
+        said.append(done.stderr.count("compiling for this kind of rows"))
+    assert said == [1, 0]
+
+
+_BITS = """
+import sys
+import numpy as np
+from dmtrl import TaskData, solve
+X, tasks = np.random.default_rng(0).standard_normal((150, 12)), np.repeat(np.arange(6), 25)
+for loss in sys.argv[1:]:
+    W = solve(TaskData.from_long(X, np.sign(X.sum(axis=1)), tasks), loss=loss, reg_lambda=0.01).W
+print(W.tobytes().hex())
+"""
+
+
+def test_bits_do_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
+    """numba compiles a function with the flags of its first caller unless it has its own."""
+    bits = []
+    for losses in (["hinge"], ["logistic", "squared", "hinge"]):
+        environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / losses[0])}
+        command = [sys.executable, "-c", _BITS, *losses]
+        bits.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert bits[0] == bits[1]
+
+
+_COMPILED = """
+from numba.core import event
+with event.install_recorder("numba:compile") as recorder:
+    exec(open(0).read())
+for _, compilation in recorder.buffer:
+    dispatcher = compilation.data["dispatcher"]
+    if compilation.is_start and dispatcher.targetoptions.get("nogil"):
+        print(dispatcher.py_func.__name__, compilation.data["args"])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", _COMPILED]
+    run = partial(subprocess.run, command, env=environment, input=_TWO_FITS, capture_output=True, text=True, check=True)
+    with ThreadPoolExecutor(2) as pool:
+        done = [future.result() for future in [pool.submit(run) for _ in range(2)]]
+    compiled = [line for process in done for line in process.stdout.splitlines()]
+    assert len(compiled) == len(set(compiled)) > 0

@@ -367,7 +367,7 @@ def test_cross_validation_goes_on(tmp_path: Path, model: Any, stop: int) -> None
     classes = {"MTRLRegressorCV": 0, "MTRLClassifierCV": 3 if len(model.commons) == 1 else 2}[type(model).__name__]
     X, y, tasks = table(classes)
     whole = model.fit(X, y, tasks=tasks)
-    place = Checkpoint(tmp_path, every_rounds=2 + stop % 4)
+    place = Checkpoint(tmp_path, every_rounds=1 if stop == 1 else 2 + stop % 4)
     stop = min(stop, whole.cv_path_.rounds.size)
 
     def copy(**callbacks: Any) -> Any:
@@ -380,7 +380,9 @@ def test_cross_validation_goes_on(tmp_path: Path, model: Any, stop: int) -> None
     with pytest.raises(Stopped):
         copy(on_fit=on_fit).fit(X, y, tasks=tasks, checkpoint=place)
     again = open_session(Checkpoint(tmp_path, every_rounds=3), tmp_path)
-    assert len(again.fits.scores) >= stop - 1
+    # Paths side by side meet for a checkpoint every two rounds, so each may have finished one more fit since the last.
+    unsaved = 1 if model.n_jobs is None else 3
+    assert len(again.fits.scores) >= stop - unsaved
     same_model(copy().fit(X, y, tasks=tasks, checkpoint=again), whole)
 
     # now it is over: the newest version is the end of the fit on all rows

@@ -50,5 +50,5 @@ def test_wrong_newcomers() -> None:
     args = (ProblemSpec(4, get_loss("squared"), "learned", Settings()), 0.1, 0.0)
     with pytest.raises(ValueError, match="one task can be added at a time, got 3"):
         extend(model.W, model.dual, 0.0, data, *args)
-    with pytest.raises(ValueError, match="the new task has 2 features, the model has 4"):
+    with pytest.raises(ValueError, match="the new task has 2 features, which does not fit the weights of the model"):
         extend(model.W, model.dual, 0.0, TaskData.from_list([(np.eye(2), np.ones(2))]), *args)

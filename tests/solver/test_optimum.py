@@ -85,7 +85,7 @@ def test_joint_optimum_with_a_common_component(loss: str) -> None:
     W = R + np.ones((5, 1)) @ cp.reshape(w0, (1, 4), order="C")
     penalty = cp.square(cp.normNuc(R)) / 2 + cp.sum_squares(w0) / (2 * tau)
     best = _solve(_losses(data, W, loss) + lam * penalty)
-    outcome = solve(data, loss=loss, reg_lambda=lam, common=tau, settings=Settings(tol=1e-6, max_rounds=3000))
+    outcome = solve(data, loss=loss, reg_lambda=lam, common=5 * tau, settings=Settings(tol=1e-6, max_rounds=3000))
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
     assert outcome.certificate.dual <= best * (1 + 2e-6)
 
@@ -93,11 +93,11 @@ def test_joint_optimum_with_a_common_component(loss: str) -> None:
 @pytest.mark.parametrize("loss", ["hinge", "squared", "logistic"])
 def test_joint_optimum_with_a_free_intercept(loss: str) -> None:
     data = random_problem(loss, m=5, d=4)
-    data = TaskData(np.column_stack([data.X, np.ones(len(data.y))]), data.y, None, data.starts, data.names)
+    with_ones = TaskData(np.column_stack([data.X, np.ones(len(data.y))]), data.y, None, data.starts, data.names)
     lam, ridge = 0.1, 1e-3
     W = cp.Variable((5, 5))
     penalty = lam / 2 * cp.square(cp.normNuc(W[:, :-1])) + ridge / 2 * cp.sum_squares(W[:, -1])
-    best = _solve(_losses(data, W, loss) + penalty)
+    best = _solve(_losses(with_ones, W, loss) + penalty)
     settings = Settings(tol=1e-6, max_rounds=3000)
     outcome = solve(data, loss=loss, reg_lambda=lam, intercept_ridge=ridge, settings=settings)
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)

@@ -182,8 +182,8 @@ def test_estimators_without_a_barrier(model: Any, monkeypatch: pytest.MonkeyPatc
     impatient = clone(clone(model).set_params(max_staleness=8, engine="local", n_jobs=2))
     assert impatient.get_params()["max_staleness"] == 8
     impatient.fit(X, y, tasks=tasks)
-    cells = impatient.cv_path_.rounds.size if hasattr(impatient, "cv_path_") else 0
-    assert runs == [2] * (cells + 1)
+    cells = int((impatient.cv_path_.rounds > 0).sum()) if hasattr(impatient, "cv_path_") else 0
+    assert runs == [1] * cells + [2], "two threads share the folds, then the tasks"
     assert impatient.certificate_.relative_gap <= impatient.tol
     if cells == 0:
         primal, other = in_step.certificate_.primal, impatient.certificate_.primal

@@ -48,6 +48,14 @@ class Engine(Protocol):
         """The same request to every worker, and all the answers."""
         return dict(self.exchange({k: request for k in range(self.n_workers)}))
 
+    def sibling(self, number: int, threads: int = 1) -> "Engine | None":
+        """An engine on the same rows for another run, which may take place at the same time in another thread.
+
+        Its workers hold out rows and keep dual variables of their own; `number` tells their checkpoint files apart.
+        None: this engine runs one after the other. That is the default.
+        """
+        return None
+
     def __enter__(self) -> Self:
         return self
 

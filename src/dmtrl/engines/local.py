@@ -16,14 +16,21 @@ from dmtrl.worker.worker import Worker
 
 
 class LocalEngine(Engine):
-    """`threads` may also be used by the coordinator, which runs in the same process."""
+    """`threads` may also be used by the coordinator, which runs in the same process. `workers`: instead of new ones."""
 
-    def __init__(self, sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss], threads: int = 1):
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        losses: AnyLoss | Sequence[AnyLoss],
+        threads: int = 1,
+        workers: Sequence[Worker] | None = None,
+    ):
         if threads < 1:
             raise ValueError(f"the local engine needs at least one thread, got {threads}")
         self.threads = threads
         self.pending: set[int] = set()
-        self._workers = [Worker(source, losses) for source in sources]
+        self._losses = losses
+        self._workers = [Worker(source, losses) for source in sources] if workers is None else list(workers)
         self._pool = ThreadPoolExecutor(threads) if min(threads, len(self._workers)) > 1 else None
         self._queued: deque[tuple[int, Message]] = deque()  # without a pool
         self._done: queue.SimpleQueue[tuple[int, Future[Message]]] = queue.SimpleQueue()
@@ -31,6 +38,10 @@ class LocalEngine(Engine):
     @property
     def n_workers(self) -> int:
         return len(self._workers)
+
+    def sibling(self, number: int, threads: int = 1) -> "LocalEngine":
+        """An engine on the same rows for another run, which may take place at the same time in another thread."""
+        return LocalEngine((), self._losses, threads, [worker.sibling(number) for worker in self._workers])
 
     def send(self, worker: int, message: Message) -> None:
         begin_request(self.pending, worker)

@@ -24,7 +24,6 @@ from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
-from dmtrl.engines.warm_up import warm_up
 from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.protocol.message import Message
@@ -126,7 +125,6 @@ class RayEngine(RecoveringEngine):
         if not sources:
             raise ValueError("the ray engine needs at least one source")
         _check_sendable(sources, losses)
-        warm_up(sources, losses)
         super().__init__(_Actors(sources, losses, options), options.recovery_timeout, names, options.answer_timeout)
 
 

@@ -15,7 +15,7 @@ _WIDTH = 4 * CHUNK  # features from which on chunks are counted
 
 
 def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
-    """For rows and losses like these. Without it, actors on one machine would all compile at the same moment."""
+    """For rows and losses like these."""
     kinds = {(np.dtype(float), False)}
     for source in sources:
         if isinstance(source, Blocks):

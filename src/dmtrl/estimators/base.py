@@ -95,10 +95,55 @@ class MTRLBase(TaskModel):
         del table  # frees what was only needed to lay the rows
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost, open_session(checkpoint, resume))
         with choose_engine(self.engine).session():
-            lam, tau = self._strengths(problem, place)
-            outcome = self._solve(problem, lam, tau, place)
+            lam, common = self._strengths(problem, place)
+            outcome = self._solve(problem, lam, common, place)
         warn_unless_converged(outcome, self._settings(0), stacklevel=3)
-        self._keep(problem, outcome, lam, tau)
+        self._keep(problem, outcome, lam, common)
+        return self
+
+    def fit_problem(self, problem: FitProblem, place: Placement) -> Outcome:
+        """Fit a problem whose rows are held by the workers of a running engine.
+
+        Parameters
+        ----------
+        problem : FitProblem
+            The problem. Its data has the names of the tasks and the features, but need not have rows.
+        place : Placement
+            The engine, whose workers hold the rows in the coordinates of the problem, and the checkpoints.
+
+        Returns
+        -------
+        Outcome
+            The solution, in the coordinates of the problem. The estimator is fitted.
+        """
+        self._check_parameters()
+        lam, tau = self._strengths(problem, place)
+        outcome = self._solve(problem, lam, tau, place)
+        warn_unless_converged(outcome, self._settings(0), stacklevel=3)
+        self.set_outcome(problem, outcome, lam, tau)
+        return outcome
+
+    def set_outcome(self, problem: FitProblem, outcome: Outcome, reg_lambda: float, common: float) -> Self:
+        """Become the fitted model of a problem that was solved elsewhere.
+
+        Parameters
+        ----------
+        problem : FitProblem
+            The problem, as in `fit_problem`.
+        outcome : Outcome
+            Its solution.
+        reg_lambda : float
+            Lambda of the solution.
+        common : float
+            Strength of the common component of the solution.
+
+        Returns
+        -------
+        self : object
+            The fitted estimator.
+        """
+        self.layout_, self.n_features_in_ = "long", len(problem.coordinates.x_centre)
+        self._keep(problem, outcome, reg_lambda, common)
         return self
 
     def _check_parameters(self) -> None:
@@ -134,21 +179,21 @@ class MTRLBase(TaskModel):
         return build_problem(X, units, weight, coordinates, rows.names, feature_map)
 
     def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
-        """Return lambda and tau. With common="auto", tau is that of a given relationship or, if the relationship is
-        learned and units are tasks, 1."""
+        """Return lambda and the strength of the common component, in units of 1/m. With common="auto" it is that of a
+        given relationship or, if the relationship is learned and units are tasks, 1."""
         lam, relationship = float(self.reg_lambda), self.relationship
         if len(problem.tasks) == 1:
             return lam, 0.0
         if not isinstance(self.common, str):
             return lam, float(self.common)
         learned = is_learned(relationship) and len(problem.unit_names) == len(problem.tasks)
-        return lam, float(getattr(relationship, "tau", learned))
+        return lam, float(getattr(relationship, "tau", learned / problem.data.m) * problem.data.m)
 
-    def _solve(self, problem: FitProblem, lam: float, tau: float, place: Placement) -> Outcome:
+    def _solve(self, problem: FitProblem, lam: float, common: float, place: Placement) -> Outcome:
         spec = self.problem_spec(problem, self._settings(self._seed()))
         spec = replace(spec, start=self._start(problem))
         callbacks = self.callbacks or ()
-        return solve_problem(spec, lam, tau, place, callbacks=callbacks, verbose=int(self.verbose))
+        return solve_problem(spec, lam, common, place, callbacks=callbacks, verbose=int(self.verbose))
 
     def problem_spec(self, problem: FitProblem, settings: Settings) -> ProblemSpec:
         """Describe a problem for the solver, with the relationship and the intercept of this estimator.
@@ -190,14 +235,14 @@ class MTRLBase(TaskModel):
         # the gradient of a Lipschitz loss does not grow with y, so the ridge must shrink as the scale of y grows
         bounded = loss.name in SHIFT_INVARIANT and np.isfinite(loss.lipschitz)
         slope = min(loss.smoothness, loss.lipschitz / coordinates.y_scale) if bounded else 1.0
-        return float(INTERCEPT_RIDGE * slope * coordinates.constant**2)
+        return float(INTERCEPT_RIDGE * slope)
 
     def _start(self, problem: FitProblem) -> StartPoint | None:
         """Where to begin: with warm_start the last fit's coefficients, if it was of the same units and features."""
         before = vars(self).get("_outcome")
         if not self.warm_start or before is None or not np.array_equal(self.unit_names_, problem.unit_names):
             return None
-        if before.W.shape != (problem.data.m, problem.data.X.shape[1]):
+        if before.W.shape != (problem.data.m, problem.data.X.shape[1] + (self.fit_intercept is True)):
             return None
         coef = self.coef_.reshape(len(problem.unit_names), -1)[problem.used].astype(float)
         weights = problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used])
@@ -209,7 +254,7 @@ class MTRLBase(TaskModel):
             return int(self.random_state or 0)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _keep(self, problem: FitProblem, outcome: Outcome, lam: float, tau: float) -> None:
+    def _keep(self, problem: FitProblem, outcome: Outcome, lam: float, common: float) -> None:
         """Set the fitted attributes."""
         m, total, used = len(problem.tasks), len(problem.unit_names), problem.used
         d, dtype = len(problem.coordinates.x_centre), problem.data.X.dtype
@@ -223,18 +268,19 @@ class MTRLBase(TaskModel):
         self.coordinates_ = problem.coordinates
         self.coef_ = coef.reshape(*shape, d).astype(dtype)
         self.intercept_ = np.asarray(intercept.reshape(shape), dtype=dtype)
-        self._keep_common(outcome, tau)
-        self.reg_lambda_, self.common_strength_ = lam, tau
+        self.reg_lambda_, self.common_strength_ = lam, common
+        self._keep_common(outcome)
         self.unit_names_ = problem.unit_names
         self.certificate_ = outcome.certificate
         self.history_ = [record.as_dict() for record in outcome.history]
         self.n_rounds_ = len(outcome.history)
-        self._covariance = pad(self._reported_covariance(outcome, tau), problem)
+        self._covariance = pad(self._reported_covariance(outcome), problem)
         # in the coordinates of the problem, for warm_start and add_task; neither needs the history
         self._outcome = replace(outcome, history=[])
 
-    def _keep_common(self, outcome: Outcome, tau: float) -> None:
+    def _keep_common(self, outcome: Outcome) -> None:
         common, d = outcome.common, len(self.coordinates_.x_centre)
+        tau = self.common_strength_ / len(outcome.W)
         if tau > 0 and not is_learned(self.relationship):
             common = common_part(outcome.covariance, tau, outcome.W)
         if self.fit_intercept is True:  # a free intercept is not part of the relationship: use the mean over units
@@ -242,9 +288,9 @@ class MTRLBase(TaskModel):
         coef, intercept = self.coordinates_.coefficients(common)
         self.common_coef_, self.common_intercept_ = coef.astype(self.coef_.dtype), float(intercept)
 
-    def _reported_covariance(self, outcome: Outcome, tau: float) -> TaskCovariance:
+    def _reported_covariance(self, outcome: Outcome) -> TaskCovariance:
         """Sigma of the whole weights (12). With a common component the solver's Sigma describes only the deviations
         from it, in which nearly equal tasks look unrelated."""
-        if tau == 0 or not is_learned(self.relationship):
+        if self.common_strength_ == 0 or not is_learned(self.relationship):
             return outcome.covariance
         return Learned().update(outcome.W[:, :-1] if self.fit_intercept is True else outcome.W)

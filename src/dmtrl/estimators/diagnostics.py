@@ -27,8 +27,9 @@ from dmtrl.solver.api import (
 )
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession
-from dmtrl.solver.cross_validation import Path, cross_validate
+from dmtrl.solver.cross_validation import Path, cross_validate, for_paths
 from dmtrl.solver.new_task import Extension, extend
+from dmtrl.solver.race import Race
 from dmtrl.solver.settings import Settings
 
 
@@ -176,23 +177,25 @@ class Diagnostics(MTRLBase):
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
         spec = self.problem_spec(problem, settings)
+        measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
+        race = Race(measure, "tasks")
         searches = (
             (spec, np.append(lambdas, self.reg_lambda_), self.common_strength_),
             # Sigma = I / m: lambda / m gives the same penalty on a task
             (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
-            (replace(spec, relationship=Fixed(equal), intercept_ridge=None), lambdas, 0.0),
+            (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
         )
 
         def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> list[Path]:
             paths = []
             with bar(self.verbose, "comparing", len(searches)) as step:
                 for variant, grid, tau in searches:
-                    paths.append(cross_validate(engine, variant, grid, [tau], cv))
+                    paths.append(cross_validate(engine, variant, grid, [tau], cv, race=race))
                     step()
             return paths
 
-        paths, _ = on_engine(spec, run, Placement(self.engine, self.n_jobs, self.workers, self.on_lost))
-        measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
+        place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost)
+        paths, _ = on_engine(spec, run, for_paths(place, cv, race))
         per_fold = [_held_out(path, measure, None) for path in paths]
         together, separate, pooled = (_held_out(path, measure, 0) for path in paths)
         hurts, names = _significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
@@ -250,7 +253,7 @@ class Diagnostics(MTRLBase):
                 spec = self.problem_spec(replace(problem, data=data), settings)
                 outcome = solve_problem(spec, self.reg_lambda_, self.common_strength_)
                 step()
-                return self._reported_covariance(outcome, self.common_strength_).correlation()
+                return self._reported_covariance(outcome).correlation()
 
             draws = np.array(list(pool.map(resample, seeds)))
         low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
@@ -297,10 +300,11 @@ class Diagnostics(MTRLBase):
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
-        spec = ProblemSpec(len(names), get_loss(self.loss), Learned(self.common_strength_), settings, 1, ridge)
-        relation = spec.relationship_for(lam, self.common_strength_)
+        spec = ProblemSpec(len(names), get_loss(self.loss), "learned", settings, 1, ridge)
+        common = self.common_strength_ * len(names) / len(self.tasks_)  # the same tau for one more task
+        relation = spec.relationship_for(lam, common)
         losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
-        added = extend(before.W, before.dual, losses, newcomer, spec, lam, self.common_strength_)
+        added = extend(before.W, before.dual, losses, newcomer, spec, lam, common)
         if not np.isfinite(added.certificate.relative_gap):
             raise ValueError(f"task {name!r} has no certificate after max_rounds={self.max_rounds}; raise max_rounds")
         warn_unless_converged(added.outcome, settings, stacklevel=3)
@@ -326,6 +330,7 @@ class Diagnostics(MTRLBase):
         coef, intercept = self.coordinates_.coefficients(added.w)
         self.coef_ = np.vstack([self.coef_, coef.astype(self.coef_.dtype)])
         self.intercept_ = np.append(self.intercept_, self.intercept_.dtype.type(intercept))
+        self.common_strength_ *= len(names) / len(self.tasks_)
         self.tasks_ = self.unit_names_ = names
         before = self._outcome
         W = np.vstack([before.W, added.w])
@@ -335,8 +340,8 @@ class Diagnostics(MTRLBase):
         self._outcome = replace(
             before, W=W, common=common, covariance=covariance, certificate=added.certificate, dual=added.dual
         )
-        self._keep_common(self._outcome, self.common_strength_)
-        self._covariance = self._reported_covariance(self._outcome, self.common_strength_)
+        self._keep_common(self._outcome)
+        self._covariance = self._reported_covariance(self._outcome)
         self.certificate_ = added.certificate
         return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)
 
@@ -344,7 +349,12 @@ class Diagnostics(MTRLBase):
 def default_lambdas(data: TaskData, count: int = 11) -> np.ndarray:
     """A grid from the mean squared row norm down five decades, which makes it independent of the scale of X."""
     squares = data.X.multiply(data.X).sum() if hasattr(data.X, "multiply") else np.einsum("ij,ij->", data.X, data.X)
-    return float(squares) / data.X.shape[0] * np.logspace(0, -5, count)
+    return lambda_grid(float(squares) / data.X.shape[0], count)
+
+
+def lambda_grid(mean_square: float, count: int = 11) -> np.ndarray:
+    """The default grid for rows with this mean squared norm."""
+    return (mean_square or 1.0) * np.logspace(0, -5, count)  # 1 where all features are constant
 
 
 def default_measure(loss: Any) -> str:

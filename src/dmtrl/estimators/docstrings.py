@@ -15,9 +15,10 @@ PARAMETERS = {
     "relationship": """{{"learned", "independent", "shared"}}, sparse graph, covariance or Relationship
         How the tasks are related. "learned" estimates the task covariance; the others are fixed.""",
     "common": """float or "auto"
-        Strength (tau) of a component that all tasks share, in addition to the learned relationship; 0 is the problem
-        of the paper. "auto" is 1 if the relationship between tasks is learned, and 0 for a fixed relationship and for
-        more than two classes. A single task has no common component.""",
+        Strength of a component that all tasks share, in addition to the learned relationship, in units of 1/m for m
+        tasks: 1 makes it as strong as the average task's own part; 0 is the problem of the paper. "auto" is 1 if the
+        relationship between tasks is learned, and 0 for a fixed relationship and for more than two classes. A single
+        task has no common component.""",
     "feature_map": """"rff" or transformer
         Transformation of the features. "rff" gives 300 random Fourier features; pass `RFF(n_components, gamma)` for
         others, or any scikit-learn transformer. `coef_` refers to the transformed features.""",
@@ -75,7 +76,7 @@ ATTRIBUTES = {
     "reg_lambda_": """float
         The regularisation strength of the fit.""",
     "common_strength_": """float
-        The strength (tau) of the common component of the fit.""",
+        The strength of the common component of the fit, in the units of `common`.""",
     "unit_names_": """ndarray
         Names of the rows of the task covariance: {units}.""",
     "covariance_": """TaskCovariance

@@ -40,7 +40,7 @@ from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Pre
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 2
+FORMAT = 3
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}

@@ -35,57 +35,58 @@ class UnitLabels:
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Affine map from rows and labels to the ones the solver sees: centred, with a constant column."""
+    """Affine map from rows and labels to the ones the solver sees."""
 
     x_centre: np.ndarray
     y_centre: float
-    constant: float  # value of the last column; 0 if there is no such column
+    intercept: bool  # whether weights end with an intercept
+    column: bool = False  # whether rows end with a column of ones, so that the intercept is one more coefficient
     y_scale: float = 1.0  # root mean square distance of y from its centre
 
     @classmethod
     def for_rows(
         cls, X: Any, units: UnitLabels, weight: np.ndarray | None, fit_intercept: bool | str, centre_y: bool
     ) -> "Coordinates":
-        """Centre X and y for a free intercept, so that its small ridge has no visible effect.
-
-        The constant column has the norm of a typical row, so that one step size suits both.
-        """
-        x_centre, y_centre, constant = np.zeros(X.shape[1], dtype=X.dtype), 0.0, 1.0 if fit_intercept else 0.0
+        """Centre X and y for a free intercept, so that its small ridge has no visible effect."""
+        x_centre, y_centre = np.zeros(X.shape[1], dtype=X.dtype), 0.0
         per_label = None if weight is None else weight[units.rows]
         if fit_intercept is True:
             if not sparse.issparse(X):
                 x_centre = _column_means(X, weight).astype(X.dtype)
             if centre_y:
                 y_centre = float(np.average(units.y, weights=per_label))
-            constant = float(np.sqrt(np.average(_squared_norms(X, x_centre), weights=weight))) or 1.0
         spread = float(np.sqrt(np.average((units.y - y_centre) ** 2, weights=per_label))) or 1.0
-        return cls(x_centre, y_centre, constant, spread)
+        return cls(x_centre, y_centre, bool(fit_intercept), bool(fit_intercept) and fit_intercept is not True, spread)
 
     def rows(self, X: Any, which: np.ndarray | None = None) -> Any:
         """Transform all rows, or the rows numbered `which`. Copies at most once, and not at all for the identity."""
         X = as_rows(X)
-        if self.constant == 0 and not self.x_centre.any():
+        if not self.column and not self.x_centre.any():
             return X if which is None else as_rows(X[which])
         n, d = X.shape[0] if which is None else len(which), X.shape[1]
         if sparse.issparse(X):
-            return _with_column(X, which, self.constant)
-        transformed = np.empty((n, d + (self.constant != 0)), dtype=X.dtype)
-        transformed[:, d:] = self.constant
+            return _with_column(X, which)
+        transformed = np.empty((n, d + self.column), dtype=X.dtype)
+        transformed[:, d:] = 1.0
         for rows in row_blocks(n, d):
             np.subtract(X[rows if which is None else which[rows]], self.x_centre, out=transformed[rows, :d])
         return transformed
 
     def weights(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
         """Convert coefficients and intercepts to rows of weights."""
-        if self.constant == 0:
+        if not self.intercept:
             return coef
-        return np.column_stack([coef, (intercept - self.y_centre + coef @ self.x_centre) / self.constant])
+        return np.column_stack([coef, intercept - self.y_centre + self._at_centre(coef)])
 
     def coefficients(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Convert rows of weights to coefficients and intercepts."""
         coef = W[..., : len(self.x_centre)]
-        bias = W[..., -1] * self.constant if self.constant else np.zeros(W.shape[:-1])
-        return coef, bias + self.y_centre - coef @ self.x_centre
+        bias = W[..., -1] if self.intercept else np.zeros(W.shape[:-1])
+        return coef, bias + self.y_centre - self._at_centre(coef)
+
+    def _at_centre(self, coef: np.ndarray) -> np.ndarray:
+        """The scores of the centre; the bits of a task do not depend on the other tasks, as they would with BLAS."""
+        return np.asarray((coef * self.x_centre).sum(axis=-1))
 
 
 @dataclass(frozen=True)
@@ -119,16 +120,6 @@ def build_problem(
     return FitProblem(data, coordinates, tasks, units.names, units.used, units.constant, units.classes, feature_map)
 
 
-def _squared_norms(X: Any, centre: np.ndarray) -> np.ndarray:
-    if sparse.issparse(X):
-        return np.asarray(X.multiply(X).sum(axis=1), dtype=float).ravel()
-    squares = np.empty(len(X))
-    for rows in row_blocks(*X.shape):
-        centred = X[rows] - centre
-        squares[rows] = np.einsum("ij,ij->i", centred, centred)
-    return squares
-
-
 def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     """Sums in float64 for any dtype of X: a float32 sum of millions of rows is not accurate."""
     weight = np.ones(len(X)) if weight is None else weight
@@ -138,12 +129,12 @@ def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     return np.asarray(total / weight.sum())
 
 
-def _with_column(X: Any, which: np.ndarray | None, constant: float) -> Any:
-    """Append a constant column to a CSR matrix, or to its rows `which`. Copies the entries once."""
+def _with_column(X: Any, which: np.ndarray | None) -> Any:
+    """Append a column of ones to a CSR matrix, or to its rows `which`. Copies the entries once."""
     n = X.shape[0] if which is None else len(which)
     lengths = np.diff(X.indptr) if which is None else np.diff(X.indptr)[which]
     indptr = np.concatenate([[0], np.cumsum(lengths + 1, dtype=np.int64)])
-    data = np.full(indptr[-1], constant, dtype=X.dtype)
+    data = np.ones(indptr[-1], dtype=X.dtype)
     wide = max(indptr[-1], X.shape[1] + 1) > np.iinfo(np.int32).max
     indices = np.full(indptr[-1], X.shape[1], dtype=np.int64 if wide else np.int32)
     for rows in row_blocks(n, max(1, X.nnz // max(X.shape[0], 1))):

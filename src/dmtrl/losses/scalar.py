@@ -8,18 +8,20 @@ these functions.
 import numpy as np
 from numba import njit
 
+from dmtrl.numerics.compile_cache import SCALAR
+
 HINGE, SMOOTHED_HINGE, SQUARED_HINGE, LOGISTIC, SQUARED, ABSOLUTE = 0, 1, 2, 3, 4, 5
 EPSILON_INSENSITIVE, HUBER, QUANTILE, POISSON, CUSTOM = 6, 7, 8, 9, 10
 
 TINY = 1e-200
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def _xlogx(x):  # type: ignore[no-untyped-def]
     return x * np.log(x) if x > 0 else 0.0
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
     """Return l(z, y)."""
     if loss == SQUARED:
@@ -47,7 +49,7 @@ def loss_value(loss, param, z, y):  # type: ignore[no-untyped-def]
     return max(r - param, 0.0)  # epsilon-insensitive; absolute is epsilon = 0
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def loss_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
     """Return l*(-a), which is infinite outside the domain."""
     if loss == SQUARED:
@@ -70,19 +72,20 @@ def loss_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
     return np.inf if abs(a) > 1 else param * abs(a) - a * y
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
     """Return t in [0, 1] with logit(t) + margin + sq (t - t0) = 0, by Newton on the logit v."""
     flipped = margin + sq * (0.5 - t0) < 0
     if flipped:  # solve for 1 - t, so that v <= 0: there the equation is convex in v and Newton cannot cycle
         t0, margin = 1.0 - t0, -margin
     v = min(-margin, 0.0)  # the solution for sq = 0
+    enough = 1e-4 if sq < 1e4 else 1e-6  # the error of t is the cube of the last step, and z moves sq times as much
     for k in range(30):
         e = np.exp(v)
         t = e / (1.0 + e)
         slope = t * (1.0 - t)
         change = -(v + margin + sq * (t - t0)) / (1.0 + sq * slope)
-        if abs(change) <= 1e-4:  # Newton's error is the square of its last step
+        if abs(change) <= enough:
             t += slope * change * (1.0 + 0.5 * (1.0 - 2.0 * t) * change)
             break
         v += change
@@ -95,7 +98,7 @@ def _logistic_step(t0, margin, sq):  # type: ignore[no-untyped-def]
     return 1.0 - t if flipped else t
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def _poisson_step(a0, z, y, sq):  # type: ignore[no-untyped-def]
     """Return a = y - r, where r > 0 solves log(r) - z - sq (y - a0 - r) = 0, by safeguarded Newton on v = log(r)."""
     rest = y - a0
@@ -121,7 +124,7 @@ def _poisson_step(a0, z, y, sq):  # type: ignore[no-untyped-def]
     return y - np.exp(v)
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def loss_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
     """Return the new a that maximises -l*(-a') - (a' - a) z - sq (a' - a)^2 / 2  (5); sq may be zero."""
     if loss == SQUARED:
@@ -148,7 +151,7 @@ def loss_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
     return min(shrunk, 1.0) if v > 0 else -min(shrunk, 1.0)
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def loss_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
     """Return the Fenchel-Young bracket l(z) + l*(-a) + a z, or for the logistic loss an upper bound.
 
@@ -162,7 +165,7 @@ def loss_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
     return loss_value(loss, param, z, y) + loss_conjugate(loss, param, a, y) + a * z
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def loss_slope(loss, param, z, y):  # type: ignore[no-untyped-def]
     """Return -l'(z), the dual variable that belongs to z. Differentiable losses only."""
     if loss == SQUARED:
@@ -179,7 +182,7 @@ def loss_slope(loss, param, z, y):  # type: ignore[no-untyped-def]
     return min(max(y - z, -param), param)  # Huber
 
 
-@njit(cache=True)
+@njit(**SCALAR)
 def loss_curvature(loss, param, z, y):  # type: ignore[no-untyped-def]
     """Return l''(z), or an element of its generalised derivative. Differentiable losses only."""
     if loss == SQUARED:

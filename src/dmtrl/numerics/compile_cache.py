@@ -1,11 +1,39 @@
-"""Invalidates numba's disk cache when inlined code changes.
+"""How functions are compiled, and numba's cache of them on disk.
 
 numba recompiles a function when its own file changes, but not when a function that it inlines from another file does.
 """
 
+import logging
 import os
+import tempfile
+import threading
+import zlib
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from numba.core import event
+
+try:
+    import fcntl
+except ImportError:  # Windows: processes then compile side by side
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger("dmtrl")
+
+# Sums may be reordered (SIMD); NaN and infinity keep their meaning, unlike under full fastmath.
+FAST = {"reassoc", "contract", "nsz", "arcp"}
+
+# Options of njit: KERNEL for a function that Python calls, INNER for one that only compiled functions call, SCALAR for
+# one that both call. What they leave out (checks for division by zero, wrappers for callers that do not exist) would
+# take time to compile. All say whether they are fast: numba gives a function that does not the fastmath and error_model
+# of the caller for which it is compiled first, so that its bits would depend on what ran before.
+_PLAIN: dict[str, Any] = {"fastmath": False, "error_model": "numpy", "no_cfunc_wrapper": True}
+KERNEL = _PLAIN | {"cache": True, "nogil": True}
+KERNEL_FAST = KERNEL | {"fastmath": FAST}
+INNER = _PLAIN | {"no_cpython_wrapper": True}
+INNER_FAST = INNER | {"fastmath": FAST}
+SCALAR = _PLAIN | {"cache": True, "fastmath": FAST}
 
 
 def discard_stale(compiled: str, *inlined: str) -> None:
@@ -20,3 +48,56 @@ def discard_stale(compiled: str, *inlined: str) -> None:
             with suppress(OSError):  # another process may remove it at the same moment
                 if cached.stat().st_mtime < changed:
                     cached.unlink()
+
+
+class _Notice(event.Listener):
+    """Logs one line when a process first compiles a function of dmtrl: without it, a fit would wait in silence.
+
+    numba sends the event only for a function that its cache on disk does not have.
+    """
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def on_start(self, compilation: Any) -> None:
+        if not self._shown and compilation.data["dispatcher"].py_func.__module__.startswith("dmtrl."):
+            self._shown = True
+            logger.warning(
+                "dmtrl: compiling for this kind of rows and loss, which takes a few seconds; numba keeps the result"
+            )
+
+    def on_end(self, compilation: Any) -> None:
+        pass
+
+
+class _OneAtATime(event.Listener):
+    """Lets one process at a time compile for a cache; the others then find the result there.
+
+    Without it, the actors of a node or the processes of a pool would all compile the same functions at the same moment.
+    numba sends the event before it looks into the cache, and saves the result before the event ends.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._guard, self._file = 0, threading.Lock(), -1
+        cache = zlib.crc32(f"{__file__}:{os.environ.get('NUMBA_CACHE_DIR')}:{os.getuid()}".encode())
+        self._name = Path(tempfile.gettempdir()) / f"dmtrl-compile-{cache:08x}.lock"
+
+    def on_start(self, compilation: Any) -> None:
+        with self._guard:
+            self._depth += 1
+            if self._depth == 1:
+                with suppress(OSError):  # no folder for temporary files, or one without locks
+                    self._file = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                    fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def on_end(self, compilation: Any) -> None:
+        with self._guard:
+            self._depth -= 1
+            if self._depth == 0 and self._file >= 0:
+                os.close(self._file)  # unlocks it
+                self._file = -1
+
+
+event.register("numba:compile", _Notice())
+if fcntl is not None:
+    event.register("numba:compiler_lock", _OneAtATime())

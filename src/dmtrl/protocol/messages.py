@@ -61,6 +61,8 @@ class Prepare:
     keep: bool
     density: float  # share of the sampled chunks of all workers that are not all zero
     evaluate: bool = False  # answer with the loss at the start
+    intercept: bool = False  # weights have an intercept after the features
+    intercept_ridge: float = -1.0  # its penalty in the local problems; negative: the coordinator steps for it
     total_weight: Numbers  # of the whole task
     steps: Numbers  # coordinate steps a round; 0: passes until accurate enough
     w: Vectors | None = None
@@ -72,6 +74,7 @@ class Prepared:
     conjugate: Numbers
     conjugate_at_zero: Numbers
     longest_step: Numbers
+    intercept_step: Numbers | None = None  # a step size that suits the intercept
     loss_w: Numbers | None = None
 
 
@@ -88,6 +91,7 @@ class Round:
     pace: float = 1.0  # answers of this worker per answer of the median worker, at most one
     w: Vectors
     step: Numbers
+    intercept_step: Numbers | None = None
     most: Numbers | None = None  # coordinate steps at most
     probe: Vectors | None = None  # weights at which the loss is wanted
 
@@ -133,10 +137,11 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """The name of the file that was written, or why it could not be."""
+    """The name of the file that was written, or why it could not be. `kept`: the coordinator cannot see the file."""
 
     file: str | None = None
     error: str | None = None
+    kept: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +218,15 @@ def decode(message: Message) -> Any:
     return kind(**given)
 
 
+def _columns(request: Message, array: np.ndarray, features: int) -> int:
+    """How many columns weights should have: one more than features if there is an intercept."""
+    if "w" in request.arrays:
+        return int(request.arrays["w"].shape[1])
+    if KINDS[request.name] is Restore:  # which run it restores is not in the request
+        return features + (array.ndim == 2 and array.shape[1] == features + 1)
+    return features + bool(request.scalars.get("intercept"))
+
+
 def fault_in(request: Message, answer: object, units: int, features: int) -> str:
     """What is wrong with an answer, as words that follow the worker's name; empty if nothing is.
 
@@ -234,7 +248,8 @@ def fault_in(request: Message, answer: object, units: int, features: int) -> str
         array = answer.arrays.get(name)
         if array is None:
             continue
-        shape = (units,) if kind is Numbers else (units, features)
+        columns = _columns(request, array, features)
+        shape = (units,) if kind is Numbers else (units, columns)
         if array.shape != shape:
             return f"answered {request.name!r} with {name!r} of shape {array.shape} instead of {shape}"
         if array.dtype.kind == "f" and (np.isnan(array).any() or (kind is Vectors and np.isinf(array).any())):

@@ -26,7 +26,7 @@ def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationshi
     if isinstance(relationship, TaskCovariance):
         return Fixed(relationship, tau)
     if hasattr(relationship, "prox"):
-        if tau and relationship.tau != tau:
+        if tau and not np.isclose(relationship.tau, tau):
             raise ValueError(f"common={tau:g} contradicts the relationship, which has tau={relationship.tau:g}")
         return relationship
     if hasattr(relationship, "tocsr"):

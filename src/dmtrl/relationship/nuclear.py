@@ -6,6 +6,8 @@ from dmtrl.numerics.rowwise import centred_gram, over_rows
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.spectrum import ENOUGH, from_gram, short_side
 
+_CLOSE_ENOUGH = 0.1  # of the first move, where the start is a solution for nearly the same V
+
 
 def nuclear_prox(
     V: np.ndarray, t: float, centre: np.ndarray | None = None, out: np.ndarray | None = None
@@ -53,13 +55,16 @@ def nuclear_prox(
 
 
 def common_component(V: np.ndarray, t: float, weight: float, w0: np.ndarray) -> np.ndarray:
-    """Return the fixed point w_0 of (24), by safeguarded Anderson acceleration.
+    """Return the fixed point w_0 of (24), by safeguarded Anderson acceleration from the given start.
 
     The rows of V - mean sum to zero, so (V - w_0)^T (V - w_0) is their Gram matrix plus m (mean - w_0)(mean - w_0)^T:
     V is read once, and an iteration costs one eigendecomposition of a d x d matrix. A plain iteration minimises over W
     and w_0 in turn and never increases the objective; an extrapolation that does is dropped.
+
+    A start other than zero comes from the round before. Then the error falls with the distance between the rounds, and
+    a tenth of it is enough: more iterations do not save rounds.
     """
-    m, mean = len(V), V.mean(axis=0)
+    m, mean, share = len(V), V.mean(axis=0), _CLOSE_ENOUGH if w0.any() else 0.0
     spread = centred_gram(V, mean)
     points: list[np.ndarray] = []
     moves: list[np.ndarray] = []
@@ -78,8 +83,10 @@ def common_component(V: np.ndarray, t: float, weight: float, w0: np.ndarray) -> 
         lowest, after_lowest = value, image
         move = image - w0
         length = float(np.linalg.norm(move))
-        if left == 0 or length <= 1e-6 * (np.linalg.norm(image) + 1e-300):
-            break
+        if not moves:
+            first = length
+        if left == 0 or length <= max(1e-6 * (float(np.linalg.norm(image)) + 1e-300), share * first):
+            return image
         if length > 2 * last:  # the extrapolation overshot: restart it
             points, moves = [], []
         last = length
@@ -89,7 +96,7 @@ def common_component(V: np.ndarray, t: float, weight: float, w0: np.ndarray) -> 
             differences = np.diff(np.array(moves), axis=0).T
             mix = np.linalg.lstsq(differences, move, rcond=1e-10)[0]
             w0 = image - (np.diff(np.array(points), axis=0).T + differences) @ mix
-    return w0
+    return after_lowest
 
 
 def _shrink(s: np.ndarray, t: float) -> np.ndarray:

@@ -23,15 +23,26 @@ def singular_values(V: np.ndarray) -> np.ndarray:
 
 
 def nuclear_norm(V: np.ndarray, centre: np.ndarray | None = None) -> float:
-    """Return the sum of the singular values of V - centre. Uses a QR only if the Gram matrix is not accurate enough."""
+    """Return the sum of the singular values of V - centre.
+
+    Where the Gram matrix does not resolve the small ones, those of V on the span of their singular vectors are taken.
+    """
     if V.size == 0:
         return 0.0
-    if centre is not None and V.shape[0] <= V.shape[1]:
+    if centre is not None:
+        if V.shape[0] > V.shape[1]:
+            squares = np.linalg.eigvalsh(centred_gram(V, centre))
+            if squares[0] > ENOUGH**2 * squares[-1]:
+                return float(np.sqrt(squares).sum())
         return nuclear_norm(V - centre)
-    squares = np.linalg.eigvalsh(_gram(V) if centre is None else centred_gram(V, centre))
-    if squares[0] > ENOUGH**2 * squares[-1]:
-        return float(np.sqrt(squares).sum())
-    return float(singular_values(V if centre is None else V - centre).sum())
+    s, vectors = from_gram(_gram(V))
+    clear = s > ENOUGH * s[0]
+    total = float(s[clear].sum())
+    if clear.all() or s[0] == 0:
+        return total
+    side = V.T if V.shape[0] <= V.shape[1] else V
+    rest = side @ vectors[:, ~clear]
+    return total + (nuclear_norm(rest) if clear.any() and np.abs(rest).max() > 1e-12 * s[0] else 0.0)
 
 
 def short_side(V: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarray]:

@@ -23,8 +23,9 @@ from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLos
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
+from dmtrl.relationship.base import check_tau
 from dmtrl.solver.checkpoint.options import Checkpoint, PathLike
-from dmtrl.solver.checkpoint.session import FIT, CheckpointSession, open_session
+from dmtrl.solver.checkpoint.session import FIT, CheckpointSession, RunSession, open_session
 from dmtrl.solver.coordinator import Coordinator
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, StartPoint, Watch
@@ -68,7 +69,8 @@ def solve(
     relationship : str, array, sparse matrix, TaskCovariance or Relationship, default="learned"
         "learned", "independent", "shared", a covariance, the adjacency of a graph, or a Relationship.
     common : float, default=0.0
-        Strength of a component that all tasks share.
+        Strength of a component that all tasks share, in units of 1/m: 1 makes it as strong as the average task's own
+        part, whose variance is 1/m because Sigma has trace one.
     settings : Settings, default=None
         Settings of the algorithm. None means Settings().
     engine : {"local", "ray"}, RayOptions or Engine, default="local"
@@ -81,7 +83,8 @@ def solve(
     shards : int or sequence of int, default=1
         Number of pieces into which each task is cut first, so that a task can be spread over several workers.
     intercept_ridge : float, default=None
-        The last column of X is a constant whose weights stay outside the relationship and carry only this ridge.
+        Give every task an intercept that stays outside the relationship and carries only this ridge. It is the last
+        column of the weights; the rows have no column for it. None means no intercept.
     start : Outcome or StartPoint, default=None
         Weights from which to start.
     callbacks : sequence of callable, default=()
@@ -109,7 +112,7 @@ def solve(
     """
     first = None if start is None else checked_start(start, data.m)
     settings = settings or Settings()
-    spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings, shards, intercept_ridge, first)
+    spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings, shards, intercept_ridge, start=first)
     place = Placement(engine, n_jobs, workers, on_lost, open_session(checkpoint, resume))
     outcome = solve_problem(spec, reg_lambda, common, place, callbacks=callbacks, watch=watch, verbose=verbose)
     warn_unless_converged(outcome, settings, stacklevel=3)
@@ -155,7 +158,7 @@ def solve_on(
     spec: "ProblemSpec",
     reg_lambda: float,
     common: float,
-    session: CheckpointSession,
+    session: RunSession,
     *,
     name: str = FIT,
     start: StartPoint | None = None,
@@ -180,6 +183,7 @@ class ProblemSpec:
     settings: Settings
     shards: int | Sequence[int] = 1
     intercept_ridge: float | None = None
+    shared_intercept: bool = False  # all tasks have the same intercept
     start: StartPoint | None = None
     keep_all_tasks: bool = False  # with on_lost="go_on": start again with all tasks, whose rows are in this process
 
@@ -188,10 +192,11 @@ class ProblemSpec:
         return self.data if isinstance(self.data, int) else self.data.m
 
     def relationship_for(self, reg_lambda: float, common: float) -> Relationship:
-        relationship = get_relationship(self.relationship, self.m, common)
+        """The relationship with lambda and a common component of strength `common`, in units of 1/m."""
+        relationship = get_relationship(self.relationship, self.m, check_tau(common) / self.m)
         if self.intercept_ridge is None or not reg_lambda > 0:
             return relationship
-        return FreeIntercept(relationship, float(self.intercept_ridge / reg_lambda))
+        return FreeIntercept(relationship, float(self.intercept_ridge / reg_lambda), self.shared_intercept)
 
     def check_divisible(self) -> None:
         if hasattr(self.relationship, "prox") and not hasattr(self.relationship, "only"):
@@ -269,7 +274,7 @@ def _left_out(lost: WorkerLostError, data: Any, workers: int) -> str:
 
 
 @contextmanager
-def _checkpoint_in_error(session: CheckpointSession) -> Iterator[None]:
+def _checkpoint_in_error(session: RunSession) -> Iterator[None]:
     """A run that ends because a worker is lost says where to resume."""
     try:
         yield

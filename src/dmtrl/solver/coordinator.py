@@ -18,7 +18,7 @@ from dmtrl.protocol.messages import Describe, Prepare, Prepared, Restore, decode
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of
-from dmtrl.solver.checkpoint.session import FIT, CheckpointSession
+from dmtrl.solver.checkpoint.session import FIT, RunSession
 from dmtrl.solver.checkpoint.state import from_arrays, to_arrays
 from dmtrl.solver.checkpoint.versions import Version
 from dmtrl.solver.layout import Layout
@@ -41,6 +41,7 @@ class RunState:
     dual: DualPoint
     accuracy: float  # share of the gap at which local gaps aim
     longest_step: float
+    intercept_step: np.ndarray | None = None  # of each task
     omega_steps: int = 0
     history: list[RoundRecord] = field(default_factory=list)
 
@@ -64,12 +65,13 @@ class Coordinator:
         if not (np.isfinite(reg_lambda) and reg_lambda > 0):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
+        self._intercept = isinstance(relationship, FreeIntercept)
         self._layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), m)
         relationship.start(m)  # refuses a relationship for another number of tasks
 
     def run(
         self,
-        session: CheckpointSession,
+        session: RunSession,
         name: str = FIT,
         start: StartPoint | None = None,
         callbacks: Sequence[Callback] = (),
@@ -85,7 +87,7 @@ class Coordinator:
 
     def _run(
         self,
-        session: CheckpointSession,
+        session: RunSession,
         name: str,
         start: StartPoint | None,
         callbacks: Sequence[Callback],
@@ -124,13 +126,18 @@ class Coordinator:
 
     def _begin(self, start: StartPoint | None) -> tuple[Method[Any], RunState]:
         layout, settings = self._layout, self._settings
-        if start is not None and start.W.shape != (layout.m, layout.d):
-            raise ValueError(f"start has weights of shape {start.W.shape}, the data need ({layout.m}, {layout.d})")
+        shape = (layout.m, layout.d + self._intercept)
+        if start is not None and start.W.shape != shape:
+            raise ValueError(f"start has weights of shape {start.W.shape}, the data need {shape}")
         answers = self._prepare(start)
         limits = layout.gather(answers, "longest_step")
         finite = limits[np.isfinite(limits)]
         longest_step = float(np.median(finite)) if len(finite) else np.inf
-        W, common = (np.zeros((layout.m, layout.d)), np.zeros(layout.d)) if start is None else start
+        intercept_step = None
+        if self._intercept:
+            intercept_step = np.full(layout.m, np.inf)
+            np.minimum.at(intercept_step, layout.task, layout.gather(answers, "intercept_step"))
+        W, common = (np.zeros(shape), np.zeros(shape[1])) if start is None else start
         loss = layout.gather(answers, "loss_w") if settings.max_staleness else None
         point = InitialPoint(W, common, layout.gather(answers, "b"), layout.gather(answers, "conjugate"), loss)
         at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
@@ -139,9 +146,9 @@ class Coordinator:
         if loss is not None:
             penalty = self._relationship.penalty(W, common) if W.any() else 0.0
             objective = float(loss.sum()) + self._lam * penalty
-        method = self._choose_method(longest_step)
-        best = Candidate(W, common, objective)
-        return method, RunState(method.init(point), best, dual, settings.local_accuracy, longest_step)
+        method = self._choose_method(longest_step, intercept_step)
+        best, accuracy = Candidate(W, common, objective), settings.local_accuracy
+        return method, RunState(method.init(point), best, dual, accuracy, longest_step, intercept_step)
 
     def _prepare(self, start: StartPoint | None) -> dict[int, Prepared]:
         layout, settings = self._layout, self._settings
@@ -156,6 +163,8 @@ class Coordinator:
                 keep=start is not None,
                 density=layout.density,
                 evaluate=settings.max_staleness > 0,
+                intercept=self._intercept,
+                intercept_ridge=self._intercept_ridge(),
                 total_weight=layout.scatter(k, total),
                 steps=layout.scatter(k, steps),
                 w=None if W is None else layout.scatter(k, W),
@@ -164,6 +173,13 @@ class Coordinator:
         }
         return dict(self._engine.exchange(requests))
 
+    def _intercept_ridge(self) -> float:
+        """The penalty on an intercept that the workers minimise over; negative if the coordinator steps for it."""
+        relationship = self._relationship
+        if not isinstance(relationship, FreeIntercept) or relationship.shared or self._layout.split:
+            return -1.0
+        return self._lam * relationship.weight
+
     def _steps(self) -> np.ndarray:
         """H of each task; 0 where a task continues until it is accurate enough."""
         steps = np.asarray(0 if self._settings.steps is None else self._settings.steps, dtype=np.int64)
@@ -171,13 +187,14 @@ class Coordinator:
             raise ValueError(f"steps must be one number or one per task: got {steps.size} for {self._layout.m} tasks")
         return np.broadcast_to(steps, self._layout.m)
 
-    def _choose_method(self, longest_step: float) -> Method[Any]:
+    def _choose_method(self, longest_step: float, intercept_step: np.ndarray | None) -> Method[Any]:
         layout, settings, relationship = self._layout, self._settings, self._relationship
-        context = RunContext(relationship, self._lam, layout, settings, longest_step)
+        ridge = self._intercept_ridge()
+        context = RunContext(relationship, self._lam, layout, settings, longest_step, intercept_step, ridge)
         if settings.max_staleness:
             return AsynchronousSplitting(context)
         name = settings.method
-        plain = not isinstance(relationship, FreeIntercept)  # the dual step has one size for all columns
+        plain = not self._intercept  # the dual step has one size for all columns
         if name == "dual" and not plain:
             raise ValueError("method='dual' cannot leave the intercept free; use a bias feature or method='splitting'")
         if name == "auto":
@@ -190,7 +207,7 @@ class Coordinator:
     def _resume(self, version: Version) -> tuple[Method[Any], RunState]:
         """The run of a checkpoint. b comes from the workers, recomputed from their dual variables."""
         longest_step = float(version.arrays["longest_step"])
-        method = self._choose_method(longest_step)
+        method = self._choose_method(longest_step, version.arrays.get("intercept_step"))
         run = from_arrays(RunState, version.arrays, method=method.State)
         b = self._layout.gather(self._engine.broadcast(Restore(source=version.folder)), "b")
         saved = run.method.b

@@ -1,27 +1,38 @@
 """Cross-validation of lambda and tau, with the rows where they are.
 
-Every worker holds out its own folds, stratified by task and class. For each fold and tau a path of warm-started fits
-runs from strong to weak regularisation, and only sums over the held-out rows come back.
+Every worker holds out its own folds, stratified by task and class, and only sums over the held-out rows come back. The
+fits of a fold are a path: each starts where the one before ended. Paths are independent of each other and run at the
+same time where the engine can share its rows between them; the results do not depend on that.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
 from dmtrl.engines.base import Engine
+from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.messages import HoldOut, Score, Scores
-from dmtrl.solver.api import ProblemSpec, solve_on
-from dmtrl.solver.checkpoint.session import CheckpointSession
+from dmtrl.solver.api import Placement, ProblemSpec, solve_on, thread_count
+from dmtrl.solver.checkpoint.paths import PathGroup, PathSession, PathStopped
+from dmtrl.solver.checkpoint.session import CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
-from dmtrl.solver.outcome import Callback, StartPoint
+from dmtrl.solver.outcome import Callback, Outcome, RoundRecord, StartPoint
+from dmtrl.solver.race import FIRST_FOLDS, Race
+from dmtrl.solver.turns import Turns
 
+_SWITCH_SECONDS = 5e-4
 MEASURES = ("loss", "squared_error", "wrong")
+_PATHS_PER_THREAD = 2  # up to here all paths of a stage share the threads evenly; each needs memory for its weights
 
 
 @dataclass(frozen=True)
 class Path:
-    """Held-out sums: arrays are (commons, lambdas, folds, m)."""
+    """Held-out sums: arrays are (commons, lambdas, folds, m). They are zero for fits that a race left out."""
 
     lambdas: np.ndarray
     commons: np.ndarray
@@ -29,21 +40,29 @@ class Path:
     loss: np.ndarray
     squared_error: np.ndarray
     wrong: np.ndarray
-    rounds: np.ndarray  # (commons, lambdas, folds)
+    rounds: np.ndarray  # (commons, lambdas, folds); zero for fits that were left out
+
+    @property
+    def complete(self) -> np.ndarray:
+        """(commons, lambdas): whether a candidate was tried on all folds."""
+        return np.asarray((self.rounds > 0).all(axis=2))
 
     def mean(self, measure: str, over: str = "rows") -> np.ndarray:
-        """(commons, lambdas): the mean over all held-out rows, or over tasks of each task's mean."""
+        """(commons, lambdas): the mean over all held-out rows, or over tasks of each task's mean.
+
+        For a candidate that is not `complete` it is the mean over the folds on which it was tried.
+        """
         total, weight = getattr(self, measure).sum(axis=2), self.weight.sum(axis=2)
         if over == "rows":
-            return total.sum(axis=-1) / weight.sum(axis=-1)
-        seen = weight[0, 0] > 0
-        return (total[..., seen] / weight[..., seen]).mean(axis=-1)
+            return np.asarray(total.sum(axis=-1) / weight.sum(axis=-1))
+        by_task = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
+        return np.asarray(by_task.sum(axis=-1) / (weight > 0).sum(axis=-1))
 
     def best(self, measure: str, over: str = "rows") -> tuple[float, float]:
-        """(lambda, tau) with the least mean; ties by loss, then by the strongest lambda."""
+        """(lambda, tau) with the least mean of those tried on all folds; ties by loss, then by the strongest lambda."""
         first, second = self.mean(measure, over), self.mean("loss", over)
         strength = -np.broadcast_to(self.lambdas, first.shape)
-        order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12)))
+        order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12), ~self.complete.ravel()))
         tau, lam = np.unravel_index(order[0], first.shape)
         return float(self.lambdas[lam]), float(self.commons[tau])
 
@@ -51,7 +70,7 @@ class Path:
         """The index of a lambda and a tau of the grid, for the first two axes of the arrays."""
         found = np.argwhere((self.commons[:, None] == common) & (self.lambdas == reg_lambda))
         if not len(found):
-            raise ValueError(f"lambda {reg_lambda:g} with tau {common:g} is not on the grid of the cross-validation")
+            raise ValueError(f"lambda {reg_lambda:g} with common {common:g} is not on the grid of the cross-validation")
         return int(found[0, 0]), int(found[0, 1])
 
 
@@ -64,65 +83,221 @@ def cross_validate(
     session: CheckpointSession | None = None,
     on_round: Callback | None = None,
     on_fit: Callable[[int, int], object] = lambda done, total: None,
+    race: Race | None = None,
 ) -> Path:
     """Held-out errors of every lambda and tau, on an engine whose workers hold the tasks.
 
-    `on_round` is called with the record of every round, `on_fit(done, total)` after every fit; either may raise
-    KeyboardInterrupt, and then new results are written to the session's checkpoint first. Fits that the session has
-    finished are not repeated.
+    `on_round` is called with the record of every round, `on_fit(done, total)` after every fit, one call at a time and
+    from any thread; either may raise KeyboardInterrupt, and then new results are written to the session's checkpoint
+    first. Fits that the session has finished are not repeated. With a `race`, candidates that are significantly worse
+    than the best after two folds are not tried on the others, and `total` becomes smaller.
     """
-    session = session or CheckpointSession()
     path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
     if folds < 2:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
     if len(path) == 0 or len(taus) == 0:
-        raise ValueError("cross-validation needs at least one lambda and one tau to try")
-    m, settings, callbacks = spec.m, spec.settings, [] if on_round is None else [on_round]
-    shape = (len(taus), len(path), folds)
-    sums = {name: np.zeros((*shape, m)) for name in ("weight", *MEASURES)}
-    rounds = np.zeros(shape, dtype=int)
-    done, total = 0, int(np.prod(shape))
-    grid = {"lambdas": path.tolist(), "commons": taus.tolist(), "folds": folds, "tasks": m, **asdict(settings)}
-    session.resume_cross_validation(engine, grid)
-    for fold in range(folds):
-        held = engine.broadcast(HoldOut(fold=fold, folds=folds, seed=settings.seed))
-        layout = Layout.from_descriptions(held, m)
-        for i, tau in enumerate(taus):
-            for j, lam in enumerate(path):
-                cell = (float(tau), float(lam), fold)
-                done += 1
-                if cell not in session.fits.scores:
-                    # the first fit of a path starts from zero, the others where the one before ended
-                    start = None if j == 0 else session.fits.end
-                    name = f"tau={tau:g} fold={fold}"
-                    outcome = solve_on(
-                        engine, spec, lam, tau, session, name=name, start=start, callbacks=callbacks, layout=layout
-                    )
-                    answers = _score(engine, layout, outcome.W)
-                    scores = {name: layout.per_task(layout.gather(answers, name)) for name in sums}
-                    scores["rounds"] = np.array(len(outcome.history))
-                    end = StartPoint(outcome.W, outcome.common)
-                    interrupt = _interrupted(on_fit, done, total)
-                    session.fit_done(engine, cell, scores, end, interrupt is not None)
-                    if interrupt is not None:
-                        raise interrupt
-                else:
-                    on_fit(done, total)
-                for name, values in sums.items():
-                    values[i, j, fold] = session.fits.scores[cell][name]
-                rounds[i, j, fold] = session.fits.scores[cell]["rounds"]
-    if not sums["weight"].any():
+        raise ValueError("cross-validation needs at least one lambda and one common to try")
+    search = _Search(engine, spec, path, taus, folds, session or CheckpointSession(), on_round, on_fit)
+    search.session.resume_cross_validation(search.grid() | {"race": None if race is None else asdict(race)})
+    everything = search.in_order(np.ones((len(taus), len(path)), dtype=bool))
+    first = folds if race is None else min(FIRST_FOLDS, folds)
+    with single_threaded_blas():  # also between the runs of the paths, which would set and reset it in turn
+        search.run(range(first), everything, after=folds - first)
+        if race is not None and first < folds:
+            sums = search.sums(range(first), everything)
+            kept = race.contenders(sums[race.measure], sums["weight"])
+            search.run(range(first, folds), [cell for cell, keep in zip(everything, kept, strict=True) if keep])
+    result = search.result()
+    if not result.weight.any():
         raise ValueError("every task has only one sample, so nothing can be held out; choose lambda yourself")
-    engine.broadcast(HoldOut(fold=-1, folds=folds, seed=settings.seed))
-    return Path(path, taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
+    engine.broadcast(HoldOut(fold=-1, folds=folds, seed=spec.settings.seed))
+    return result
 
 
-def _interrupted(on_fit: Callable[[int, int], object], done: int, total: int) -> KeyboardInterrupt | None:
+def for_paths(place: Placement, folds: int, race: Race | None = None) -> Placement:
+    """The placement of a cross-validation. Threads of this process share the folds, not the tasks, as far as there are
+    folds enough."""
+    if place.engine != "local" or place.workers is not None:
+        return place
+    at_once = folds if race is None else min(FIRST_FOLDS, folds)
+    return replace(place, workers=max(1, thread_count(place.n_jobs) // at_once))
+
+
+Candidate = tuple[int, int]  # the numbers of a tau and a lambda of the grid
+
+
+@dataclass
+class _Search:
+    """The fits of a cross-validation."""
+
+    engine: Engine
+    spec: ProblemSpec
+    lambdas: np.ndarray  # strongest first
+    taus: np.ndarray
+    folds: int
+    session: CheckpointSession
+    on_round: Callback | None
+    on_fit: Callable[[int, int], object]
+    done: int = 0
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        self._callback = threading.Lock()  # callbacks are called one at a time
+
+    def grid(self) -> dict[str, object]:
+        """What a checkpoint must agree on."""
+        settings = asdict(self.spec.settings)
+        return {
+            "lambdas": self.lambdas.tolist(),
+            "commons": self.taus.tolist(),
+            "folds": self.folds,
+            "tasks": self.spec.m,
+            **settings,
+        }
+
+    def in_order(self, wanted: np.ndarray) -> list[Candidate]:
+        """Candidates in the order of a path: from strong to weak lambda, over the taus upwards and downwards in turn,
+        so that each is a neighbour of the one before."""
+        upwards = np.argsort(self.taus, kind="stable")
+        turns = (upwards if j % 2 == 0 else upwards[::-1] for j in range(len(self.lambdas)))
+        return [(int(i), j) for j, turn in enumerate(turns) for i in turn if wanted[i, j]]
+
+    def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
+        """The paths of some folds; `after` more folds may follow."""
+        self.total = self.done + len(candidates) * (len(folds) + after)
+        threads = int(getattr(self.engine, "threads", 1))
+        inner = max(1, threads // len(folds))
+        turns = Turns(max(1, threads // inner))
+        group = PathGroup(self.session, turns)
+
+        def follow(fold: int) -> None:
+            sibling = self.engine.sibling(fold, inner)
+            with turns, nullcontext(self.engine) if sibling is None else sibling as engine:
+                self._follow(group, turns, fold, engine, candidates)
+
+        if threads == 1 or self.engine.sibling(0) is None:
+            for fold in folds:
+                follow(fold)
+        else:
+            at_once = len(folds) if len(folds) <= _PATHS_PER_THREAD * threads else threads
+            _in_threads(follow, folds, at_once, group)
+
+    def _follow(
+        self, group: PathGroup, turns: Turns, fold: int, engine: Engine, candidates: Iterable[Candidate]
+    ) -> None:
+        """One path."""
+        held = engine.broadcast(HoldOut(fold=fold, folds=self.folds, seed=self.spec.settings.seed))
+        layout = Layout.from_descriptions(held, self.spec.m)
+        path = group.enter(fold, engine)
+        fits = self.session.fits
+        for i, j in candidates:
+            cell = float(self.taus[i]), float(self.lambdas[j]), fold
+            if cell in fits.scores:
+                interrupt = self._count_fit()
+                if interrupt is not None:
+                    raise interrupt
+                continue
+            outcome = self._fit(path, engine, layout, cell, fits.ends.get(fold))
+            answers = _score(engine, layout, outcome.W)
+            scores = {name: layout.per_task(layout.gather(answers, name)) for name in ("weight", *MEASURES)}
+            scores["rounds"] = np.array(len(outcome.history))
+            end = PathEnd(StartPoint(outcome.W, outcome.common), outcome.history[-1].step)
+            interrupt = self._count_fit()
+            path.fit_done(cell, scores, end, interrupt is not None)
+            if interrupt is not None:
+                raise interrupt
+            with turns.given_away():
+                pass
+        group.leave(fold)
+
+    def _fit(
+        self, path: PathSession, engine: Engine, layout: Layout, cell: tuple[float, float, int], before: PathEnd | None
+    ) -> Outcome:
+        tau, lam, fold = cell
+        spec = self.spec
+        if before is not None and spec.settings.initial_step is None and np.isfinite(before.step):
+            spec = replace(spec, settings=replace(spec.settings, initial_step=before.step))
+        return solve_on(
+            engine,
+            spec,
+            lam,
+            tau,
+            path,
+            name=f"tau={tau:g} lambda={lam:g} fold={fold}",
+            start=None if before is None else before.point,
+            callbacks=[] if self.on_round is None else [self._call_on_round],
+            layout=layout,
+        )
+
+    def _call_on_round(self, record: RoundRecord) -> None:
+        assert self.on_round is not None
+        with self._callback:
+            self.on_round(record)
+
+    def _count_fit(self) -> KeyboardInterrupt | None:
+        with self._callback:
+            self.done += 1
+            try:
+                self.on_fit(self.done, self.total)
+            except KeyboardInterrupt as interrupt:
+                return interrupt
+        return None
+
+    def sums(self, folds: Iterable[int], candidates: list[Candidate]) -> dict[str, np.ndarray]:
+        """Held-out sums over some folds: (candidates, m)."""
+        cells = [[(float(self.taus[i]), float(self.lambdas[j]), fold) for fold in folds] for i, j in candidates]
+        scores = self.session.fits.scores
+        return {
+            name: np.array([sum(scores[cell][name] for cell in row) for row in cells]) for name in ("weight", *MEASURES)
+        }
+
+    def result(self) -> Path:
+        shape = (len(self.taus), len(self.lambdas), self.folds)
+        sums = {name: np.zeros((*shape, self.spec.m)) for name in ("weight", *MEASURES)}
+        rounds = np.zeros(shape, dtype=int)
+        for i, j, fold in np.ndindex(shape):
+            scores = self.session.fits.scores.get((float(self.taus[i]), float(self.lambdas[j]), fold))
+            if scores is not None:
+                rounds[i, j, fold] = scores["rounds"]
+                for name, values in sums.items():
+                    values[i, j, fold] = scores[name]
+        return Path(self.lambdas, self.taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
+
+
+def _in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, group: PathGroup) -> None:
+    """All paths; if one fails, the others end too and its error is raised."""
+
+    def work(fold: int) -> BaseException | None:
+        try:
+            follow(fold)
+        except PathStopped:
+            return None
+        except BaseException as error:
+            group.stop()
+            return error
+        return None
+
+    with _switching_soon(), ThreadPoolExecutor(at_once, thread_name_prefix="dmtrl-path") as pool:
+        try:
+            errors = list(pool.map(work, folds))
+        except BaseException:  # Ctrl-C in this thread
+            group.stop()
+            raise
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+@contextmanager
+def _switching_soon() -> Iterator[None]:
+    """A thread that comes back from compiled code, where it spends most of its time, waits for the interpreter: not for
+    5 ms as usual, which may be longer than a round."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
     try:
-        on_fit(done, total)
-    except KeyboardInterrupt as interrupt:
-        return interrupt
-    return None
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Scores]:

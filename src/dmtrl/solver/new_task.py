@@ -13,6 +13,7 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine, begin_request, require_pending
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Description, Improved, Prepare, Prepared, Round, decode, encode
+from dmtrl.protocol.steps import Steps
 from dmtrl.solver.api import ProblemSpec, solve_on
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.session import CheckpointSession
@@ -23,23 +24,29 @@ from dmtrl.worker.worker import Worker
 class _FixedTasks:
     """Answers like a worker for tasks whose weights may not change."""
 
-    def __init__(self, W: np.ndarray, B: np.ndarray):
-        self._W, self._b, self._u = W, B, W
+    def __init__(self, W: np.ndarray, B: np.ndarray, features: int):
+        self._W, self._b, self._u, self._features, self._ridge = W, B, W, features, -1.0
 
     def answer(self, message: Message) -> Message:
-        request, (m, d) = decode(message), self._W.shape
+        request, m = decode(message), len(self._W)
         ones, zeros = np.ones(m), np.zeros(m)
         if isinstance(request, Describe):
             tasks, shards, rows = np.arange(m), np.zeros(m, int), np.ones(m, int)
-            counts = {"features": d, "chunks": 0, "chunks_used": 0}
-            return encode(Description(**counts, tasks=tasks, shards=shards, rows=rows, weight=ones))
+            size = self._features
+            return encode(
+                Description(features=size, chunks=0, chunks_used=0, tasks=tasks, shards=shards, rows=rows, weight=ones)
+            )
         if isinstance(request, Prepare):
+            self._ridge = request.intercept_ridge
             bounds = {"conjugate": self._conjugate(), "conjugate_at_zero": zeros, "longest_step": ones * np.inf}
-            return encode(Prepared(b=self._b, **bounds))
+            return encode(Prepared(b=self._b, **bounds, intercept_step=ones if request.intercept else None))
         assert isinstance(request, Round)
-        w, step = request.w, request.step[:, None]
-        centre = w + request.relax * (w - self._u) - step * self._b
-        self._b, self._u = (self._W - centre) / step, self._W
+        w, step = request.w, Steps(request.step, request.intercept_step, self._ridge)
+        centre = step.centre(w, w + request.relax * (w - self._u), self._b)
+        own = 1.0 / step.features[:, None] * (self._W - centre)
+        if step.intercept is not None:
+            own[:, -1] = (self._W - centre)[:, -1] / step.effective_intercept
+        self._b, self._u = own, self._W
         at_w = np.where((w == self._W).all(axis=1), 0.0, np.inf)
         return encode(
             Improved(
@@ -106,10 +113,10 @@ def extend(
     m, d = W.shape
     if new.m != 1:
         raise ValueError(f"one task can be added at a time, got {new.m}")
-    if new.X.shape[1] != d:
-        raise ValueError(f"the new task has {new.X.shape[1]} features, the model has {d}")
+    if new.X.shape[1] != d - (spec.intercept_ridge is not None):
+        raise ValueError(f"the new task has {new.X.shape[1]} features, which does not fit the weights of the model")
     blocks = replace(new.partition(1)[0], tasks=np.array([m]))
-    engine = _TwoWorkers(_FixedTasks(W, dual.B), Worker(blocks, spec.losses))
+    engine = _TwoWorkers(_FixedTasks(W, dual.B, new.X.shape[1]), Worker(blocks, spec.losses))
     spec = replace(spec, settings=replace(spec.settings, method="splitting", max_staleness=0))
     outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession())
     # the dual of the whole problem at the old tasks' B and the new one's; any scaling of it is valid as well

@@ -44,7 +44,7 @@ class Number:
 
     @property
     def summary(self) -> tuple[str, str]:
-        filled = f"; missing: median {self.fill:g}, and a flag" if self.flagged else ""
+        filled = f"; missing: {self.fill:g}, and a flag" if self.flagged else ""
         return "number", f"scaled{filled}"
 
     def values(self, column: Any, tally: Tally) -> np.ndarray:

@@ -9,7 +9,7 @@ import types as python_types
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import jit, njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import (
@@ -20,14 +20,13 @@ from dmtrl.losses.scalar import (
     loss_step,
     loss_value,
 )
-from dmtrl.numerics.compile_cache import discard_stale
-from dmtrl.worker import exact, rows
-from dmtrl.worker.exact import gram_unit, newton_unit
-from dmtrl.worker.rows import FAST, row_axpy, row_dot, row_square
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
+from dmtrl.worker import rows
+from dmtrl.worker.rows import row_axpy, row_dot, row_square
 
-discard_stale(__file__, scalar.__file__, rows.__file__, exact.__file__)
+discard_stale(__file__, scalar.__file__, rows.__file__)
 
-SDCA, NEWTON, GRAM = 0, 1, 2
+SDCA, NEWTON, GRAM, SPAN = 0, 1, 2, 3  # the local solvers: a kernel each, here, in exact.py and in span.py
 CALM, LONGEST_REST = 0.1, np.uint8(5)  # a calm row's bracket over the target; a rest is at most 2^5 - 1 passes
 
 
@@ -44,6 +43,7 @@ class UnitRows(NamedTuple):
     starts: np.ndarray  # unit i owns rows starts[i]:starts[i+1]
     loss: np.ndarray  # loss id of each unit
     param: np.ndarray  # the loss's parameter: gamma, epsilon, delta or the quantile
+    intercept: bool  # whether weights have an intercept after the features, as if X had a last column of ones
 
 
 class Duals(NamedTuple):
@@ -62,9 +62,9 @@ class Order(NamedTuple):
     W: np.ndarray  # weights that came
     C: np.ndarray  # centres of the local problems
     step: np.ndarray
-    solver: np.ndarray
+    intercept_step: np.ndarray  # the step size of the intercept, if there is one
     steps: np.ndarray  # coordinate steps at most
-    block: np.ndarray  # rows visited together; 0: rows are drawn uniformly
+    block: np.ndarray  # rows visited together
     target: float  # local gap at which a unit may stop; negative: never early
     seed: int
     round: int
@@ -72,20 +72,20 @@ class Order(NamedTuple):
     evaluate_u: bool
 
 
-@njit(cache=True)
+@njit(**INNER)
 def next_state(state):  # type: ignore[no-untyped-def]
     """splitmix64: the next state; its mixed value is the random number."""
     return state + np.uint64(0x9E3779B97F4A7C15)
 
 
-@njit(cache=True)
+@njit(**INNER)
 def _mix(x):  # type: ignore[no-untyped-def]
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True)
+@njit(**INNER)
 def stream(seed, unit, round_number):  # type: ignore[no-untyped-def]
     """The random stream of (seed, unit, round): the same wherever and with whatever neighbours the unit runs."""
     state = _mix(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15))
@@ -93,19 +93,18 @@ def stream(seed, unit, round_number):  # type: ignore[no-untyped-def]
     return _mix(state ^ np.uint64(round_number) * np.uint64(0xAEF17502108EF2D9))
 
 
-@njit(cache=True)
+@njit(**INNER)
 def below(state, n):  # type: ignore[no-untyped-def]
     return np.int64(((_mix(state) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def squared_norms(X, q):  # type: ignore[no-untyped-def]
-    one = np.ones(1)
     for j in range(q.shape[0]):
-        q[j] = row_square(X, j, one)
+        q[j] = row_square(X, j, q)
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def sums_by_unit(values, starts, sums):  # type: ignore[no-untyped-def]
     for i in range(sums.shape[0]):
         sums[i] = 0.0
@@ -113,7 +112,33 @@ def sums_by_unit(values, starts, sums):  # type: ignore[no-untyped-def]
             sums[i] += values[j]
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**INNER_FAST)
+def score(units, j, u):  # type: ignore[no-untyped-def]
+    """z = x_j . u, plus the intercept."""
+    z = row_dot(units.X, j, u)
+    if units.intercept:
+        z += u[u.shape[0] - 1]
+    return z
+
+
+@njit(**INNER_FAST)
+def add_row(units, j, f, intercept_f, u):  # type: ignore[no-untyped-def]
+    """u += f x_j, and `intercept_f` to the intercept."""
+    row_axpy(units.X, j, f, u)
+    if units.intercept:
+        u[u.shape[0] - 1] += u.dtype.type(intercept_f)
+
+
+@njit(**INNER)
+def stiffness(units, order, i, j):  # type: ignore[no-untyped-def]
+    """How much the score of row j changes with its dual variable."""
+    squares = order.step[i] * units.q[j]
+    if units.intercept:
+        squares += order.intercept_step[i]
+    return squares * units.p[j]
+
+
+@njit(**INNER_FAST)
 def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
     """Sums over unit i of p l(z), p l*(-alpha) and the Fenchel-Young brackets p [l(z) + l*(-alpha) + alpha z]  (4)."""
     loss, param = units.loss[i], units.param[i]
@@ -121,7 +146,7 @@ def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
     for j in range(units.starts[i], units.starts[i + 1]):
         p = units.p[j]
         if p > 0:
-            z = row_dot(units.X, j, w)
+            z = score(units, j, w)
             value_at = loss_value(loss, param, z, units.y[j])
             c = loss_conjugate(loss, param, alpha[j], units.y[j])
             value += p * value_at
@@ -130,55 +155,74 @@ def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
     return value, conjugate, bracket
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def conjugate_unit(units, i, alpha):  # type: ignore[no-untyped-def]
-    """Sum over unit i of p l*(-alpha)."""
+@njit(**INNER_FAST)
+def conjugate_sum(loss, param, first, last, p, alpha, y):  # type: ignore[no-untyped-def]
+    """Sum of p l*(-alpha) over rows first..last. It does not know the format of the rows: one compilation for all."""
     total = 0.0
-    for j in range(units.starts[i], units.starts[i + 1]):
-        if units.p[j] > 0:
-            total += units.p[j] * loss_conjugate(units.loss[i], units.param[i], alpha[j], units.y[j])
+    for j in range(first, last):
+        if p[j] > 0:
+            total += p[j] * loss_conjugate(loss, param, alpha[j], y[j])
     return total
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER, inline="always")
+def conjugate_unit(units, i, alpha):  # type: ignore[no-untyped-def]
+    """Sum over unit i of p l*(-alpha)."""
+    first, last = units.starts[i], units.starts[i + 1]
+    return conjugate_sum(units.loss[i], units.param[i], first, last, units.p, alpha, units.y)
+
+
+@njit(**KERNEL)
 def evaluate(units, alpha, W, value, conjugate, bracket):  # type: ignore[no-untyped-def]
     for i in range(W.shape[0]):
         value[i], conjugate[i], bracket[i] = evaluate_unit(units, i, alpha, W[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def conjugates(units, alpha, out):  # type: ignore[no-untyped-def]
-    """sum p l*(-alpha) of each unit."""
+    """sum p l*(-alpha) of each unit. No row is read: `units` may come without X."""
     for i in range(out.shape[0]):
         out[i] = conjugate_unit(units, i, alpha)
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL_FAST)
+def losses_at_zero(units, out):  # type: ignore[no-untyped-def]
+    """sum p l(0) of each unit. No row is read: `units` may come without X."""
+    for i in range(out.shape[0]):
+        total = 0.0
+        for j in range(units.starts[i], units.starts[i + 1]):
+            if units.p[j] > 0:
+                total += units.p[j] * loss_value(units.loss[i], units.param[i], 0.0, units.y[j])
+        out[i] = total
+
+
+@njit(**KERNEL)
 def slopes(units, W, smooth, alpha):  # type: ignore[no-untyped-def]
     """alpha = -l'(z) at W for the smooth units: the dual variables that belong to a W from elsewhere."""
     for i in range(W.shape[0]):
         if smooth[i]:
             for j in range(units.starts[i], units.starts[i + 1]):
-                alpha[j] = loss_slope(units.loss[i], units.param[i], row_dot(units.X, j, W[i]), units.y[j])
+                alpha[j] = loss_slope(units.loss[i], units.param[i], score(units, j, W[i]), units.y[j])
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def dual_vector(units, i, alpha, b):  # type: ignore[no-untyped-def]
     """b_i = sum_j p_j alpha_j x_j, always made anew from alpha so that it cannot drift."""
-    b[:] = 0.0
+    for k in range(b.shape[0]):
+        b[k] = 0.0
     for j in range(units.starts[i], units.starts[i + 1]):
         f = units.p[j] * alpha[j]
         if f != 0:
-            row_axpy(units.X, j, f, b)
+            add_row(units, j, f, f, b)
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def dual_vectors(units, alpha, B):  # type: ignore[no-untyped-def]
     for i in range(B.shape[0]):
         dual_vector(units, i, alpha, B[i])
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
 def _shuffle(order, n, state):  # type: ignore[no-untyped-def]
     for k in range(n - 1, 0, -1):
         state = next_state(state)
@@ -187,24 +231,25 @@ def _shuffle(order, n, state):  # type: ignore[no-untyped-def]
     return state
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
-def uniform_unit(units, i, alpha, u, s, steps, state):  # type: ignore[no-untyped-def]
+@njit(**INNER_FAST, inline="always")
+def uniform_unit(units, order, i, alpha, u, steps, state):  # type: ignore[no-untyped-def]
     """The paper's Algorithm 2: coordinate steps (5) on rows of unit i drawn uniformly; u = c + s b follows alpha."""
+    s, s0 = order.step[i], order.intercept_step[i]
     first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
     for _ in range(steps if n > 0 else 0):
         state = next_state(state)
         j = first + below(state, n)
         p, a, y = units.p[j], alpha[j], units.y[j]
         if p > 0:
-            z = np.float64(row_dot(units.X, j, u))
-            new = loss_step(units.loss[i], units.param[i], a, z, y, s * p * units.q[j])
+            z = np.float64(score(units, j, u))
+            new = loss_step(units.loss[i], units.param[i], a, z, y, stiffness(units, order, i, j))
             if new != a:
                 alpha[j] = new
-                row_axpy(units.X, j, s * p * (new - a), u)
+                add_row(units, j, s * p * (new - a), s0 * p * (new - a), u)
     return steps if n > 0 else 0
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**INNER_FAST, inline="always")
 def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # type: ignore[no-untyped-def]
     """Passes of coordinate ascent (5) over unit i; u = c + s b follows alpha.
 
@@ -217,7 +262,8 @@ def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # ty
     CALM * target when they were last visited.
     """
     alpha, calm = duals.alpha, duals.calm
-    w, s, target, steps, block = order.W[i], order.step[i], order.target, order.steps[i], order.block[i]
+    w, s, s0 = order.W[i], order.step[i], order.intercept_step[i]
+    target, steps, block = order.target, order.steps[i], order.block[i]
     first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
     loss, param = units.loss[i], units.param[i]
     n_blocks = (n + block - 1) // block
@@ -241,9 +287,9 @@ def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # ty
                 taken += 1
                 if p <= 0:
                     continue
-                z = np.float64(row_dot(units.X, j, u))
+                z = np.float64(score(units, j, u))
                 if evaluate and passes == 0:
-                    z_w = row_dot(units.X, j, w)
+                    z_w = score(units, j, w)
                     value = loss_value(loss, param, z_w, y)
                     loss_w += p * value
                     bracket_w += p * (value + loss_conjugate(loss, param, a, y) + a * z_w)
@@ -255,65 +301,82 @@ def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # ty
                         rest[j] = (np.uint8(1) << calm[j]) - np.uint8(1)
                         continue
                     calm[j] = rest[j] = np.uint8(0)
-                new = loss_step(loss, param, a, z, y, s * p * units.q[j])
+                new = loss_step(loss, param, a, z, y, stiffness(units, order, i, j))
                 if new != a:
                     alpha[j] = new
-                    row_axpy(units.X, j, s * p * (new - a), u)
+                    add_row(units, j, s * p * (new - a), s0 * p * (new - a), u)
         passes += 1
         if seen <= target:
             break
     return taken, loss_w, bracket_w
 
 
-@njit(cache=True, nogil=True)
-def local_round(units, duals, order, gram, work, out):  # type: ignore[no-untyped-def]
-    """One round of a worker: solve (6) for each unit, leaving alpha, B (summed from alpha) and U = C + s B.
+@njit(**INNER, inline="always")
+def start_unit(units, duals, order, i, evaluate, out):  # type: ignore[no-untyped-def]
+    """The start of a unit's round: U = C + s B, and with `evaluate` the loss and the brackets at the weights."""
+    _combine(units, order, i, duals.B[i], duals.U[i])
+    out[i, 0] = out[i, 1] = out[i, 2] = np.inf
+    out[i, 4] = 0.0
+    if evaluate:
+        out[i, 0], _, out[i, 1] = evaluate_unit(units, i, duals.alpha, order.W[i])
 
-    out[i] is (loss at w, brackets there, loss at u, conjugate, steps); what is not evaluated is infinite. `work` is a
-    vector of features in the precision of the passes.
-    """
-    alpha = duals.alpha
-    rest = np.zeros_like(duals.calm)
-    longest = 0
-    for i in range(duals.B.shape[0]):
-        longest = max(longest, units.starts[i + 1] - units.starts[i])
-    shuffled = np.empty(longest, np.int64)
-    for i in range(duals.B.shape[0]):
-        b, c, u, s = duals.B[i], order.C[i], duals.U[i], order.step[i]
-        first, last = units.starts[i], units.starts[i + 1]
-        u[:] = c + s * b
-        descend = s > 0 and order.solver[i] == SDCA
+
+@njit(**INNER, inline="always")
+def finish_unit(units, duals, order, i, out):  # type: ignore[no-untyped-def]
+    """The end of a unit's round: B summed from alpha, U = C + s B, and the sums of `out` that belong to them."""
+    dual_vector(units, i, duals.alpha, duals.B[i])
+    _combine(units, order, i, duals.B[i], duals.U[i])
+    if order.evaluate_u:
+        out[i, 2], out[i, 3], _ = evaluate_unit(units, i, duals.alpha, duals.U[i])
+    else:
+        out[i, 3] = conjugate_unit(units, i, duals.alpha)
+
+
+@njit(**INNER)
+def _combine(units, order, i, b, u):  # type: ignore[no-untyped-def]
+    c, s, last = order.C[i], order.step[i], u.shape[0] - 1
+    for k in range(u.shape[0]):
+        u[k] = c[k] + s * b[k]
+    if units.intercept:
+        u[last] = c[last] + order.intercept_step[i] * b[last]
+
+
+# A kernel for a round of each solver, so that a run compiles those it uses. Each improves the units `which` on (6) and
+# leaves alpha, B, U and out[i] = (loss at w, brackets there, loss at u, conjugate, steps) of unit i; what is not
+# evaluated is infinite.
+
+
+@njit(**KERNEL_FAST)
+def sdca_round(units, duals, order, which, work, shuffled, rest, out):  # type: ignore[no-untyped-def]
+    """By coordinate ascent. `work`: a vector of features in the precision of the passes; `rest` holds zeros."""
+    for i in which:
+        u, n = duals.U[i], units.starts[i + 1] - units.starts[i]
+        descend = order.step[i] > 0
         # the first pass meets every row, so it can evaluate the weights as well
-        in_pass = order.evaluate_w and descend and order.block[i] > 0 and order.steps[i] >= last - first
-        out[i, :3] = np.inf
-        if order.evaluate_w and not in_pass:
-            out[i, 0], _, out[i, 1] = evaluate_unit(units, i, alpha, order.W[i])
-        out[i, 4] = 0.0
-        if s > 0 and order.solver[i] == NEWTON:
-            start = alpha[first:last].copy()
-            out[i, 4] = newton_unit(units, i, alpha, u, c, s, 60)
-            if out[i, 4] < 0:  # coordinate ascent never makes the dual worse
-                alpha[first:last] = start
-                u[:] = c + s * b
-                descend = True
-        elif s > 0 and order.solver[i] == GRAM:
-            gram_unit(units, i, alpha, u, c, s, gram)
-            out[i, 4] = 1.0
+        in_pass = order.evaluate_w and descend and order.steps[i] >= n
+        start_unit(units, duals, order, i, order.evaluate_w and not in_pass, out)
         if descend:
-            work[:] = u
+            for k in range(u.shape[0]):
+                work[k] = u[k]
             state = stream(order.seed, order.ids[i], order.round)
-            if order.block[i] > 0:
-                out[i, 4], loss_w, bracket_w = sdca_unit(units, duals, order, i, work, in_pass, state, shuffled, rest)
-                if in_pass:
-                    out[i, 0], out[i, 1] = loss_w, bracket_w
-            else:
-                out[i, 4] = uniform_unit(units, i, alpha, work, s, order.steps[i], state)
-        dual_vector(units, i, alpha, b)
-        u[:] = c + s * b
-        if order.evaluate_u:
-            out[i, 2], out[i, 3], _ = evaluate_unit(units, i, alpha, u)
-        else:
-            out[i, 3] = conjugate_unit(units, i, alpha)
+            out[i, 4], loss_w, bracket_w = sdca_unit(units, duals, order, i, work, in_pass, state, shuffled, rest)
+            if in_pass:
+                out[i, 0], out[i, 1] = loss_w, bracket_w
+        finish_unit(units, duals, order, i, out)
+
+
+@njit(**KERNEL_FAST)
+def uniform_round(units, duals, order, which, work, out):  # type: ignore[no-untyped-def]
+    """By coordinate steps on rows drawn uniformly."""
+    for i in which:
+        u = duals.U[i]
+        start_unit(units, duals, order, i, order.evaluate_w, out)
+        if order.step[i] > 0:
+            for k in range(u.shape[0]):
+                work[k] = u[k]
+            state = stream(order.seed, order.ids[i], order.round)
+            out[i, 4] = uniform_unit(units, order, i, duals.alpha, work, order.steps[i], state)
+        finish_unit(units, duals, order, i, out)
 
 
 def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNamespace:
@@ -341,17 +404,17 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
 
     scope = dict(globals())
     scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step, loss_bracket=any_bracket)
-    names = (
-        "uniform_unit",
-        "sdca_unit",
+    called = ("evaluate", "conjugates", "losses_at_zero", "sdca_round", "uniform_round")
+    inlined = (
         "evaluate_unit",
+        "conjugate_sum",
         "conjugate_unit",
-        "evaluate",
-        "conjugates",
-        "local_round",
+        "sdca_unit",
+        "uniform_unit",
+        "start_unit",
+        "finish_unit",
     )
-    for name in names:
-        source = globals()[name].py_func
-        fast: Any = FAST if name.endswith("_unit") else False
-        scope[name] = njit(nogil=True, fastmath=fast)(python_types.FunctionType(source.__code__, scope, name))
-    return python_types.SimpleNamespace(**{name: scope[name] for name in names})
+    for name in (*inlined, *called):
+        builtin = globals()[name]
+        scope[name] = jit(**builtin.targetoptions)(python_types.FunctionType(builtin.py_func.__code__, scope, name))
+    return python_types.SimpleNamespace(**{name: scope[name] for name in called})

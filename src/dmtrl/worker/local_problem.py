@@ -3,9 +3,10 @@
 Equation numbers are those of docs/math.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,20 @@ from dmtrl.data.blocks import Blocks
 from dmtrl.losses import AnyLoss, CustomLoss, scalar
 from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.messages import Improved, Prepare, Round
-from dmtrl.worker import exact, kernels
+from dmtrl.protocol.steps import Steps
+from dmtrl.worker import exact, kernels, span
 from dmtrl.worker import rows as row_access
-from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks
+from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks, row_products
 
-SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram"}
-_NO_GRAM = exact.GramFactors(np.zeros((0, 0)), np.zeros((0, 0, 0)), np.zeros((0, 0)))
-_EXACT_LIMIT = 512  # features; above it a Newton step costs more than passes
+SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
+_EXACT_LIMIT = 512  # features or rows; above it an exact solution costs more than passes
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense rows stay dense
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
+_PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
+_WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is worth for the sake of its intercept
+_WORTH_TIMES = 5  # the most passes: what an exact solution is worth where they do not suffice
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
 
@@ -43,9 +47,10 @@ class LocalRows:
     """The rows and losses of a worker, with what every run needs of them: squared norms and compiled kernels."""
 
     def __init__(self, blocks: Blocks, losses: Sequence[AnyLoss]):
-        self.losses, self.kernels = losses, _kernels_for(losses)
+        self.losses, self.kernels, self._one_copy = losses, _kernels_for(losses), Lock()
         X, self.q = blocks.X, np.empty(len(blocks.y))
         self.blocks, self.chunks_used, self.chunks = blocks, 0, 0
+        self._products: span.RowProducts | None = None
         if sparse.issparse(X):
             kernels.squared_norms(csr_arrays(X), self.q)
             return
@@ -59,7 +64,23 @@ class LocalRows:
         X = self.blocks.X
         if sparse.issparse(X):
             return csr_arrays(X)
-        return X if density > _DENSE_FROM else self._chunked
+        if density > _DENSE_FROM:
+            return X
+        with self._one_copy:  # workers that share these rows may ask at the same time
+            return self._chunked
+
+    def products(self, which: np.ndarray, stored: np.ndarray) -> Iterator[tuple[span.RowProducts, np.ndarray]]:
+        """The products of the rows of the units `which`, some units at a time. Those of the units `stored` (a mask) are
+        computed once."""
+        kept, others = which[stored[which]], which[~stored[which]]
+        if len(kept):
+            if self._products is None:
+                self._products = row_products(self.blocks, np.flatnonzero(stored))
+            yield self._products, kept
+        sizes = np.cumsum(np.diff(self.blocks.starts)[others] ** 2)
+        for part in np.split(others, np.flatnonzero(np.diff(sizes // _PRODUCTS_AT_ONCE)) + 1):
+            if len(part):
+                yield row_products(self.blocks, part), part
 
     @cached_property
     def _chunked(self) -> Any:
@@ -81,7 +102,7 @@ class LocalProblem:
 
     def __init__(self, rows: LocalRows, held: np.ndarray, order: Prepare, gram: exact.GramFactors | None = None):
         blocks, losses = rows.blocks, rows.losses
-        self._blocks, self._kernels, self._order, self.gram = blocks, rows.kernels, order, gram
+        self._rows, self._blocks, self._kernels, self._order, self.gram = rows, blocks, rows.kernels, order, gram
         p = np.repeat(1.0 / order.total_weight, np.diff(blocks.starts))
         p[held] = 0.0
         if blocks.sample_weight is not None:
@@ -89,19 +110,26 @@ class LocalProblem:
         ids = np.array([loss.id for loss in losses], dtype=np.int64)
         param = np.array([loss.param for loss in losses])
         y, starts = blocks.y.astype(float, copy=False), blocks.starts.astype(np.int64)
-        self.units = kernels.UnitRows(rows.arrays(order.density), y, p, rows.q, starts, ids, param)
+        X = rows.arrays(order.density)
+        self.units = kernels.UnitRows(X, y, p, rows.q, starts, ids, param, bool(order.intercept))
+        self._labels = self.units._replace(X=None)  # compiled once for all formats of rows
         self._numbers_in_row = rows.numbers_in_row(order.density)
         self._stream_ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
         bounds = np.array([loss.smoothness for loss in losses])
-        self._smooth = np.isfinite(bounds) & (ids != scalar.CUSTOM)  # Newton needs a slope and a bounded curvature
-        self._smoothness = np.where(np.isfinite(bounds), bounds, 1.0)
-        weight = sum_by_unit(p, blocks.starts)
-        self._mean_q = sum_by_unit(p * rows.q, blocks.starts) / np.maximum(weight, scalar.TINY)
+        self._smooth = np.isfinite(bounds) & (ids != scalar.CUSTOM)
+        self._has_slope = self._smooth | (ids == scalar.POISSON)  # Newton needs one
+        weight = np.maximum(sum_by_unit(p, blocks.starts), scalar.TINY)
+        self._mean_q = sum_by_unit(p * rows.q, blocks.starts) / weight
+        self._curvature = self._typical_curvature(bounds, weight)
+        self._in_span = self._solvable_in_span()
+        # products of rows are kept where they take at most a quarter of the memory of the rows
+        self._stored = self._in_span & (4 * np.diff(blocks.starts) <= self._numbers_in_row)
         self._block = self._rows_in_block()
 
     def begin(self, alpha: np.ndarray | None = None) -> DualState:
         """The state at the start of a run, from dual variables that were kept, else from zero or the weights given."""
         n, d = self._blocks.X.shape
+        d += self.units.intercept
         if alpha is None:
             alpha = np.zeros(n)
         if self._order.w is not None and not alpha.any():
@@ -113,37 +141,29 @@ class LocalProblem:
 
     def improve(self, state: DualState, order: Round) -> Improved:
         """Improve the dual variables on the local problems around the weights that came."""
-        solver = self._choose_solvers(order.step, order.pace)
-        if (solver == kernels.GRAM).any() and self.gram is None:
-            self.gram = gram_factors(self._blocks, self.units)
+        step = Steps(order.step, order.intercept_step, self._order.intercept_ridge)
+        intercept_step = np.zeros(len(order.step)) if step.intercept is None else step.effective_intercept
+        solver = self._choose_solvers(order.step, intercept_step, order.pace)
         steps, target = self._amount_of_work(order)
-        centre = _centre(state, order)
+        centre = _centre(state, order, step)
         before = state.alpha.copy() if order.eta < 1 else None
         state.U = np.empty(centre.shape)
-        out = np.zeros((len(centre), 5))
-        rough = target < 0 or target > _FLOAT32_ENOUGH  # then float32 rows are improved in float32
-        work = np.empty(centre.shape[1], dtype=self._blocks.X.dtype if rough else np.float64)
-        self._kernels.local_round(
-            self.units,
-            kernels.Duals(state.alpha, state.B, state.U, state.calm),
-            kernels.Order(
-                ids=self._stream_ids,
-                W=np.ascontiguousarray(order.w),
-                C=centre,
-                step=np.ascontiguousarray(order.step),
-                solver=solver,
-                steps=steps,
-                block=self._block,
-                target=target,
-                seed=int(self._order.seed),
-                round=int(order.round),
-                evaluate_w=bool(order.evaluate_w),
-                evaluate_u=bool(order.evaluate_u),
-            ),
-            self.gram or _NO_GRAM,
-            work,
-            out,
+        duals = kernels.Duals(state.alpha, state.B, state.U, state.calm)
+        plan = kernels.Order(
+            ids=self._stream_ids,
+            W=np.ascontiguousarray(order.w),
+            C=centre,
+            step=np.ascontiguousarray(order.step),
+            intercept_step=np.ascontiguousarray(intercept_step),
+            steps=steps,
+            block=self._block,
+            target=target,
+            seed=int(self._order.seed),
+            round=int(order.round),
+            evaluate_w=bool(order.evaluate_w),
+            evaluate_u=bool(order.evaluate_u),
         )
+        out = self._solve(duals, plan, solver)
         if before is not None:
             state.alpha[:] = before + order.eta * (state.alpha - before)
             kernels.dual_vectors(self.units, state.alpha, state.B)
@@ -159,10 +179,57 @@ class LocalProblem:
             loss_probe=None if order.probe is None else self.losses_at(order.probe, state.alpha),
         )
 
+    def _solve(self, duals: kernels.Duals, plan: kernels.Order, solver: np.ndarray) -> np.ndarray:
+        """Run the kernel of each solver on its units. Returns a row of sums for each unit: see kernels.py."""
+        longest, d = int(np.diff(self.units.starts).max(initial=0)), plan.C.shape[1]
+        out = np.zeros((len(solver), 5))
+        codes = kernels.GRAM, kernels.NEWTON, kernels.SPAN, kernels.SDCA
+        by_gram, by_newton, in_span, descend = (np.flatnonzero(solver == code) for code in codes)
+        if len(in_span):
+            solved = self._solve_in_span(duals, plan, in_span, out)
+            descend = np.union1d(descend, in_span[~solved])
+        if len(by_gram):
+            if self.gram is None or not self._serves(self.gram, plan):
+                self.gram = gram_factors(self._blocks, self.units, plan.intercept_step)
+            exact.gram_round(self.units, duals, plan, by_gram, self.gram, np.empty(d), out)
+        if len(by_newton):
+            exact.newton_round(self.units, duals, plan, by_newton, exact.newton_work(d, longest), out)
+            descend = np.union1d(descend, by_newton[out[by_newton, 4] < 0])
+        if len(descend):
+            rough = plan.target < 0 or plan.target > _FLOAT32_ENOUGH  # then float32 rows are improved in float32
+            work = np.empty(d, dtype=self._blocks.X.dtype if rough else np.float64)
+            if self._order.sampling == "uniform":
+                self._kernels.uniform_round(self.units, duals, plan, descend, work, out)
+            else:
+                shuffled, rest = np.empty(longest, dtype=np.int64), np.zeros_like(duals.calm)
+                self._kernels.sdca_round(self.units, duals, plan, descend, work, shuffled, rest, out)
+        return out
+
+    def _serves(self, gram: exact.GramFactors, plan: kernels.Order) -> bool:
+        """Whether factors of an earlier run have the intercept and its step size of this one."""
+        return np.array_equal(gram.intercept_step, plan.intercept_step if self.units.intercept else [])
+
+    def _solve_in_span(
+        self, duals: kernels.Duals, plan: kernels.Order, which: np.ndarray, out: np.ndarray
+    ) -> np.ndarray:
+        """Returns which of the units were solved."""
+        alpha, r, steps = duals.alpha.copy(), np.empty(len(duals.alpha)), np.zeros(len(out))
+        work = span.span_work(int(np.diff(self.units.starts)[which].max()))
+        span.centre_scores(self.units, plan.C, which, r)
+        widest = 0.01 / self._curvature
+        accuracy = np.clip(plan.target, 1e-7 * widest, widest)
+        for products, part in self._rows.products(which, self._stored):
+            span.solve_units(
+                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work
+            )
+        solved = steps[which] >= 0
+        span.take_round(self.units, duals, plan, which[solved], alpha, steps, out)
+        return np.asarray(solved)
+
     def conjugates(self, alpha: np.ndarray) -> np.ndarray:
         """The sum of p l*(-alpha) of each unit."""
         sums = np.zeros(self._blocks.n_units)
-        self._kernels.conjugates(self.units, alpha, sums)
+        self._kernels.conjugates(self._labels, alpha, sums)
         return sums
 
     def losses_at(self, W: np.ndarray, alpha: np.ndarray, p: np.ndarray | None = None) -> np.ndarray:
@@ -174,23 +241,59 @@ class LocalProblem:
 
     def at_zero(self) -> tuple[np.ndarray, np.ndarray]:
         """The loss at zero weights and the conjugate at zero dual variables: they need labels only, no row is read."""
-        n, n_units, X = len(self._blocks.y), self._blocks.n_units, self.units.X
-        if isinstance(X, np.ndarray):
-            nothing: Any = np.empty((n, 0), dtype=X.dtype)
-        else:
-            values, columns, indptr = X
-            nothing = values[:0], columns[:0], np.zeros(n + 1, dtype=indptr.dtype)
-        value, conjugate, bracket = np.zeros((3, n_units))
-        units = self.units._replace(X=nothing)
-        self._kernels.evaluate(units, np.zeros(n), np.zeros((n_units, 0)), value, conjugate, bracket)
-        return value, conjugate
+        value = np.zeros(self._blocks.n_units)
+        self._kernels.losses_at_zero(self._labels, value)
+        return value, self.conjugates(np.zeros(len(self._blocks.y)))
 
     def longest_step(self) -> np.ndarray:
         """The step size beyond which a unit's local problem is too stiff: coordinate ascent then hardly moves, and the
         exact solvers lose the digits of s b."""
-        n, q = np.diff(self.units.starts), np.maximum(self._mean_q * self._smoothness, scalar.TINY)
-        solved_exactly = self._smooth & (self._blocks.X.shape[1] <= _EXACT_LIMIT)
-        return np.where(solved_exactly, 1e8, 1e3 * np.maximum(n, 1)) / q
+        n, q = np.diff(self.units.starts), np.maximum(self._mean_q * self._curvature, scalar.TINY)
+        return np.where(self._solved_exactly(), 1e8, 1e3 * np.maximum(n, 1)) / q
+
+    def intercept_step(self) -> np.ndarray | None:
+        """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
+        almost exact minimisation where that is cheap, else as long as coordinate ascent hardly notices. Where several
+        units must agree on an intercept, it is a multiple of the inverse of the curvature."""
+        if not self.units.intercept:
+            return None
+        if self._order.intercept_ridge < 0:
+            return 20.0 / self._curvature
+        n, long = np.maximum(np.diff(self.units.starts), 1), 1e6 / self._curvature
+        solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
+        newton, in_span = self._exact_costs(_ROUNDS_AHEAD)
+        cheap = np.minimum(newton, in_span) <= _WORTH_PASSES * 4 * n * self._numbers_in_row
+        exact = (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
+        return np.where(exact, long, n / self._curvature)
+
+    def _solved_exactly(self) -> np.ndarray:
+        """Whether an exact solver can take over from coordinate ascent where a unit is stiff."""
+        return self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= _EXACT_LIMIT))
+
+    def _typical_curvature(self, bounds: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """The second derivative of each unit's loss where it is smooth, else the slope over the spread of the labels
+        across which it turns."""
+        y, p, starts, loss = self.units.y, self.units.p, self._blocks.starts, self.units.loss
+        curvature = np.where(np.isfinite(bounds), bounds, 1.0)
+        turning = np.isin(loss, [scalar.ABSOLUTE, scalar.EPSILON_INSENSITIVE, scalar.QUANTILE, scalar.HUBER])
+        counts = loss == scalar.POISSON
+        if not (turning | counts).any():  # then nothing of the size of the labels is needed
+            return curvature
+        mean = sum_by_unit(p * y, starts) / weight
+        spread = sum_by_unit(p * np.abs(y - np.repeat(mean, np.diff(starts))), starts) / weight
+        width = np.where(loss == scalar.HUBER, self.units.param, 1.0) / np.where(spread > 0, spread, 1.0)
+        curvature = np.where(turning, np.where(np.isfinite(bounds), np.minimum(curvature, width), width), curvature)
+        return np.where(counts, np.maximum(mean, 0.1), curvature)
+
+    def _solvable_in_span(self) -> np.ndarray:
+        """Units with so few rows that linear solves with the products of the rows are cheap."""
+        fixed_work = self._order.sampling == "uniform" or bool(self._order.steps.all())
+        few = np.diff(self.units.starts) <= _EXACT_LIMIT
+        return few & (self.units.loss != scalar.CUSTOM) & (not fixed_work)
+
+    def _bytes(self) -> float:
+        X = self._blocks.X
+        return float((X.data if sparse.issparse(X) else X).nbytes)
 
     def _rows_in_block(self) -> np.ndarray:
         """Rows that are visited together: about as many as memory fetches well, at least 32 blocks in a unit. Zero
@@ -213,30 +316,41 @@ class LocalProblem:
             steps = order.most if target < 0 else np.minimum(steps, order.most)
         return steps, target
 
-    def _choose_solvers(self, step: np.ndarray, pace: float) -> np.ndarray:
+    def _choose_solvers(self, step: np.ndarray, intercept_step: np.ndarray, pace: float) -> np.ndarray:
         """The local solver of each unit: the one that should reach its target in the fewest operations."""
         wanted = self._order.local_solver
         n_units, d = len(step), self._blocks.X.shape[1]
-        solver = np.full(n_units, kernels.SDCA)
         squared = self.units.loss == scalar.SQUARED
         if wanted != "auto":
             code = next(code for code, name in SOLVER_NAMES.items() if name == wanted)
-            able = squared if code == kernels.GRAM else self._smooth
+            able = {kernels.GRAM: squared, kernels.SPAN: self._in_span}.get(code, self._has_slope)
             return np.where(able, code, kernels.SDCA)
         n, per_row = np.maximum(np.diff(self.units.starts), 1), self._numbers_in_row
-        passes = np.minimum(3 * (1 + step * self._mean_q * self._smoothness / n), int(self._order.max_passes))
-        sdca = 4 * n * per_row * (passes if pace > 0 else 1.0)
-        newton = 4 * (n * per_row**2 + d**3 / 3)
-        gram = n * per_row**2 + 10 * d**3
+        stiffness = (step * self._mean_q + intercept_step) * self._curvature / n
+        one_pass = 4 * n * per_row
+        sdca = one_pass * (3 * (1 + stiffness) if pace > 0 else 1.0)
+        # where passes do not suffice, an exact solution may cost several times as much as the most passes allowed
+        most = _WORTH_TIMES * one_pass * int(self._order.max_passes)
+        ahead = max(pace * _ROUNDS_AHEAD, 1.0)
+        newton, in_span = (np.where(cost <= most, cost, np.inf) for cost in self._exact_costs(ahead))
+        gram = 4 * d**2 + (n * per_row**2 + 10 * d**3) / ahead
         # a quarter of the rows' bytes: with a user's array and the solver's own, all stays below 2.5 times the data
-        room = (self._blocks.X.data if sparse.issparse(self._blocks.X) else self._blocks.X).nbytes / 4
-        gram_fits = 8 * n_units * d * d <= max(room, 8e6)
-        if gram_fits and (squared & (gram < max(pace * _ROUNDS_AHEAD, 1.0) * sdca)).any():
+        gram_fits = 8 * n_units * d * d <= max(self._bytes() / 4, 8e6)
+        solver = np.argmin([sdca, newton, np.full(n_units, np.inf), in_span], axis=0)
+        if gram_fits and (squared & (gram < np.minimum(sdca, in_span))).any():
             solver[squared] = kernels.GRAM
-        return np.where((solver == kernels.SDCA) & self._smooth & (newton < sdca), kernels.NEWTON, solver)
+        return np.asarray(solver)
+
+    def _exact_costs(self, rounds: float) -> tuple[np.ndarray, np.ndarray]:
+        """Operations of Newton's method and of the solver in the span, in each of so many rounds; infinite where a
+        unit cannot be solved that way."""
+        n, d, per_row = np.maximum(np.diff(self.units.starts), 1), self._blocks.X.shape[1], self._numbers_in_row
+        newton = np.where(self._has_slope, 4 * (n * per_row**2 + d**3 / 3), np.inf)
+        products = n**2 * per_row / np.where(self._stored, rounds, 1.0)
+        return newton, np.where(self._in_span, 4 * n * (n**2 / 3 + 3 * n) + products, np.inf)
 
 
-def _centre(state: DualState, order: Round) -> np.ndarray:
+def _centre(state: DualState, order: Round, step: Steps) -> np.ndarray:
     """The centres (17) of the local problems; written over U, which is not needed any more."""
     C, W = state.U, order.w
     if C is None or order.relax == 0.0:
@@ -246,7 +360,7 @@ def _centre(state: DualState, order: Round) -> np.ndarray:
         C *= order.relax
         C += W
     for block in row_blocks(*C.shape):
-        C[block] -= order.step[block, None] * state.B[block]
+        C[block] = step.only(block).centre(W[block], C[block], state.B[block])
     return C
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks
-from dmtrl.worker import exact, kernels
+from dmtrl.worker import exact, kernels, span
 from dmtrl.worker import rows as row_access
 
 
@@ -24,15 +24,37 @@ def in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return chunks[:found], columns[:found], indptr
 
 
-def gram_factors(blocks: Blocks, units: kernels.UnitRows) -> exact.GramFactors:
+def gram_factors(blocks: Blocks, units: kernels.UnitRows, intercept_step: np.ndarray) -> exact.GramFactors:
     d, n_units = blocks.X.shape[1], blocks.n_units
-    values, vectors, target = np.zeros((n_units, d)), np.zeros((n_units, d, d)), np.zeros((n_units, d))
+    values, target, mean = np.zeros((3, n_units, d))
+    vectors, (share, label) = np.zeros((n_units, d, d)), np.zeros((2, n_units))
     for i in range(n_units):
         rows = slice(blocks.starts[i], blocks.starts[i + 1])
         X = blocks.X[rows].astype(float)
         p, y = units.p[rows], units.y[rows]
         weighted = X.multiply(p[:, None]).tocsr() if sparse.issparse(X) else X * p[:, None]
-        product = X.T @ weighted
-        values[i], vectors[i] = np.linalg.eigh(product.toarray() if sparse.issparse(product) else product)
-        target[i] = (weighted.T @ y) @ vectors[i]
-    return exact.GramFactors(np.maximum(values, 0.0), vectors, target)
+        product, labels = X.T @ weighted, weighted.T @ y
+        if sparse.issparse(product):
+            product = product.toarray()
+        if units.intercept:
+            h, label[i], share[i] = X.T @ p, p @ y, 1.0 / (p.sum() + 1.0 / intercept_step[i])
+            product -= share[i] * np.outer(h, h)
+            labels -= share[i] * label[i] * h
+        values[i], vectors[i] = np.linalg.eigh(product)
+        target[i] = labels @ vectors[i]
+        if units.intercept:
+            mean[i] = h @ vectors[i]
+    steps = intercept_step.copy() if units.intercept else np.empty(0)
+    return exact.GramFactors(np.maximum(values, 0.0), vectors, target, mean, share, label, steps)
+
+
+def row_products(blocks: Blocks, which: np.ndarray) -> span.RowProducts:
+    """x_j . x_k for all rows of each unit in `which`."""
+    sizes, start = np.diff(blocks.starts)[which].astype(np.int64) ** 2, np.full(blocks.n_units, -1)
+    start[which] = np.cumsum(sizes) - sizes
+    K = np.empty(int(sizes.sum()))
+    for i, size in zip(which, sizes, strict=True):
+        X = blocks.X[blocks.starts[i] : blocks.starts[i + 1]].astype(float, copy=False)
+        product = X @ X.T
+        K[start[i] : start[i] + size] = (product.toarray() if sparse.issparse(product) else product).ravel()
+    return span.RowProducts(K, start)

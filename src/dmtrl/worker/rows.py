@@ -11,8 +11,8 @@ from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
-# Sums may be reordered (SIMD); NaN and infinity keep their meaning, unlike under full fastmath.
-FAST = {"reassoc", "contract", "nsz", "arcp"}
+from dmtrl.numerics.compile_cache import FAST, KERNEL
+
 CHUNK = 8  # numbers of a row that are kept or left out together
 
 
@@ -104,7 +104,7 @@ def _chunks_axpy(typing_context, chunks, columns, first, last, u, f):  # type: i
     return types.void(chunks, columns, first, last, u, f), generate
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def chunks_in_use(X, starts, most):  # type: ignore[no-untyped-def]
     """Of up to `most` rows of each unit, spread over it: how many chunks are not all zero, and how many there are."""
     used = asked = 0
@@ -121,7 +121,7 @@ def chunks_in_use(X, starts, most):  # type: ignore[no-untyped-def]
     return used, asked
 
 
-@njit(cache=True, nogil=True)
+@njit(**KERNEL)
 def pack_chunks(X, bits, chunks, columns, indptr):  # type: ignore[no-untyped-def]
     """Copy the chunks of dense rows that are not all zero; `bits` are X's numbers as unsigned integers of their size.
 
@@ -168,7 +168,7 @@ def _row_dot(X, j, u):  # type: ignore[no-untyped-def]
 
         def dense(X, j, u):  # type: ignore[no-untyped-def]
             total = u.dtype.type(0)
-            for k in range(u.shape[0]):
+            for k in range(X.shape[1]):
                 total += X[j, k] * u[k]
             return total
 
@@ -198,7 +198,7 @@ def _row_axpy(X, j, f, u):  # type: ignore[no-untyped-def]
 
         def dense(X, j, f, u):  # type: ignore[no-untyped-def]
             factor = u.dtype.type(f)
-            for k in range(u.shape[0]):
+            for k in range(X.shape[1]):
                 u[k] += factor * X[j, k]
 
         return dense
@@ -232,7 +232,7 @@ def _row_outer(X, j, f, H):  # type: ignore[no-untyped-def]
     if isinstance(X, types.Array):
 
         def dense(X, j, f, H):  # type: ignore[no-untyped-def]
-            for k in range(H.shape[0]):
+            for k in range(X.shape[1]):
                 g = f * X[j, k]
                 if g != 0:
                     for r in range(k + 1):

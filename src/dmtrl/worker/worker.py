@@ -5,6 +5,7 @@ every message are declared in protocol/messages.py.
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -51,22 +52,22 @@ class Worker:
         self._problem: LocalProblem | None = None  # of the run under way
         self._state: DualState | None = None
         self._digest = ""  # of the rows; computed when first needed
-        self._handlers: dict[type, Callable[[Any], Any]] = {
-            Describe: self._describe,
-            HoldOut: self._hold_out,
-            Prepare: self._prepare,
-            Round: self._round,
-            Score: self._score,
-            Save: self._save,
-            Restore: self._restore,
-        }
+        self._number: int | None = None  # of a sibling
+
+    def sibling(self, number: int) -> "Worker":
+        """A worker on the same rows, which are not copied, that holds out rows and keeps dual variables of its own.
+        The two may work at the same time. `number` is part of the name of its checkpoint files."""
+        other = copy(self)
+        other._held, other._number = np.zeros_like(self._held), number
+        other._order = other._problem = other._state = None
+        return other
 
     def answer(self, message: Message) -> Message:
         request = decode(message)
-        handler = self._handlers.get(type(request))
+        handler = _HANDLERS.get(type(request))
         if handler is None:
             raise ValueError(f"a worker cannot be sent {message.name!r}, which is an answer")
-        return encode(handler(request))
+        return encode(handler(self, request))
 
     def _describe(self, request: Describe) -> Description:
         blocks, rows = self._blocks, self._rows
@@ -108,10 +109,11 @@ class Worker:
     def _score(self, request: Score) -> Scores:
         blocks, (problem, state) = self._blocks, self._run()
         weight = self._weight() * self._held
-        z = np.empty(len(blocks.y))
+        z = np.zeros(len(blocks.y))
         for i in range(blocks.n_units):
-            rows = slice(blocks.starts[i], blocks.starts[i + 1])
-            z[rows] = blocks.X[rows] @ request.w[i]
+            rows = blocks.starts[i] + np.flatnonzero(self._held[blocks.starts[i] : blocks.starts[i + 1]])
+            w = request.w[i]
+            z[rows] = blocks.X[rows] @ w[: blocks.X.shape[1]] + (w[-1] if problem.units.intercept else 0.0)
         y = problem.units.y
         return Scores(
             weight=sum_by_unit(weight, blocks.starts),
@@ -132,6 +134,7 @@ class Worker:
             conjugate=problem.conjugates(state.alpha) if state.alpha.any() else at_zero,
             conjugate_at_zero=at_zero,
             longest_step=problem.longest_step(),
+            intercept_step=problem.intercept_step(),
             loss_w=loss_w,
         )
 
@@ -194,8 +197,9 @@ class Worker:
         return Restored(b=state.B.copy())
 
     def _file_name(self) -> str:
-        """Named after its first unit, which no other worker holds."""
-        return f"worker-{self._blocks.tasks[0]}-{self._blocks.shards[0]}.npz"
+        """Named after its first unit, which only its siblings hold too, and after its number among them."""
+        number = "" if self._number is None else f"-{self._number}"
+        return f"worker-{self._blocks.tasks[0]}-{self._blocks.shards[0]}{number}.npz"
 
     def _rows_digest(self) -> str:
         if not self._digest:
@@ -206,3 +210,14 @@ class Worker:
             parts.append(np.array([kinds[loss] for loss in losses]))
             self._digest = storage.digest(*parts, words=repr([identity(loss) for loss in kinds]))
         return self._digest
+
+
+_HANDLERS: dict[type, Callable[[Worker, Any], Any]] = {
+    Describe: Worker._describe,
+    HoldOut: Worker._hold_out,
+    Prepare: Worker._prepare,
+    Round: Worker._round,
+    Score: Worker._score,
+    Save: Worker._save,
+    Restore: Worker._restore,
+}

@@ -67,7 +67,7 @@ def _sample(relationship: Any, m: int, d: int) -> dict[str, Any]:
     """What a custom relationship returns for fixed weights, which tells apart two with the same name. In so few digits
     that rounding on another machine does not matter."""
     if type(relationship) is FreeIntercept:
-        return _sample(relationship.base, m, d - 1)
+        return _sample(relationship.base, m, d)
     if type(relationship) in (Fixed, Learned):
         return {}
     V, common = np.cos(np.arange(m * d, dtype=float)).reshape(m, d), np.zeros(d)

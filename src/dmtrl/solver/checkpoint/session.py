@@ -8,16 +8,16 @@ import contextlib
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.exceptions import CheckpointExistsError, CheckpointWarning
-from dmtrl.protocol.messages import Restore, Save
+from dmtrl.protocol.messages import Save
 from dmtrl.solver.checkpoint import versions
 from dmtrl.solver.checkpoint.identity import require_same
 from dmtrl.solver.checkpoint.options import Checkpoint, PathLike, absolute, check_path, is_due
@@ -28,13 +28,51 @@ FIT = "fit"  # the run on all rows; other runs are paths of a cross-validation
 Cell = tuple[float, float, int]  # tau, lambda, fold
 
 
+class PathEnd(NamedTuple):
+    """Where the last fit of a path ended: its weights and its step size."""
+
+    point: StartPoint
+    step: float
+
+
 @dataclass
 class FinishedFits:
     """The fits of a cross-validation that are finished."""
 
     grid: dict[str, Any] = field(default_factory=dict)  # what it tries
     scores: dict[Cell, dict[str, np.ndarray]] = field(default_factory=dict)  # held-out sums by task
-    end: StartPoint | None = None  # where the last fit ended, and its path continues
+    ends: dict[int, PathEnd] = field(default_factory=dict)  # by fold: from where its path continues
+
+
+@dataclass(frozen=True)
+class PathMoment:
+    """A path under way, between two rounds of a run or, without a name, between two runs."""
+
+    run: str | None = None
+    problem: Mapping[str, Any] = field(default_factory=dict)
+    state: Arrays = field(default_factory=dict)
+
+
+class RunSession(Protocol):
+    """What a run needs of a session."""
+
+    @property
+    def active(self) -> bool: ...
+
+    @property
+    def last(self) -> str | None: ...
+
+    def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None: ...
+
+    def round_done(
+        self,
+        engine: Engine,
+        name: str,
+        problem: Mapping[str, Any],
+        state: Callable[[], Arrays],
+        over: bool,
+        stopping: bool,
+    ) -> None: ...
 
 
 class CheckpointWriter:
@@ -70,16 +108,18 @@ class CheckpointWriter:
     def is_due(self) -> bool:
         return is_due(self.checkpoint, self._rounds, time.monotonic() - self._saved_at)
 
-    def save(self, engine: Engine, header: Mapping[str, Any], arrays: Arrays) -> None:
+    def save(self, engines: Iterable[Engine], header: Mapping[str, Any], arrays: Arrays) -> None:
         """Write a version. If that fails there is a warning, and the version before stays."""
         folder = versions.folder_of(self.checkpoint.folder, self._next, self._mark)
-        # errors that the engine raises here (a lost worker, unreadable rows) are not about checkpoints
-        answers = engine.broadcast(Save(to=folder, last=self.last or ""))
+        # errors that an engine raises here (a lost worker, unreadable rows) are not about checkpoints
+        request = Save(to=folder, last=self.last or "")
+        answers = [answer for engine in engines for answer in engine.broadcast(request).values()]
         try:
-            errors = [answer.error for answer in answers.values() if answer.error is not None]
+            errors = [answer.error for answer in answers if answer.error is not None]
             if errors:
                 raise OSError(errors[0])
-            versions.write(folder, header, arrays, [str(answer.file) for answer in answers.values()])
+            files = [str(saved.file) for saved in answers if not saved.kept]
+            versions.write(folder, header, arrays, files)
         except OSError as error:
             self._warn(error)
             with contextlib.suppress(OSError):
@@ -113,12 +153,15 @@ class CheckpointWriter:
 
 
 class CheckpointSession:
-    """What a computation carries through its runs. Without a writer it writes nothing."""
+    """What a computation carries through its runs. Without a writer it writes nothing. `paths.py` has the session of a
+    cross-validation's path."""
 
     def __init__(self, writer: CheckpointWriter | None = None, resumed: Version | None = None):
         self.writer = writer
         self.fits = FinishedFits() if resumed is None else _read_fits(resumed)
         self._resumed = resumed  # until a run continues from it
+        self._resumed_paths: Version | None = None  # of a cross-validation
+        self.not_entered: set[int] = set()  # folds whose paths the checkpoint holds and that did not continue yet
 
     @property
     def active(self) -> bool:
@@ -129,16 +172,22 @@ class CheckpointSession:
         """The folder of the newest complete version."""
         return self.writer.last if self.writer is not None else None
 
-    def resume_cross_validation(self, engine: Engine, grid: Mapping[str, Any]) -> None:
-        """Refuse the checkpoint of another cross-validation. If it was stopped between two fits, the workers get back
-        the dual variables that the first of them left."""
+    def resume_cross_validation(self, grid: Mapping[str, Any]) -> None:
+        """Refuse the checkpoint of another cross-validation."""
         resumed = self._resumed
         if resumed is not None:
             require_same(resumed.folder, grid, self.fits.grid)
             if resumed.header["run"] is None:
-                engine.broadcast(Restore(source=resumed.folder))
-                self._resumed = None
+                self._resumed, self._resumed_paths = None, resumed
+                self.not_entered = {int(fold) for fold in resumed.header["paths"]}
         self.fits.grid = dict(grid)
+
+    def resumed_path(self, fold: int) -> Version | None:
+        """The path of a fold as the checkpoint left it; None if it was not under way."""
+        resumed = self._resumed_paths
+        if resumed is None or str(fold) not in resumed.header["paths"]:
+            return None
+        return Version(resumed.folder, resumed.header["paths"][str(fold)], _under(f"path-{fold}", resumed.arrays))
 
     def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None:
         """The version from which the run of this name continues; None: it starts at its beginning."""
@@ -162,29 +211,26 @@ class CheckpointSession:
         if self.writer is None:
             return
         self.writer.count_round()
-        if over and name != FIT and not stopping:  # fit_done comes next
-            return
         if over or stopping or self.writer.is_due():
-            self._save(engine, name, problem, state())
+            arrays = {f"run.{key}": values for key, values in state().items()}
+            self._save([engine], {"run": name, "problem": problem, "paths": {}}, arrays)
 
-    def fit_done(
-        self, engine: Engine, cell: Cell, scores: dict[str, np.ndarray], end: StartPoint, stopping: bool
-    ) -> None:
-        """After every finished fit of a cross-validation."""
-        self.fits.scores[cell], self.fits.end = scores, end
-        if self.writer is not None and (stopping or self.writer.is_due()):
-            self._save(engine, None, {}, {})
+    def save_paths(self, engines: Mapping[int, Engine], paths: Mapping[int, PathMoment]) -> None:
+        """Write a version of a cross-validation; both arguments are by fold."""
+        arrays = {f"path-{fold}.{key}": values for fold, path in paths.items() for key, values in path.state.items()}
+        under_way = {str(fold): {"run": path.run, "problem": path.problem} for fold, path in paths.items()}
+        self._save(engines.values(), {"run": None, "problem": {}, "paths": under_way}, arrays)
 
-    def _save(self, engine: Engine, run: str | None, problem: Mapping[str, Any], state: Arrays) -> None:
+    def _save(self, engines: Iterable[Engine], header: Mapping[str, Any], arrays: Arrays) -> None:
         assert self.writer is not None
         cells = list(self.fits.scores)
-        header = {"run": run, "problem": problem, "grid": self.fits.grid, "cells": cells}
-        arrays = {f"run.{name}": values for name, values in state.items()}
+        header = {**header, "grid": self.fits.grid, "cells": cells, "ends": list(self.fits.ends)}
         for name in self.fits.scores[cells[0]] if cells else ():
             arrays[f"score.{name}"] = np.array([self.fits.scores[cell][name] for cell in cells])
-        if self.fits.end is not None:
-            arrays["end.W"], arrays["end.common"] = self.fits.end
-        self.writer.save(engine, header, arrays)
+        for fold, (point, step) in self.fits.ends.items():
+            arrays[f"end-{fold}.W"], arrays[f"end-{fold}.common"] = point
+            arrays[f"end-{fold}.step"] = np.array(step)
+        self.writer.save(engines, header, arrays)
 
     def start_again(self, keep_fits: bool = False) -> "CheckpointSession":
         """For a computation that starts again on other workers: its versions go into a subfolder. `keep_fits`: the
@@ -242,9 +288,11 @@ def _read_fits(version: Version) -> FinishedFits:
     cells = [(float(tau), float(lam), int(fold)) for tau, lam, fold in version.header["cells"]]
     sums = _under("score", version.arrays)
     scores = {cell: {name: values[i] for name, values in sums.items()} for i, cell in enumerate(cells)}
-    has_end = "end.W" in version.arrays
-    end = StartPoint(version.arrays["end.W"], version.arrays["end.common"]) if has_end else None
-    return FinishedFits(version.header["grid"] or {}, scores, end)
+    ends = {}
+    for fold in version.header["ends"]:
+        end = _under(f"end-{fold}", version.arrays)
+        ends[int(fold)] = PathEnd(StartPoint(end["W"], end["common"]), float(end["step"]))
+    return FinishedFits(version.header["grid"] or {}, scores, ends)
 
 
 def _under(prefix: str, arrays: Arrays) -> Arrays:

@@ -17,11 +17,11 @@ import numpy as np
 from dmtrl import storage
 from dmtrl.solver.checkpoint.options import PathLike, absolute
 
-FORMAT = 3
+FORMAT = 4
 _KIND = "dmtrl checkpoint"
 _STATE, _MANIFEST = "coordinator.npz", "manifest.json"
 _NAME = re.compile(r"version-([0-9]{6,})-([0-9a-f]{8})")
-_FILES = re.compile(r"coordinator\.npz|manifest\.json|worker-[0-9]+-[0-9]+\.npz|\..*")
+_FILES = re.compile(r"coordinator\.npz|manifest\.json|worker-[0-9]+-[0-9]+(-[0-9]+)?\.npz|\..*")
 Arrays = dict[str, np.ndarray]
 
 

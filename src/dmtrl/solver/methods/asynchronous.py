@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dmtrl.protocol.messages import Improved, Round
+from dmtrl.protocol.steps import Steps
 from dmtrl.solver.methods.base import (
     MAX_STEP_CHANGES,
     GapToClose,
@@ -149,6 +150,7 @@ class AsynchronousSplitting:
         first, lags = bool(answered == 0), self._lags(state, k)
         brief = first or (lags and answered == 1)
         one_pass = first or (lags and answered <= 2)
+        step = self._context.steps(state.s).only(units)
         probe = None
         if state.probe is not None and not state.probe.requested[k]:
             state.probe.requested[k] = True
@@ -160,7 +162,8 @@ class AsynchronousSplitting:
             evaluate_w=not (first or self._probes),
             pace=0.0 if brief else float(min(answered / max(np.median(state.answered), 1.0), 1.0)),
             w=state.Z[layout.task[units]],
-            step=state.s * self._shards[units, 0],
+            step=step.features,
+            intercept_step=step.intercept,
             most=None if settings.steps is not None else (1 if one_pass else state.passes) * layout.rows[units],
             probe=probe,
         )
@@ -194,9 +197,10 @@ class AsynchronousSplitting:
         """Replace the worker's rows of U and B with where it arrived from the centre (17) that it used."""
         units, request = self._context.layout.positions[k], state.sent.pop(k)
         check_finite(answer.b, self._context.layout, request.round, k)
-        W, step = request.w, request.step[:, None]
+        W = request.w
+        step = Steps(request.step, request.intercept_step, self._context.intercept_ridge)
         anchor = W + request.relax * (W - state.U[units]) if request.relax else W
-        state.U[units] = anchor - step * state.b[units] + step * answer.b
+        state.U[units] = step.centre(W, anchor, state.b[units]) + step.times(answer.b)
         state.b[units], state.conjugate[units] = answer.b, answer.conjugate
         if request.evaluate_w:
             state.W[units], state.loss[units] = request.w, answer.loss_w
@@ -207,9 +211,9 @@ class AsynchronousSplitting:
 
     def _renew(self, state: AsynchronousState) -> None:
         """New weights from the last points of all units (16)."""
-        layout, relationship, workers = self._context.layout, self._context.relationship, len(state.answered)
-        V = layout.per_task(state.U / self._shards) + state.s * layout.per_task(state.b)
-        prox = relationship.prox(V, state.s * self._context.lam, state.common)
+        layout, workers = self._context.layout, len(state.answered)
+        U, B = layout.per_task(state.U / self._shards), layout.per_task(state.b)
+        prox = self._context.prox(U, B, state.s, state.common)
         state.Z, state.common = prox.W, prox.common
         state.version += 1
         if self._probes and state.probe is None:
@@ -248,10 +252,11 @@ class AsynchronousSplitting:
             return
         units = np.flatnonzero(recent[self._context.layout.owner])
         tasks = self._context.layout.task[units]
-        U, Z, b = state.U[units], state.Z[tasks], state.b[units]
-        moved, size, slope = norm(Z - Z_before[tasks]), norm(Z), max(norm(b), 1e-300)
+        features = self._context.features
+        U, Z, b = features(state.U)[units], features(state.Z)[tasks], features(state.b)[units]
+        moved, size, slope = norm(Z - features(Z_before)[tasks]), norm(Z), max(norm(b), 1e-300)
         change = 1.0
-        if is_straight(moved, size, norm(b - b_before[units]), slope):
+        if is_straight(moved, size, norm(b - features(b_before)[units]), slope):
             change = STRIDE
         elif state.rounds > 2 and state.rounds % 2:
             primal, dual = norm(U - Z) / max(norm(U), size, 1e-300), moved / (state.s * slope)

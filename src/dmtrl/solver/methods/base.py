@@ -12,8 +12,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from dmtrl.numerics.rowwise import over_rows
 from dmtrl.protocol.messages import Improved, Round
-from dmtrl.relationship import Relationship
+from dmtrl.protocol.steps import Steps
+from dmtrl.relationship import FreeIntercept, Relationship
+from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Candidate
 from dmtrl.solver.settings import Settings
@@ -30,6 +33,35 @@ class RunContext:
     layout: Layout
     settings: Settings
     longest_step: float = np.inf
+    intercept_step: np.ndarray | None = None  # of each task, if weights have an intercept after the features
+    intercept_ridge: float = -1.0  # the penalty on it in the local problems; negative: the server steps for it
+
+    def steps(self, s: float) -> Steps:
+        """The step sizes of each unit: a task in k shards takes steps k times as long."""
+        shards, task = self.layout.shards, self.layout.task
+        intercept = None if self.intercept_step is None else self.intercept_step[task] * shards
+        return Steps(s * shards, intercept, self.intercept_ridge)
+
+    def prox(self, U: np.ndarray, B: np.ndarray, s: float, common: np.ndarray) -> Prox:
+        """The proximal map (16) of lambda times the penalty at U + s B, for arrays of tasks."""
+        V, t = np.empty_like(U), s * self.lam
+
+        def add(rows: slice) -> None:
+            np.multiply(s, B[rows], out=V[rows])
+            V[rows] += U[rows]
+
+        over_rows(add, *V.shape)
+        if self.intercept_step is None:
+            return self.relationship.prox(V, t, common)
+        assert isinstance(self.relationship, FreeIntercept)
+        own = self.intercept_ridge >= 0  # the workers have taken the proximal step of the ridge already
+        step = np.zeros(len(U)) if own else self.intercept_step
+        V[:, -1] = U[:, -1] + step * B[:, -1]
+        return self.relationship.prox_with_steps(V, t, step * self.lam, common)
+
+    def features(self, A: np.ndarray) -> np.ndarray:
+        """The columns of the features: a view without the intercept."""
+        return A if self.intercept_step is None else A[:, :-1]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from dmtrl.solver.outcome import Candidate
 
 STRIDE = 8.0  # how much longer the step becomes where the losses look linear
 _SHARE, _POWER = 0.8, 0.7  # of the balance (20); tuned over data sets and lambdas
-_NEAR = 0.03  # relative W-step gap below which U is evaluated when it may be better; independent of tol
 
 
 @dataclass
@@ -74,7 +73,7 @@ class Splitting:
 
     def requests(self, state: SplittingState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
         layout = self._context.layout
-        W, step = layout.per_unit(state.Z), state.s * self._shards[:, 0]
+        W, step = layout.per_unit(state.Z), self._context.steps(state.s)
         relax = 0.0 if state.U is None else self._context.settings.relaxation - 1.0
         target = gap.accuracy * gap.gap / len(layout.task)
         return {
@@ -84,23 +83,23 @@ class Splitting:
                 relax=relax,
                 evaluate_u=bool(state.evaluate_u),
                 w=layout.scatter(k, W),
-                step=layout.scatter(k, step),
+                step=layout.scatter(k, step.features),
+                intercept_step=None if step.intercept is None else layout.scatter(k, step.intercept),
             )
             for k in idle
         }
 
     def step(self, state: SplittingState, answers: dict[int, Improved]) -> Report:
-        relationship, lam = self._context.relationship, self._context.lam
+        relationship = self._context.relationship
         totals = Totals.of(answers, self._context.layout, state.round)
         U, B_before = self._arrived(state, totals.b), self._context.layout.per_task(state.b)
         report = self._report(state, totals, U, B_before)
         may_adapt = state.round >= 1 and state.changes < MAX_STEP_CHANGES
-        turned = distance(totals.B, B_before) if may_adapt else 0.0
+        features = self._context.features
+        turned = distance(features(totals.B), features(B_before)) if may_adapt else 0.0
         del B_before
         state.b = totals.b
-        V = self._before_prox(state, U, totals.B)
-        prox = relationship.prox(V, state.s * lam, state.common)
-        del V
+        prox = self._context.prox(self._of_tasks(U), totals.B, state.s, state.common)
         if may_adapt:
             self._adapt(state, U, prox.W, totals.B, turned)
         state.Z, state.penalty, state.common = prox.W, prox.penalty, prox.common
@@ -113,31 +112,20 @@ class Splitting:
         """U, where the workers arrived from the centres (17)."""
         U = np.empty_like(b) if state.U is None or state.keep_u else state.U
         relaxation, task = self._context.settings.relaxation, self._context.layout.task
+        step = self._context.steps(state.s)
 
         def arrive(rows: slice) -> None:
-            u, step = state.Z[task[rows]], state.s * self._shards[rows]
-            if state.U is not None:
-                u += (relaxation - 1.0) * (u - state.U[rows])
-            u -= step * state.b[rows]
-            u += step * b[rows]
-            U[rows] = u
+            W, own = state.Z[task[rows]], step.only(rows)
+            anchor = W if state.U is None else W + (relaxation - 1.0) * (W - state.U[rows])
+            U[rows] = own.centre(W, anchor, state.b[rows]) + own.times(b[rows])
 
         over_rows(arrive, *U.shape)
         return U
 
-    def _before_prox(self, state: SplittingState, U: np.ndarray, B: np.ndarray) -> np.ndarray:
-        """U + s B (16); for a task in several shards, with the mean of their U."""
+    def _of_tasks(self, U: np.ndarray) -> np.ndarray:
+        """For a task in several shards, the mean of their U."""
         layout = self._context.layout
-        if layout.split:
-            return np.asarray(layout.per_task(U / self._shards) + state.s * B)
-        V = np.empty_like(U)
-
-        def add(rows: slice) -> None:
-            np.multiply(state.s, B[rows], out=V[rows])
-            V[rows] += U[rows]
-
-        over_rows(add, *V.shape)
-        return V
+        return layout.per_task(U / self._shards) if layout.split else U
 
     def _report(self, state: SplittingState, totals: Totals, U: np.ndarray, B_before: np.ndarray) -> Report:
         lam, relationship = self._context.lam, self._context.relationship
@@ -147,8 +135,7 @@ class Splitting:
         candidates = [Candidate(state.Z, state.common, objective)]
         state.keep_u = False
         if not self._context.layout.split:
-            near = w_gap <= _NEAR * abs(objective)
-            loss_u, at_u = _least_loss(totals, U) if near else totals.loss_u, np.inf
+            loss_u, at_u = _least_loss(totals, U), np.inf
             if loss_u < objective:  # otherwise its penalty cannot make it better
                 at_u = loss_u + lam * relationship.penalty(U, state.common)
             if totals.loss_u < objective:
@@ -162,8 +149,11 @@ class Splitting:
 
     def _adapt(self, state: SplittingState, U: np.ndarray, Z: np.ndarray, B: np.ndarray, turned: float) -> None:
         """Balance primal and dual residual (20), every second round and only when it matters. Take a long stride where
-        the weights move and the dual vectors do not (B by `turned`): there the losses look linear."""
-        moved, size, slope = distance(Z, state.Z), norm(Z), max(norm(B), 1e-300)
+        the weights move and the dual vectors do not (B by `turned`): there the losses look linear. Intercepts have a
+        step size of their own, so they do not count."""
+        features = self._context.features
+        U, Z, Z_before, B = features(U), features(Z), features(state.Z), features(B)
+        moved, size, slope = distance(Z, Z_before), norm(Z), max(norm(B), 1e-300)
         if is_straight(moved, size, turned, slope):
             change = STRIDE
         elif state.round > 1 and state.round % 2 == 0:

@@ -1,0 +1,52 @@
+"""The arithmetic of proximal steps that the coordinator and the workers share (docs/math.md sections 6 and 10)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Step sizes of some units.
+
+    Parameters
+    ----------
+    features : ndarray
+        Of each unit.
+    intercept : ndarray or None
+        The same for the intercepts, which are the last column of weights, if there are any.
+    ridge : float
+        The penalty on an intercept in the local problems. Negative if intercepts are treated like features.
+    """
+
+    features: np.ndarray
+    intercept: np.ndarray | None = None
+    ridge: float = -1.0
+
+    def only(self, units: slice | np.ndarray) -> "Steps":
+        return Steps(self.features[units], None if self.intercept is None else self.intercept[units], self.ridge)
+
+    def times(self, b: np.ndarray) -> np.ndarray:
+        """Each row of b times its step size."""
+        product: np.ndarray = self.features[:, None] * b
+        if self.intercept is not None:
+            product[:, -1] = self.effective_intercept * b[:, -1]
+        return product
+
+    @property
+    def effective_intercept(self) -> np.ndarray:
+        """The step sizes of the intercepts after the ridge is taken into their proximal terms."""
+        assert self.intercept is not None
+        return self.intercept * self._shrink
+
+    def centre(self, W: np.ndarray, anchor: np.ndarray, b: np.ndarray) -> np.ndarray:
+        """The centres of the local problems (17): `anchor` is W, over-relaxed. An intercept has its own centre."""
+        C: np.ndarray = anchor - self.times(b)
+        if self.intercept is not None and self.ridge >= 0:
+            C[:, -1] = W[:, -1] * self._shrink
+        return C
+
+    @property
+    def _shrink(self) -> np.ndarray:
+        assert self.intercept is not None
+        return 1.0 / (1.0 + self.intercept * max(self.ridge, 0.0))

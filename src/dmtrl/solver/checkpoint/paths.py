@@ -1,0 +1,141 @@
+"""Checkpoints of a cross-validation whose paths run at the same time.
+
+A version holds every path that is under way, at the end of a round or of a fit. When one is due, each path waits there
+until the others have arrived, and the last one writes it.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dmtrl.engines.base import Engine
+from dmtrl.protocol.messages import Restore
+from dmtrl.solver.checkpoint.identity import require_same
+from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd, PathMoment
+from dmtrl.solver.checkpoint.versions import Arrays, Version
+from dmtrl.solver.turns import Turns
+
+
+class PathStopped(Exception):
+    """Another path failed or was interrupted, so this one ends too."""
+
+
+class PathGroup:
+    """The paths that are under way. `turns`: of the threads that run them; a path that waits gives its turn away."""
+
+    def __init__(self, session: CheckpointSession, turns: Turns):
+        self.session, self._turns = session, turns
+        self._changed = threading.Condition()
+        self._engines: dict[int, Engine] = {}
+        self._waiting: dict[int, PathMoment] = {}
+        self._save_wanted = self._stopped = False
+
+    def enter(self, fold: int, engine: Engine) -> "PathSession":
+        """A path begins, or continues where a checkpoint left it."""
+        with self._changed:
+            self._engines[fold] = engine
+            self.session.not_entered.discard(fold)
+        path = PathSession(self, fold)
+        resumed = self.session.resumed_path(fold)
+        if resumed is not None and resumed.header["run"] is None:  # it was saved between two fits
+            engine.broadcast(Restore(source=resumed.folder))
+        elif resumed is not None:
+            path.resumed = resumed
+        return path
+
+    def leave(self, fold: int) -> None:
+        """A path is finished."""
+        with self._changed:
+            del self._engines[fold]
+            self.session.fits.ends.pop(fold, None)
+            self._save_if_all_wait()
+
+    def stop(self) -> None:
+        """Ends every path at the end of its round."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def pause(self, fold: int, moment: Callable[[], PathMoment], stopping: bool) -> None:
+        """At the end of a round or fit: take part in a checkpoint if one is due, or if the computation is stopping."""
+        writer = self.session.writer
+        with self._changed:
+            if self._stopped:
+                raise PathStopped
+            # a version without the paths that are still to continue would lose them: the one before stays until then
+            if writer is None or self.session.not_entered:
+                return
+            self._save_wanted |= stopping or writer.is_due()
+            if not self._save_wanted:
+                return
+            self._waiting[fold] = moment()
+            self._save_if_all_wait()
+            if fold not in self._waiting:
+                return
+        with self._turns.given_away(), self._changed:
+            self._changed.wait_for(lambda: self._stopped or fold not in self._waiting)
+            if fold in self._waiting:
+                raise PathStopped
+
+    def count_round(self) -> None:
+        if self.session.writer is not None:
+            with self._changed:
+                self.session.writer.count_round()
+
+    def keep(self, fold: int, cell: Cell, scores: dict[str, np.ndarray], end: PathEnd) -> None:
+        with self._changed:
+            self.session.fits.scores[cell], self.session.fits.ends[fold] = scores, end
+
+    def _save_if_all_wait(self) -> None:
+        if self._save_wanted and self._engines and self._waiting.keys() == self._engines.keys():
+            self.session.save_paths(self._engines, self._waiting)
+            self._save_wanted = False
+            self._waiting.clear()
+            self._changed.notify_all()
+
+
+@dataclass
+class PathSession:
+    """What a path carries through its fits; to the coordinator of each it is a session."""
+
+    group: PathGroup
+    fold: int
+    resumed: Version | None = None  # until a fit continues from it
+
+    @property
+    def active(self) -> bool:
+        return self.group.session.active
+
+    @property
+    def last(self) -> str | None:
+        return self.group.session.last
+
+    def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None:
+        """The version from which the fit of this name continues; None: it starts at its beginning."""
+        resumed, self.resumed = self.resumed, None
+        if resumed is not None:
+            what, header = "the run", resumed.header
+            require_same(resumed.folder, {what: name, **problem}, {what: header["run"], **header["problem"]})
+        return resumed
+
+    def round_done(
+        self,
+        engine: Engine,
+        name: str,
+        problem: Mapping[str, Any],
+        state: Callable[[], Arrays],
+        over: bool,
+        stopping: bool,
+    ) -> None:
+        """After every round."""
+        self.group.count_round()
+        if stopping or not over:  # else fit_done comes next
+            self.group.pause(self.fold, lambda: PathMoment(name, problem, state()), stopping)
+
+    def fit_done(self, cell: Cell, scores: dict[str, np.ndarray], end: PathEnd, stopping: bool) -> None:
+        """After every finished fit."""
+        self.group.keep(self.fold, cell, scores, end)
+        self.group.pause(self.fold, PathMoment, stopping)

@@ -1,0 +1,234 @@
+"""The local solver for units with few rows: exact, in the span of the rows (docs/math.md section 2).
+
+The solution of (6) is u = c + s sum_j a_j x_j with a_j = p_j alpha_j, so n numbers describe it and the features enter
+only through the products of the rows, K_jk = x_j . x_k. Nothing here depends on the format of the rows but
+`centre_scores` and `take_round`.
+
+A loss with kinks is smoothed: its conjugate gets mu alpha^2 / 2. As |alpha| <= 1, the local gap that remains is at most
+mu / 2, so mu is the local gap that is wanted.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from dmtrl.losses import scalar
+from dmtrl.losses.scalar import (
+    EPSILON_INSENSITIVE,
+    HINGE,
+    QUANTILE,
+    loss_bracket,
+    loss_curvature,
+    loss_slope,
+    loss_value,
+)
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, discard_stale
+from dmtrl.worker import kernels, rows
+from dmtrl.worker.exact import solve_lower
+from dmtrl.worker.kernels import finish_unit, score, start_unit
+
+discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
+
+_NEWTON_STEPS = 200
+
+
+class RowProducts(NamedTuple):
+    """K of each unit that has one: unit i owns the n * n numbers from start[i] on; -1 where it has none."""
+
+    K: np.ndarray
+    start: np.ndarray
+
+
+class SpanWork(NamedTuple):
+    """Memory for one unit at a time."""
+
+    M: np.ndarray
+    a: np.ndarray
+    z: np.ndarray
+    g: np.ndarray
+    root: np.ndarray
+    move: np.ndarray
+    along: np.ndarray
+
+
+def span_work(longest: int) -> SpanWork:
+    a, z, g, root, move, along = np.empty((6, longest))
+    return SpanWork(np.empty((longest, longest)), a, z, g, root, move, along)
+
+
+@njit(**KERNEL)
+def centre_scores(units, C, which, r):  # type: ignore[no-untyped-def]
+    """x_j . c of every row of the units `which`, with the intercept."""
+    for i in which:
+        for j in range(units.starts[i], units.starts[i + 1]):
+            r[j] = score(units, j, C[i])
+
+
+@njit(**KERNEL)
+def take_round(units, duals, order, which, alpha, steps, out):  # type: ignore[no-untyped-def]
+    """The end of a round: take over the dual variables found for the units `which`, as the rounds in kernels.py."""
+    for i in which:
+        start_unit(units, duals, order, i, order.evaluate_w, out)
+        for j in range(units.starts[i], units.starts[i + 1]):
+            duals.alpha[j] = alpha[j]
+        finish_unit(units, duals, order, i, out)
+        out[i, 4] = steps[i]
+
+
+@njit(**INNER_FAST)
+def _times(K, n, s, s0, v, out):  # type: ignore[no-untyped-def]
+    """out = (s K + s0 1 1^T) v: how the scores change with a."""
+    total = 0.0
+    for k in range(n):
+        total += v[k]
+    for j in range(n):
+        product = 0.0
+        for k in range(n):
+            product += K[j, k] * v[k]
+        out[j] = s * product + s0 * total
+
+
+@njit(**INNER_FAST)
+def _dot(a, b, n):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for k in range(n):
+        total += a[k] * b[k]
+    return total
+
+
+@njit(**INNER)
+def _smoothed(loss, param, mu, z, y):  # type: ignore[no-untyped-def]
+    """The value of the loss at z, the dual variable that belongs to it, and the second derivative; with mu > 0 those of
+    a loss with kinks, smoothed."""
+    if mu == 0:
+        return loss_value(loss, param, z, y), loss_slope(loss, param, z, y), loss_curvature(loss, param, z, y)
+    low, high, sign, free = -1.0, 1.0, 1.0, 0.0
+    if loss == HINGE:
+        low, sign = 0.0, y
+    elif loss == QUANTILE:
+        low, high = param - 1.0, param
+    elif loss == EPSILON_INSENSITIVE:
+        free = param
+    r = 1.0 - y * z if loss == HINGE else y - z
+    inner = max(abs(r) - free, 0.0) * (1.0 if r > 0 else -1.0)
+    a = min(max(inner / mu, low), high)
+    curvature = 1.0 / mu if low < a < high and a != 0 else 0.0
+    return a * r - free * abs(a) - 0.5 * mu * a * a, sign * a, curvature
+
+
+@njit(**INNER_FAST)
+def _loss_at(labels, i, mu, n, z, t, along):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for j in range(n):
+        p, y = labels.p[labels.starts[i] + j], labels.y[labels.starts[i] + j]
+        if p > 0:
+            total += p * _smoothed(labels.loss[i], labels.param[i], mu, z[j] + t * along[j], y)[0]
+    return total
+
+
+@njit(**INNER_FAST)
+def _gap(labels, i, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
+    """The local gap (7) of alpha."""
+    first, total = labels.starts[i], 0.0
+    for j in range(n):
+        work.a[j] = labels.p[first + j] * alpha[j]
+    _times(K, n, s, s0, work.a, work.z)
+    for j in range(n):
+        p = labels.p[first + j]
+        if p > 0:
+            z = r[j] + work.z[j]
+            total += p * loss_bracket(labels.loss[i], labels.param[i], alpha[j], z, labels.y[first + j])
+    return total
+
+
+@njit(**INNER)
+def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
+    """Newton with line search on F(a) = sum p l(r + A a) + a^T A a / 2 with A = s K + s0 1 1^T. Where the gradient
+    vanishes, a = p alpha(z). The server works with b = sum p alpha(z) x, whose scores are z - A (a - p alpha(z)): the
+    steps end where the local gap (7) there is at most `enough`, or falls no more.
+
+    Leaves the best alpha. Returns the number of steps, negative if none was better than the start.
+    """
+    first, loss, param = labels.starts[i], labels.loss[i], labels.param[i]
+    M, a, z, g, root, move, along = work.M, work.a, work.z, work.g, work.root, work.move, work.along
+    start, least = _gap(labels, i, K, n, r, s, s0, alpha, work), np.inf  # leaves a and A a in `work`
+    warm = 0.5 * _dot(a, z, n)
+    for j in range(n):
+        z[j] += r[j]
+        along[j] = 0.0
+    if not _loss_at(labels, i, mu, n, z, 0.0, along) + warm < _loss_at(labels, i, mu, n, r, 0.0, along):
+        for j in range(n):  # zero is the better start
+            a[j] = 0.0
+            z[j] = r[j]
+    for taken in range(1, _NEWTON_STEPS + 1):
+        for j in range(n):
+            _, move[j], _ = _smoothed(loss, param, mu, z[j], labels.y[first + j])
+            g[j] = a[j] - labels.p[first + j] * move[j]
+        _times(K, n, s, s0, g, along)  # the gradient of F
+        now, gap = _loss_at(labels, i, mu, n, z, 0.0, g), 0.0
+        for j in range(n):
+            p = labels.p[first + j]
+            if p > 0:
+                gap += p * loss_bracket(loss, param, move[j], z[j] - along[j], labels.y[first + j])
+        if gap < least and gap < start:
+            least = gap
+            for j in range(n):
+                alpha[j] = move[j]
+        if least <= enough or gap <= 1e-15 * abs(now):
+            return taken
+        for j in range(n):
+            _, _, curvature = _smoothed(loss, param, mu, z[j], labels.y[first + j])
+            root[j] = np.sqrt(labels.p[first + j] * curvature)
+            move[j] = root[j] * along[j]
+        for j in range(n):
+            for k in range(j + 1):
+                M[j, k] = root[j] * (s * K[j, k] + s0) * root[k]
+            M[j, j] += 1.0
+        solve_lower(M, move, n)
+        for j in range(n):
+            move[j] = root[j] * move[j] - g[j]
+        descent = _dot(along, move, n)
+        _times(K, n, s, s0, move, along)
+        cross, length = _dot(a, along, n), _dot(move, along, n)
+        t, searching = 1.0, True
+        for _ in range(40):
+            change = _loss_at(labels, i, mu, n, z, t, along) - now + t * cross + 0.5 * t * t * length
+            if change <= 1e-4 * t * descent + 1e-15 * abs(now):
+                searching = False
+                break
+            t *= 0.5
+        if searching:
+            break
+        for j in range(n):
+            a[j] += t * move[j]
+            z[j] += t * along[j]
+    return taken if least < np.inf else -taken
+
+
+@njit(**KERNEL)
+def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alpha, steps, work):  # type: ignore[no-untyped-def]
+    """Solve (6) for the units `which` around centres with scores r, starting from alpha and leaving it in alpha.
+
+    `labels` is a UnitRows without X; `kinked` says which losses have no derivative; `accuracy` is the local gap that is
+    wanted, `widest` the largest mu of use. The number of steps is negative where none was better than the start.
+    """
+    for i in which:
+        first, n, s = labels.starts[i], labels.starts[i + 1] - labels.starts[i], order.step[i]
+        steps[i] = 0
+        if s <= 0:
+            continue
+        s0 = order.intercept_step[i] if labels.intercept else 0.0
+        K = products.K[products.start[i] : products.start[i] + n * n].reshape((n, n))
+        own, centre = alpha[first : first + n], r[first : first + n]
+        mu = accuracy[i]
+        if kinked[i]:  # less and less smooth: each solution is a good start for the next
+            mu = min(max(_gap(labels, i, K, n, centre, s, s0, own, work), mu), widest[i])
+        while True:
+            smooth, enough = (mu, mu) if kinked[i] else (0.0, 1e-12 * mu)  # Newton's last steps are worth their price
+            taken = _newton(labels, i, smooth, enough, K, n, centre, s, s0, own, work)
+            solved = taken > 0 or steps[i] > 0
+            steps[i] = abs(steps[i]) + abs(taken) if solved else -abs(steps[i]) - abs(taken)
+            if mu <= accuracy[i]:
+                break
+            mu = max(0.1 * mu, accuracy[i])
