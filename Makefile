@@ -10,7 +10,7 @@ PYTEST_FLAGS := -q -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo browser test test-portable test-minimum soak lint format lock clean help
+.PHONY: setup demo federation-demo browser test test-portable test-minimum soak soak-federation lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -61,6 +61,9 @@ $(RUN_STAMP): pyproject.toml constraints.txt
 demo: $(RUN_STAMP)  ## run the main job on built-in data, and say where its page lies
 	@$(BIN)/dmtrl demo
 
+federation-demo: setup  ## a study between four hospitals over NVIDIA FLARE, as processes on this machine
+	@rm -rf federation-demo && $(BIN)/python examples/federation_demo.py federation-demo
+
 # Debian's Chromium, for the tests of report pages. Without it they are skipped, except where CI=true: there they fail.
 define CHECK_BROWSER
 missing=""; \
@@ -85,12 +88,13 @@ test: setup lint browser  ## lint, then run all tests
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 # Each variant makes numpy, OpenBLAS and numba compute as another CPU does (tests/support/cpu.py). Left out: the tests
-# that kill actors of a Ray cluster, which take minutes and do not depend on the CPU; the other tests with Ray run.
+# that kill actors of a Ray cluster or processes of a federation, which take minutes and do not depend on the CPU.
 CPU ?= plain avx2 avx512
 test-portable: setup browser  ## run the tests as on other CPUs: all three, or CPU=plain, CPU=avx2, CPU=avx512
 	@failed=""; for cpu in $(CPU); do \
 	  echo "Running the tests as on a CPU of kind $$cpu ..."; \
 	  $(BIN)/python tests/support/cpu.py $$cpu $(PYTEST_FLAGS) --ignore=tests/engines/test_ray_faults.py \
+	    --ignore=tests/federation/test_flare.py \
 	    || failed="$$failed $$cpu"; \
 	done; [ -z "$$failed" ] || { echo "Tests failed on:$$failed" >&2; exit 1; }
 
@@ -117,6 +121,9 @@ test-minimum: $(MINIMUM_STAMP) browser  ## run all tests with the minimum versio
 SOAK_MINUTES ?= 15
 soak: setup  ## kill actors and nodes of a three-node cluster for 15 minutes and compare the bits
 	@cd tests && ../$(BIN)/python -m support.soak --minutes $(SOAK_MINUTES)
+
+soak-federation: setup  ## kill and suspend the server and sites of a study for 15 minutes and compare the bits
+	@cd tests && ../$(BIN)/python -m support.soak_federation --minutes $(SOAK_MINUTES)
 
 lint: setup  ## ruff, mypy and the import contract
 	@echo "Checking style, types and imports ..."

@@ -73,8 +73,8 @@ def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(demo, "make_synthetic", flipped)
     other = demo.run_demo(seed=1, quick=True)
     for name, fit in straight.fits.items():
-        assert other.fits[name].reg_lambda == fit.reg_lambda
-        assert np.array_equal(other.fits[name].outcome.W, fit.outcome.W)
+        assert other.fits[name].model.reg_lambda_ == fit.model.reg_lambda_
+        assert np.array_equal(other.fits[name].model.coef_, fit.model.coef_)
         assert other.fits[name].error == pytest.approx(1 - fit.error)
 
 

@@ -218,8 +218,8 @@ def test_tasks_with_one_class_are_said(tmp_path: Path) -> None:
 
 
 def test_a_fit_that_does_not_reach_its_tolerance_says_so(tmp_path: Path, csv: Path) -> None:
-    words = ("--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1", "--tol", "1e-300")
-    result = run("fit", csv, *words, "-o", tmp_path / "m")
+    words = ("--task", "shop", "--target", "verdict", "--drop", "sales", "--lambda", "0.001", "--tol", "1e-300")
+    result = run("fit", csv, *words, "--loss", "logistic", "-o", tmp_path / "m")
     assert result.exit_code == 0
     assert "the fit stopped after 1000 rounds" in " ".join(result.stdout.split())
     assert "was not reached" in result.stdout

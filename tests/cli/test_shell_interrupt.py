@@ -78,11 +78,12 @@ def whole(request_: FitRequest, prepared: Prepared) -> Any:
     return fit(prepared, request_)
 
 
-@pytest.mark.parametrize(("word", "times"), [("fits", 1), ("fits", 17), ("fits", 33), ("fits", 55), ("round", 3)])
+@pytest.mark.parametrize(("word", "times"), [("fits", 1), ("fits", 17), ("fits", 23), ("fits", -1), ("round", 3)])
 def test_an_interrupted_fit_goes_on(
     tmp_path: Path, request_: FitRequest, prepared: Prepared, whole: Any, word: str, times: int
 ) -> None:
     out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
+    times = int((whole.cv_path_.rounds > 0).sum()) if times < 0 else times  # the last one
     with pytest.raises(Interrupted) as stopped:
         fit(prepared, request_, StopsAt(word, times), out)
     assert stopped.value.checkpoint == keep
@@ -211,7 +212,7 @@ def test_what_is_kept_is_not_computed_again(tmp_path: Path, request_: FitRequest
     storage.save(str(file), header, arrays)
     path = fit(prepared, request_, None, resume=keep).cv_path_
     assert int((path.wrong == 123.0).sum()) == 17 * 5
-    assert (path.rounds > 0).all()
+    assert (path.rounds[..., :2] > 0).all(), "every candidate is tried on the first folds"
 
 
 def test_a_new_fit_does_not_write_over_an_interrupted_one(

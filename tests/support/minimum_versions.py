@@ -7,6 +7,7 @@ from pathlib import Path
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 REQUIREMENT = re.compile(r"([\w.-]+)>=([\d.]+)")
+CAPPED = re.compile(r"(nvflare)>=([\d.]+),<[\d.]+")  # its private parts are used, which a minor release may change
 
 
 def minimum_versions(pyproject: Path = PYPROJECT) -> Iterator[str]:
@@ -15,7 +16,7 @@ def minimum_versions(pyproject: Path = PYPROJECT) -> Iterator[str]:
     for requirement in sum(project["optional-dependencies"].values(), project["dependencies"]):
         if requirement.startswith(f"{project['name']}["):
             continue  # an extra that consists of other extras
-        found = REQUIREMENT.fullmatch(requirement)
+        found = REQUIREMENT.fullmatch(requirement) or CAPPED.fullmatch(requirement)
         if not found:
             raise ValueError(f"{pyproject}: write {requirement!r} as 'name>=version'")
         yield "{}=={}".format(*found.groups())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-CHOICES = ("all", "kernels", "solve", "rounds", "scale", "startup", "stragglers", "cluster")
+CHOICES = ("all", "fit", "cv", "zoo", "startup", "scale", "stragglers", "cluster", "federation")
 
 
 @click.command(name="bench")
@@ -13,17 +13,22 @@ CHOICES = ("all", "kernels", "solve", "rounds", "scale", "startup", "stragglers"
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Output folder for records, page, plots and tables [benchmarks]."
 )
-def command(which: str, quick: bool, out: Path | None) -> None:
+@click.option("--only", type=click.IntRange(min=0), metavar="SEED", help="Run one problem of zoo; nothing is stored.")
+def command(which: str, quick: bool, out: Path | None, only: int | None) -> None:
     """Measure time, rounds and bytes, and compare with other solvers.
 
     The solvers run in turn, without compile time. Close other programs first.
-    One thread: kernels (one task), solve (the whole fit), rounds (messages).
-    Several threads: scale (time and memory), startup (imports and first fits),
-    stragglers (a slow worker), cluster (Ray compared with threads).
+    Default estimators: fit and cv (against scikit-learn task by task), zoo
+    (random problems), startup (imports and first fits).
+    The solver: scale (time and memory), stragglers (a slow worker), cluster
+    (Ray compared with threads), federation (a study over NVIDIA FLARE compared
+    with one process). dmtrl reproduce convergence has the paper's preset and
+    other methods for its problem.
 
     \b
     Examples:
-      dmtrl bench rounds --quick
+      dmtrl bench fit --quick
+      dmtrl bench zoo --only 17
       dmtrl bench all --out results
     """
     from dmtrl.cli.collection import run
@@ -31,6 +36,13 @@ def command(which: str, quick: bool, out: Path | None) -> None:
     from dmtrl.report.content import Table
     from dmtrl.report.files import markdown_text
 
+    if only is not None:
+        from dmtrl.lab.bench.zoo import one_problem
+
+        if which != "zoo":
+            raise click.UsageError("--only is for dmtrl bench zoo.")
+        click.echo(markdown_text(one_problem(only)))
+        return
     folder = out or Path("benchmarks-quick" if quick else "benchmarks")
     result = run(BENCHMARKS, which, quick, folder)
     for section in result.sections:

@@ -33,8 +33,8 @@ def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Out
                 passed += run.seconds
 
             result = collection.run(which, quick, folder, on_start)
-    for one in result.missing:
-        click.echo(f"Left out: {one.experiment}. {one.reason}", err=True)
+    for name, reason in result.missing.items():
+        click.echo(f"Left out: {name}. {reason}", err=True)
     if result.page is not None:
         click.echo(f"Page:    {result.page}")
         click.echo(f"Plots:   {folder / 'files'} ({len(result.files)} files)")

@@ -9,15 +9,22 @@ import click
 
 from dmtrl.exceptions import (
     CheckpointExistsError,
+    FederationError,
     InputError,
     MixedColumnError,
     NotAModelError,
     OutputExistsError,
+    RefusedBySiteError,
     Setting,
+    StudyStoppedError,
     WorkerLostError,
 )
 
 INTERRUPTED = 130
+_EXPECTED = (
+    OSError, ValueError, ArithmeticError, ImportError, MemoryError, FederationError, RefusedBySiteError,
+    StudyStoppedError, WorkerLostError,
+)  # fmt: skip
 _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -37,7 +44,7 @@ def exit_on_error() -> Iterator[None]:
         yield
     except BrokenPipeError:  # the reader of the output has stopped; click exits quietly
         raise
-    except (OSError, ValueError, ArithmeticError, ImportError, WorkerLostError, MemoryError) as error:
+    except _EXPECTED as error:
         raise click.ClickException(printable(_message(error), "\n")) from error
 
 

@@ -112,7 +112,7 @@ def _shortened(name: str) -> str:
 def _strengths(summary: dict[str, Any]) -> str:
     common = f", common component {summary['common']:g}" if summary["common"] else ", no common component"
     chosen = summary["chosen"]
-    how = f"; best of {chosen['fits'] // chosen['folds']} in {chosen['folds']} folds" if chosen else "; as given"
+    how = f"; best of {chosen['candidates']} in {chosen['folds']} folds" if chosen else "; as given"
     return f"{summary['lambda']:.3g}{common}{how}"
 
 

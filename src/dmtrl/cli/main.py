@@ -3,18 +3,27 @@
 Exit codes: 0 success, 1 failure (a message on stderr gives the reason), 2 usage error, 130 interrupted with Ctrl-C.
 """
 
-import importlib
 from typing import Any
 
 import click
 
 import dmtrl
+from dmtrl.cli.groups import LazyGroup
 
-COMMANDS = ("demo", "fit", "predict", "report", "reproduce", "bench")  # cli/NAME.py defines each as `command`
+COMMANDS = (
+    "demo",
+    "fit",
+    "predict",
+    "report",
+    "study",
+    "site",
+    "reproduce",
+    "bench",
+)  # cli/NAME defines each as `command`
 
 
-class Shell(click.Group):
-    """Imports subcommands lazily and keeps the arguments as typed in `context.obj`."""
+class Shell(LazyGroup):
+    """Keeps the arguments as typed in `context.obj`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
         typed = list(args)  # for the command that resumes an interrupted fit
@@ -22,17 +31,14 @@ class Shell(click.Group):
         context.obj = typed
         return context
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        command: click.Command = importlib.import_module(f"dmtrl.cli.{name}").command
-        return command
-
-
-@click.group(name="dmtrl", cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    name="dmtrl",
+    cls=Shell,
+    package="dmtrl.cli",
+    commands=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(dmtrl.__version__, prog_name="dmtrl")
 def main() -> None:
     """Fit one linear model per task and learn how the tasks are related.

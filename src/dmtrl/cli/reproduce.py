@@ -1,10 +1,15 @@
 """The command `dmtrl reproduce`."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-CHOICES = ("all", "synthetic", "convergence", "school", "mnist", "mds")
+if TYPE_CHECKING:
+    from dmtrl.report.content import Section
+
+CHOICES = ("all", "synthetic", "convergence", "school", "mnist", "mds", "heart")
 
 
 @click.command(name="reproduce")
@@ -26,6 +31,21 @@ def command(which: str, quick: bool, out: Path | None) -> None:
       dmtrl reproduce school --out results
     """
     from dmtrl.cli.collection import run
+    from dmtrl.lab.experiments.heart import TITLE
     from dmtrl.lab.experiments.reproduce import REPRODUCTION
 
-    run(REPRODUCTION, which, quick, out or Path("reproduced-quick" if quick else "reproduced"))
+    result = run(REPRODUCTION, which, quick, out or Path("reproduced-quick" if quick else "reproduced"))
+    if which == "heart":
+        print_tables([section for section in result.sections if section.title == TITLE])
+
+
+def print_tables(sections: "Sequence[Section]") -> None:
+    """Print the tables of some sections of the page."""
+    from dmtrl.report.content import Table
+
+    for table in (item for section in sections for item in section.items if isinstance(item, Table)):
+        cells = [list(table.columns), *([str(cell) for cell in row] for row in table.rows)]
+        widths = [max(len(row[j]) for row in cells) for j in range(len(table.columns))]
+        click.echo(f"\n{table.title}")
+        for row in cells:
+            click.echo("  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip())

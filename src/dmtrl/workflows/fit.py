@@ -216,7 +216,7 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     if request.reg_lambda is not None:
         common: Any = {None: "auto", True: 1.0, False: 0.0}[request.common]
         return (MTRLClassifier if classes else MTRLRegressor)(reg_lambda=request.reg_lambda, common=common, **shared)
-    commons = {None: (0.0, 0.1, 1.0), True: (0.1, 1.0), False: (0.0,)}[request.common]
+    commons = {None: (0.0, 1.0, 10.0), True: (1.0, 10.0), False: (0.0,)}[request.common]
     return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=FOLDS, **shared)
 
 

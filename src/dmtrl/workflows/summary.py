@@ -35,7 +35,7 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
         "classes": [plain(value) for value in getattr(model, "classes_", [])] or None,
         "lambda": model.reg_lambda_,
         "common": model.common_strength_,
-        "chosen": None if path is None else {"fits": int(path.rounds.size), "folds": FOLDS, "by": model.scoring_},
+        "chosen": None if path is None else _choice(path, model.scoring_),
         **_held_out(model, prepared),
         "certificate": {
             "primal": certificate.primal,
@@ -51,6 +51,11 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
         "notes": list(prepared.notes),
         "notes_before_fit": prepared.notes_before_fit,
     }
+
+
+def _choice(path: Any, measure: str) -> dict[str, Any]:
+    tried = path.rounds > 0
+    return {"candidates": tried[..., 0].size, "fits": int(tried.sum()), "folds": FOLDS, "by": measure}
 
 
 def _held_out(model: Any, prepared: Prepared) -> dict[str, Any]:

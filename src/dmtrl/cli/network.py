@@ -1,0 +1,21 @@
+"""What the commands of a study over a network share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from dmtrl.cli.errors import printable
+
+folder_option = click.option(
+    "--folder", "-C", type=click.Path(path_type=Path), default=".", help="The coordinator's folder [.]."
+)
+site_option = click.option(
+    "--site", "folder", type=click.Path(path_type=Path), default=".", help="Folder of the site [.]."
+)
+verbose_option = click.option("--verbose", "-v", is_flag=True, help="Print every command of NVIDIA FLARE that is run.")
+
+
+def echo_commands(verbose: bool) -> Callable[[str], None]:
+    """Prints wrapped commands if asked to."""
+    return (lambda text: click.echo(f"+ {printable(text)}", err=True)) if verbose else (lambda text: None)

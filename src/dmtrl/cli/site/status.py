@@ -1,0 +1,28 @@
+"""The command `dmtrl site status`."""
+
+from pathlib import Path
+
+import click
+
+from dmtrl.cli.errors import exit_on_error
+from dmtrl.cli.network import site_option
+
+
+@click.command(name="status")
+@site_option
+def command(folder: Path) -> None:
+    """Show whether the site runs, is connected, and which study it approved.
+
+    \b
+    Example: dmtrl site status --site cleveland
+    """
+    with exit_on_error():
+        from dmtrl.federation.approval import read_approval
+        from dmtrl.federation.flare import processes
+        from dmtrl.federation.flare.member import Member
+
+        site, given = Member.open(folder), read_approval(folder)
+        click.echo(f"{site.invitation.site}: {site.state() if site.admitted else 'not admitted yet'}")
+        click.echo(f"server: {site.invitation.host}:{site.invitation.port}")
+        click.echo(f"approved: {given.study} {given.hash[:16]} on {given.time}" if given else "approved: nothing yet")
+        click.echo(f"taking part in a run: {'yes' if processes.job_processes(site.kit) else 'no'}")

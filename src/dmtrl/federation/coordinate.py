@@ -1,0 +1,371 @@
+"""The coordinator's side of a study, over any carrier of messages to the sites.
+
+`run_study` greets the sites, adds up their statistics, sends them the prepared problem, chooses lambda and fits through
+the estimators, and sends each site its result. It never sees a row.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmtrl import storage
+from dmtrl.engines.recovery import Carrier, RecoveringEngine
+from dmtrl.estimators.problem import Coordinates, FitProblem
+from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
+from dmtrl.federation import messages, models, preparation
+from dmtrl.federation.asking import Asker, Subset, refused_by
+from dmtrl.federation.study import Study
+from dmtrl.solver.api import Placement
+from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
+from dmtrl.solver.outcome import Outcome, RoundRecord
+from dmtrl.tables.preparation import Preparation
+
+MODEL, RESULT = "model.dmtrl", "result.json"
+
+
+@dataclass(frozen=True)
+class StudyEvent:
+    """Where a study stands. done: share of the stage, 0 to 1. round, gap: of the fit under way."""
+
+    stage: str
+    done: float = 0.0
+    detail: str = ""
+    round: int | None = None
+    gap: float | None = None
+    sites: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The event as plain values."""
+        return asdict(self)
+
+
+OnEvent = Callable[[StudyEvent], object]
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task of a study. rows: rounded down to a multiple of the study's threshold, as is `held_out_rows`.
+    single_class: whether all its rows have one class, which its model always predicts.
+
+    error: on the task's held-out rows, None if it has none; cv_error: of the cross-validation at the chosen lambda.
+    Error rates for classification, mean squared errors for regression.
+    """
+
+    name: str
+    site: str
+    rows: int
+    held_out_rows: int = 0
+    error: float | None = None
+    cv_error: float | None = None
+    single_class: bool = False
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A task of the study. at: its place among the tasks of its site; number: among all that are fitted, or -1;
+    constant: the score of a task that always predicts one class, else 0."""
+
+    name: str
+    site: int
+    at: int
+    rows: int
+    number: int
+    constant: float
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """What the coordinator has at the end.
+
+    Attributes
+    ----------
+    study, hash : str
+        The name and the hash of the study.
+    sites : tuple of str
+        The sites that took part to the end.
+    lost : tuple of str
+        The sites that were left out because they stayed away.
+    tasks : tuple of TaskResult
+    reg_lambda, tau : float
+        The chosen strengths.
+    primal, dual, relative_gap : float
+        The certificate.
+    rounds : int
+        Rounds of the final fit.
+    model : MTRLClassifier, MTRLRegressor or their CV versions, or None
+        The model of all tasks; None if the study gives the coordinator only a summary.
+    """
+
+    study: str
+    hash: str
+    sites: tuple[str, ...]
+    lost: tuple[str, ...]
+    tasks: tuple[TaskResult, ...]
+    reg_lambda: float
+    tau: float
+    primal: float
+    dual: float
+    relative_gap: float
+    rounds: int
+    model: Any = field(default=None, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, without the model."""
+        values = {name: value for name, value in vars(self).items() if name not in ("model", "tasks")}
+        return {**values, "tasks": [asdict(task) for task in self.tasks]}
+
+
+def run_study(
+    study: Study,
+    carrier: Carrier,
+    sites: Sequence[str],
+    folder: str | Path,
+    progress: OnEvent = lambda event: None,
+    *,
+    resume: bool = False,
+    checkpoint: Checkpoint | None = None,
+    patience: float = 120.0,
+    answer_timeout: float | None = None,
+) -> StudyResult:
+    """Run a study with the sites of a carrier.
+
+    Parameters
+    ----------
+    study : Study
+    carrier : Carrier
+        Carries messages to the sites; each site answers with `Site.answer`. A site that refuses must raise
+        `Refused(worker, RefusedBySiteError(reason))`. `renew` makes a site start again from its folder.
+    sites : sequence of str
+        The names of the sites, in the order of the carrier.
+    folder : path
+        Where the model, the result and the checkpoints of the coordinator are written.
+    progress : callable, optional
+        Called with a StudyEvent.
+    resume : bool, default=False
+        Continue from the checkpoint in `folder`, if there is one. The result has the same bits.
+    checkpoint : Checkpoint, optional
+        Where and how often checkpoints are written. Default: `folder`/checkpoint, every 20 seconds.
+    patience : float, default=120.0
+        Seconds within which a site must give a sign of life, at the start and when it was lost.
+    answer_timeout : float, optional
+        Seconds that one answer may take before the site counts as lost. None: no limit.
+
+    Returns
+    -------
+    StudyResult
+
+    Raises
+    ------
+    RefusedBySiteError
+        If a site refuses to take part or to answer.
+    WorkerLostError
+        If a site stays away, and the study or the number of remaining sites do not allow to go on without it.
+    """
+    if len(set(sites)) != len(sites) or len(sites) != carrier.n_workers:
+        raise ValueError(f"a study needs one name per site, got {', '.join(sites)} for {carrier.n_workers} sites")
+    present, lost = sorted(range(len(sites)), key=lambda k: sites[k]), list[str]()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    place = checkpoint or Checkpoint(folder / "checkpoint", every_seconds=20.0)
+    while True:
+        if len(present) < study.limits.sites:
+            raise ValueError(f"the study needs at least {study.limits.sites} sites, got {len(present)}")
+        names = [sites[k] for k in present]
+        session = open_session(place, resume or None, replace_others=True)
+        run = _Run(study, Subset(carrier, present), names, lost, progress, patience, answer_timeout)
+        try:
+            result = run.run(session)
+        except RefusedBySiteError as refusal:
+            raise refusal if refusal.site else refused_by("a site", refusal) from refusal
+        except WorkerLostError as error:
+            if study.limits.on_lost == "stop" or len(present) - 1 < study.limits.sites:
+                raise
+            gone = present.pop(error.worker)
+            lost.append(sites[gone])
+            progress(StudyEvent("starting again", detail=f"{sites[gone]} stayed away", sites=tuple(names)))
+            resume = False  # the statistics change with the sites
+            continue
+        _write(folder, result)
+        if session.writer is not None:
+            session.writer.clear()
+        return result
+
+
+def _write(folder: Path, result: StudyResult) -> None:
+    if result.model is not None:
+        result.model.save(folder / MODEL)
+    storage.write(str(folder / RESULT), json.dumps(result.as_dict(), indent=1).encode())
+
+
+class _Run:
+    """One attempt with the sites that are present, sorted by name."""
+
+    def __init__(
+        self, study: Study, carrier: Subset, names: Sequence[str], lost: Sequence[str], progress: OnEvent,
+        patience: float, answer_timeout: float | None,
+    ):  # fmt: skip
+        self._study, self._carrier, self._names, self._lost = study, carrier, list(names), lost
+        self._progress, self._patience, self._answer_timeout = progress, patience, answer_timeout
+
+    def run(self, session: CheckpointSession) -> StudyResult:
+        study = self._study
+        self._report("greeting the sites")
+        sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
+        tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
+        self._report("adding up statistics", 0.2)
+        prepared, coordinates, mean_square = self._prepare(sites, sum(task.rows for task in tasks))
+        self._begin(sites, tasks, prepared, coordinates)
+        model = models.unfitted(study, mean_square)
+        model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
+        constant = np.array([task.constant for task in tasks])
+        problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
+        outcome = self._fit(model, problem, tasks, session)
+        model.set_params(callbacks=None)
+        model.preparation_ = prepared
+        self._report("sending results")
+        sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
+        W = coordinates.weights(np.zeros((len(tasks), len(coordinates.x_centre))), constant)
+        W[problem.used] = outcome.W
+        return self._result(model, tasks, self._finish(sites, model, outcome, tasks, W))
+
+    def _fit(self, model: Any, problem: FitProblem, tasks: Sequence[_Task], session: CheckpointSession) -> Outcome:
+        """Choose lambda and fit, on the sites that have a task to fit."""
+        fitted = sorted({task.site for task in tasks if task.number >= 0})
+        names = [str(name) for name in problem.data.names]
+        try:
+            with RecoveringEngine(Subset(self._carrier, fitted), self._patience, names, self._answer_timeout) as engine:
+                outcome: Outcome = model.fit_problem(problem, Placement(engine, session=session))
+                return outcome
+        except WorkerLostError as error:
+            error.worker = fitted[error.worker]
+            raise
+
+    def _report(self, stage: str, done: float = 0.0, detail: str = "", **more: Any) -> None:
+        self._progress(StudyEvent(stage, done, detail, sites=tuple(self._names), **more))
+
+    def _number_tasks(self, answers: Sequence[messages.Welcome]) -> list[_Task]:
+        tasks, fitted, own = list[_Task](), 0, version("dmtrl")
+        for k, (site, answer) in enumerate(zip(self._names, answers, strict=True)):
+            possible = self._study.task_names(site)
+            if answer.dmtrl != own:
+                raise ValueError(
+                    f"{site} has dmtrl {answer.dmtrl}, but the coordinator has {own}; install the same version"
+                )
+            if answer.rows.shape != (len(possible),) or answer.single.shape != (len(possible),):
+                raise RefusedBySiteError("answered with other tasks than those of the study", site=site)
+            for at in np.flatnonzero(answer.rows > 0):
+                rows, sign = int(answer.rows[at]), int(answer.single[at])
+                number = -1 if sign else fitted
+                fitted += not sign
+                # log-odds of n successes in n trials, with half a failure added; as in MTRLClassifier
+                tasks.append(_Task(possible[at], k, int(at), rows, number, sign * math.log(2.0 * rows + 1)))
+        if not fitted:
+            raise ValueError("every task has only rows of one class; there is nothing to fit")
+        return tasks
+
+    def _begin(self, sites: Asker, tasks: Sequence[_Task], prepared: Preparation, coordinates: Coordinates) -> None:
+        requests, text = {}, preparation.to_json(prepared)
+        for k, name in enumerate(self._names):
+            numbers = np.full(len(self._study.task_names(name)), -1, dtype=np.int64)
+            for task in tasks:
+                if task.site == k:
+                    numbers[task.at] = task.number
+            requests[k] = messages.Begin(
+                study=self._study.hash, preparation=text, coordinates=preparation.coordinates_to_json(coordinates),
+                x_centre=coordinates.x_centre, numbers=numbers,
+            )  # fmt: skip
+        sites.ask(requests)
+
+    def _prepare(self, sites: Asker, rows: int) -> tuple[Preparation, Coordinates, float]:
+        """How columns become features, the coordinates of the problem, and the mean squared norm of a row in them."""
+        study = self._study
+        counts = sites.ask_all(messages.CountCells())
+        spreads = sites.ask_all(messages.MeasureSpread(means=preparation.means_of(counts)))
+        prepared = preparation.prepare(study, rows, counts, spreads)
+        if not prepared.feature_names:
+            raise ValueError("no column of the study can be used: all are empty or constant at the sites together")
+        self._report("adding up statistics", 0.6)
+        text = preparation.to_json(prepared)
+        sums = sites.ask_all(messages.SumFeatures(preparation=text))
+        x_centre, y_centre = preparation.centres_of(study, rows, sums)
+        parts = sites.ask_all(messages.MeasureNorms(preparation=text, x_centre=x_centre, y_centre=y_centre))
+        coordinates = preparation.coordinates_of(rows, x_centre, y_centre, parts)
+        return prepared, coordinates, preparation.mean_square(rows, coordinates, parts)
+
+    def _finish(
+        self, sites: Asker, model: Any, outcome: Outcome, tasks: Sequence[_Task], W: np.ndarray
+    ) -> dict[int, messages.Finished]:
+        """Send every site its weights, and return the errors on its held-out rows."""
+        requests = {}
+        for k in range(len(self._names)):
+            share_all = self._study.results.sites == "all"
+            given = [i for i, task in enumerate(tasks) if share_all or task.site == k]
+            requests[k] = messages.Finish(
+                study=self._study.hash, names=json.dumps([tasks[i].name for i in given]), weights=W[given],
+                common=outcome.common, reg_lambda=model.reg_lambda_, tau=model.common_strength_,
+                primal=outcome.certificate.primal, dual=outcome.certificate.dual, converged=outcome.converged,
+                rounds=model.n_rounds_,
+            )  # fmt: skip
+        return sites.ask(requests)
+
+    def _result(self, model: Any, tasks: Sequence[_Task], errors: Mapping[int, messages.Finished]) -> StudyResult:
+        study, certificate, unit = self._study, model.certificate_, self._study.limits.rows_per_task
+        measure = "wrong" if study.classification else "squared_error"
+        cv_errors, results = _cv_errors(model, measure), list[TaskResult]()
+        for task in tasks:
+            held = errors[task.site]
+            n = int(held.rows[task.at])
+            error = float(getattr(held, measure)[task.at]) / n if n else None
+            cv_error = float(cv_errors[task.number]) if cv_errors is not None and task.number >= 0 else None
+            results.append(TaskResult(
+                task.name, self._names[task.site], _rounded(task.rows, unit), _rounded(n, unit), error, cv_error,
+                task.number < 0,
+            ))  # fmt: skip
+        result = StudyResult(
+            study.name, study.hash, tuple(self._names), tuple(self._lost), tuple(results), model.reg_lambda_,
+            model.common_strength_, certificate.primal, certificate.dual, certificate.relative_gap, model.n_rounds_,
+            model if study.results.coordinator == "weights" else None,
+        )  # fmt: skip
+        model.study_ = result.as_dict()  # for the page about the model
+        return result
+
+
+def _rounded(count: float, unit: int) -> int:
+    return int(count) // unit * unit
+
+
+def _cv_errors(model: Any, measure: str) -> np.ndarray | None:
+    """The held-out error of each task at the chosen lambda and tau; None without cross-validation."""
+    path = getattr(model, "cv_path_", None)
+    if path is None:
+        return None
+    i, j = path.cell(model.reg_lambda_, model.common_strength_)
+    return np.asarray(getattr(path, measure)[i, j].sum(axis=0) / path.weight[i, j].sum(axis=0))
+
+
+class _Watch:
+    """A callback of the estimator that reports the progress of the cross-validation and of the fit."""
+
+    def __init__(self, report: Callable[..., None], tol: float):
+        self._report, self._tol, self._first_gap = report, tol, 0.0
+        self._done, self._fits = 0.0, ""  # of the cross-validation
+
+    def __call__(self, record: RoundRecord) -> None:
+        self._first_gap = self._first_gap or min(record.gap, 1.0)
+        distance = math.log(self._first_gap / self._tol) if self._first_gap > self._tol else 0.0
+        done = math.log(self._first_gap / max(record.gap, self._tol)) / distance if distance > 0 else 1.0
+        detail = f"round {record.round + 1}, relative gap {record.gap:.2%}"
+        self._report("fitting all rows", min(max(done, 0.0), 1.0), detail, round=record.round + 1, gap=record.gap)
+
+    def on_cv_round(self, record: RoundRecord) -> None:
+        self._report("choosing lambda", self._done, self._fits, round=record.round + 1, gap=record.gap)
+
+    def on_cv_fit(self, done: int, total: int) -> None:
+        self._done, self._fits = done / total, f"{done} of {total} fits"
+        self._report("choosing lambda", self._done, self._fits)

@@ -1,0 +1,335 @@
+"""A first study file, drafted from one site's data file."""
+
+import math
+from calendar import monthrange
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmtrl.exceptions import InputError, Setting
+from dmtrl.federation.site_data import correlation
+from dmtrl.federation.study import SITE, Study, StudyColumn, Target, Tasks, parse_study
+from dmtrl.losses import CLASSIFICATION, REGRESSION
+from dmtrl.tables import TableFiles, open_files, require_column
+from dmtrl.tables import columns as read
+from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT, CellSummary, summarize_cells
+from dmtrl.tables.learning import MAX_CATEGORIES, identifies_rows
+from dmtrl.tables.preparation import without_missing
+
+FEW_CODES = 10  # up to this many different whole numbers are taken for codes
+FEW_LEVELS = 20  # more different texts than this, in more than half of the rows, are remarks or names
+FEW_ROWS = 10  # levels of fewer rows are reported, because a level can tell who is in the file
+FEW_VALUES = 20  # up to this many different whole numbers may be the classes of a target
+
+
+def draft_study(
+    like: str | Path,
+    name: str,
+    target: str,
+    *,
+    task: str | None = None,
+    drop: Sequence[str] = (),
+    category: Sequence[str] = (),
+    number: Sequence[str] = (),
+    missing: Sequence[str] = (),
+    positive: Sequence[str] = (),
+    kind: str | None = None,
+    held_out: str | None = None,
+    notes: list[str] | None = None,
+) -> Study:
+    """Draft a study from the columns of one file. The coordinator reads and corrects it before sites see it.
+
+    Parameters
+    ----------
+    like : path
+        A data file with the columns of the study.
+    name : str
+        The name of the study.
+    target : str
+        The column to predict.
+    task : str, optional
+        A column whose values are the tasks of every site. Default: the site is the task.
+    drop, category, number : sequence of str
+        Columns to ignore, or whose kind is given.
+    missing : sequence of str
+        Texts that mean a missing value.
+    positive : sequence of str
+        Values of the target that form the positive class.
+    kind : {"classification", "regression"}, optional
+    held_out : str, optional
+        A column that is 1 in rows that no fit uses.
+    notes : list of str, optional
+        Remarks for the coordinator are appended.
+
+    Returns
+    -------
+    Study
+    """
+    source = open_files([like])
+    for column in (target, *drop, *category, *number, *([task] if task else []), *([held_out] if held_out else [])):
+        require_column(column, source.names)
+    _check_roles(target, task, held_out, {"drop": drop, "category": category, "number": number})
+    notes = [] if notes is None else notes
+    draft = _Draft(source, without_missing(source.read().columns, tuple(missing)), notes)
+    if held_out is not None:
+        draft.require_flags(held_out)
+    goal, y = draft.target(target, positive, kind)
+    columns = []
+    for column in source.names:
+        if column not in (target, task, held_out):
+            forced = "category" if column in category else "number" if column in number else None
+            columns.append(draft.column(column, y, "ignored" if column in drop else forced))
+    tasks = Tasks() if task is None else Tasks(task, draft.values(task))
+    notes.append(
+        f"the draft holds values of {Path(like).name} (levels, ranges, correlations): read it before you share it"
+    )
+    text = study_text(name, f"Drafted from {Path(like).name}", columns, goal, tasks, tuple(missing), held_out)
+    return parse_study(text.encode(), f"the draft from {like}")
+
+
+def _check_roles(target: str, task: str | None, held_out: str | None, given: Mapping[str, Sequence[str]]) -> None:
+    """Every column has one role."""
+    if task == SITE:
+        raise InputError(
+            f"a column named {SITE!r} cannot be the tasks, because by = {SITE!r} in a study means that each site is a "
+            "task; rename the column, or leave out ", Setting("task"),
+        )  # fmt: skip
+    roles = [("target", target), ("task", task), ("held_out", held_out)]
+    roles += [(role, column) for role, columns in given.items() for column in dict.fromkeys(columns)]
+    first: dict[str, str] = {}
+    for role, column in roles:
+        if column is not None and first.setdefault(column, role) != role:
+            raise InputError(f"the column {column!r} has two roles; pass it to ", Setting(first[column]), " or to ",
+                             Setting(role), ", not to both")  # fmt: skip
+
+
+def _outward(low: float, high: float) -> tuple[float, float]:
+    """A range of round numbers around a range, which does not tell the lowest and the highest value."""
+    size = high - low or abs(low)
+    if not 0 < size < float("inf"):
+        return low, high
+    digits = -math.floor(math.log10(size))
+    step = 10.0**-digits
+    return round(math.floor(low / step) * step, digits), round(math.ceil(high / step) * step, digits)
+
+
+def _whole_months(first: date, last: date) -> tuple[date, date]:
+    return first.replace(day=1), last.replace(day=monthrange(last.year, last.month)[1])
+
+
+class _Draft:
+    """Decides what becomes of each column of a file."""
+
+    def __init__(self, source: TableFiles, frame: Any, notes: list[str]):
+        self._source, self._frame, self._notes = source, frame, notes
+
+    def _summary(self, name: str) -> CellSummary:
+        cells = self._frame.column(name)
+        if not read.is_text(cells.type):
+            return CellSummary(read.kind_of(cells, untyped=False))
+        if not self._source.is_untyped(name):
+            return CellSummary(TEXT)
+        return summarize_cells(cells, self._source.has_semicolons)
+
+    def _numbers(self, name: str, summary: CellSummary) -> np.ndarray:
+        with self._source.located():
+            return read.numbers(self._frame.column(name), name, summary.decimal_comma or None)
+
+    def values(self, name: str) -> tuple[str, ...]:
+        """The values of a column as sorted texts; numbers in their own order."""
+        words = {word for word in read.texts(self._frame.column(name)) if word is not None}
+        try:
+            return tuple(sorted(words, key=float))
+        except ValueError:
+            return tuple(sorted(words))
+
+    def require_flags(self, name: str) -> None:
+        """The column of held-out rows holds 0 and 1 only, as every site checks."""
+        cells = self._frame.column(name)
+        try:
+            fits = bool(np.isin(read.numbers(cells, name), (0, 1)).all())
+        except ValueError:
+            fits = False
+        if not fits:
+            found = _shown(self.values(name)) + (" and missing cells" if cells.null_count else "")
+            problem = f" must hold 1 for held-out rows and 0 for all others; here it holds {found}"
+            raise InputError(f"the column {name!r} of ", Setting("held_out"), problem)
+
+    def target(self, name: str, positive: Sequence[str], kind: str | None) -> tuple[Target, np.ndarray]:
+        """The target, and its values in the file: numbers, -1 and 1, or NaN."""
+        summary, values = self._summary(name), self.values(name)
+        if len(values) < 2:
+            raise ValueError(f"the target {name!r} has fewer than two values; there is nothing to learn")
+        if kind is None:
+            kind = self._kind(name, summary, values, bool(positive))
+        if kind == REGRESSION:
+            y = self._numbers(name, summary)
+            return Target(name, kind, range=_outward(float(np.nanmin(y)), float(np.nanmax(y)))), y
+        if not positive:
+            if len(values) > 2 and "0" not in values:
+                shown = f"{len(values)} values, {_shown(values)}"
+                raise InputError(f"the target {name!r} has {shown}; pass ", Setting("positive"))
+            positive = [value for value in values if value != "0"] if "0" in values else values[1:]
+            self._notes.append(f"target {name!r}: {_either(positive)} is the positive class")
+        wrong = [value for value in positive if value not in values]
+        if wrong:
+            raise ValueError(f"the target {name!r} has no value {wrong[0]!r}; its values are {', '.join(values)}")
+        negative = tuple(value for value in values if value not in positive)
+        sign = {**dict.fromkeys(negative, -1.0), **dict.fromkeys(positive, 1.0)}
+        y = np.array([sign.get(word, np.nan) for word in read.texts(self._frame.column(name))])
+        return Target(name, kind, negative, tuple(positive)), y
+
+    def _kind(self, name: str, summary: CellSummary, values: tuple[str, ...], classes: bool) -> str:
+        if classes or summary.kind != NUMBER or len(values) == 2:
+            return CLASSIFICATION
+        numbers = self._numbers(name, summary)
+        whole = (np.floor(numbers) == numbers)[~np.isnan(numbers)].all()
+        if whole and len(values) <= FEW_VALUES and "0" in values:
+            self._notes.append(
+                f"target {name!r} has {len(values)} whole numbers with 0: classification; if it is a quantity, set "
+                "the kind to regression"
+            )
+            return CLASSIFICATION
+        return REGRESSION
+
+    def column(self, name: str, y: np.ndarray, forced: str | None) -> StudyColumn:
+        summary = self._summary(name)
+        if forced == "ignored" or summary.kind == NESTED:
+            return StudyColumn(name, "ignored")
+        column = self._used(name, summary, forced)
+        if column.kind in ("number", "category"):
+            cells = self._frame.column(name)
+            values = self._numbers(name, summary) if column.kind == "number" else read.texts(cells)
+            known = ~np.isnan(y)
+            found, n = correlation(column, values[known], y[known])
+            if n:
+                return StudyColumn(**{**vars(column), "correlation": round(found, 2)})
+        return column
+
+    def _used(self, name: str, summary: CellSummary, forced: str | None) -> StudyColumn:
+        if summary.kind == NUMBER and forced != "category" and summary.n_cells == 0 and not len(self.values(name)):
+            self._notes.append(f"column {name!r} is empty here: ignored")
+            return StudyColumn(name, "ignored")
+        if forced == "number" or (summary.kind == NUMBER and forced is None):
+            x = self._numbers(name, summary)
+            present = x[~np.isnan(x)]
+            values = np.unique(present)
+            if forced is None and identifies_rows(name, x):
+                self._notes.append(f"column {name!r} identifies rows: ignored")
+                return StudyColumn(name, "ignored")
+            if forced == "number" or len(values) > FEW_CODES or (values != np.floor(values)).any():
+                return StudyColumn(name, "number", range=_outward(float(values[0]), float(values[-1])))
+            self._notes.append(f"column {name!r} has {len(values)} whole numbers: a category")
+        if summary.kind == DATE and forced is None:
+            days = read.dates(self._frame.column(name), name)
+            days = days[~np.isnat(days)].astype("datetime64[D]")
+            return StudyColumn(name, "date", range=_whole_months(days.min().item(), days.max().item()))
+        levels = self.values(name)
+        most = min(MAX_CATEGORIES, max(FEW_LEVELS, self._frame.num_rows // 2))
+        if not levels or (len(levels) > most and forced is None):
+            self._notes.append(f"column {name!r} has {len(levels):,} different values: ignored")
+            return StudyColumn(name, "ignored")
+        counts = Counter(read.texts(self._frame.column(name)))
+        rare = [level for level in levels if counts[level] < FEW_ROWS]
+        if rare:
+            self._notes.append(f"column {name!r}: fewer than {FEW_ROWS} rows have the level {_either(rare[:5])}"
+                               + (f" or {len(rare) - 5} others" if len(rare) > 5 else ""))  # fmt: skip
+        return StudyColumn(name, "category", levels=levels)
+
+
+def study_text(
+    name: str,
+    description: str,
+    columns: Sequence[StudyColumn],
+    target: Target,
+    tasks: Tasks,
+    missing: tuple[str, ...] = (),
+    held_out: str | None = None,
+) -> str:
+    """The text of a study file with the default settings, and a comment on each."""
+    loss = "logistic" if target.kind == CLASSIFICATION else "squared"
+    lines = [
+        "# A dmtrl study. Every site approves exactly these bytes.",
+        "format = 1",
+        f"name = {_toml(name)}",
+        f"description = {_toml(description)}",
+    ]
+    if missing:
+        lines.append(f"missing = {_toml(missing)}  # texts that mean a missing value")
+    lines += ["", "[target]", f"column = {_toml(target.column)}", f"kind = {_toml(target.kind)}"]
+    if target.kind == CLASSIFICATION:
+        lines += [f"negative = {_toml(target.negative)}", f"positive = {_toml(target.positive)}"]
+    elif target.range is not None:
+        lines.append(f"range = {_toml(target.range)}")
+    lines += ["", "[tasks]"]
+    if tasks.by == SITE:
+        lines.append(f"by = {_toml(SITE)}  # each site is one task; or the name of a column, with its values")
+    else:
+        lines += [f"by = {_toml(tasks.by)}", f"values = {_toml(tasks.values)}"]
+    lines += [
+        "",
+        "[fit]",
+        f"loss = {_toml(loss)}",
+        'lambda = "auto"  # chosen by cross-validation; or a number, or a list to choose from',
+        'common = "auto"  # strength of the component that all tasks share; as lambda',
+        "folds = 5",
+        "tolerance = 0.001",
+        "seed = 0",
+    ]
+    if held_out:
+        lines.append(f"held_out = {_toml(held_out)}  # 1 in rows that no fit uses")
+    lines += [
+        "",
+        "[limits]",
+        "sites = 2  # fewer sites end the study",
+        'on_lost = "stop"  # or "go_on" without a site that stays away',
+        "rows_per_task = 10  # smaller tasks are left out",
+        "rounds = 20000  # of all fits together",
+        "",
+        "[privacy]",
+        'mode = "none"  # no noise is added to what leaves a site',
+        "",
+        "[results]",
+        'coordinator = "weights"  # of all tasks, and their relations; or "summary" without them',
+        'sites = "own"  # the weights of their own tasks; or "all"',
+    ]
+    for column in columns:
+        lines += ["", f"[columns.{_key(column.name)}]", f"kind = {_toml(column.kind)}"]
+        if column.levels:
+            lines.append(f"levels = {_toml(column.levels)}")
+        if column.range is not None:
+            lines.append(f"range = {_toml(column.range)}")
+        if column.correlation is not None:
+            lines.append(f"correlation = {column.correlation}  # with the target, here; shows flipped codes")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    """A text, a number, a date or a list of them as TOML."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float):
+        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in escaped) + '"'
+
+
+def _key(name: str) -> str:
+    plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
+    return name if plain else _toml(name)
+
+
+def _shown(values: Sequence[str]) -> str:
+    return ", ".join(map(repr, values[:8])) + (", ..." if len(values) > 8 else "") if values else "no values"
+
+
+def _either(values: Sequence[str]) -> str:
+    return " or ".join(map(repr, values))

@@ -1,0 +1,213 @@
+"""The coordinator's folder: the study, the authority, the kits of the server and of the coordinator, and the runs."""
+
+import json
+import re
+import shutil
+import socket
+import zipfile
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dmtrl.exceptions import FederationError, OutputExistsError
+from dmtrl.federation.flare import kits, processes
+from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
+from dmtrl.federation.study import SITE_NAME, parse_study, read_study
+
+PORT = 8102
+_FILE = "federation.json"
+_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}")
+_FINGERPRINT = re.compile(r"[A-Za-z0-9:+/=]{16,200}")
+_START_TIMEOUT = 60.0  # seconds
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a site needs to ask for admission. It holds no secret; `fingerprint` is that of the study's authority."""
+
+    site: str
+    project: str
+    host: str
+    port: int
+    fingerprint: str
+    study: str
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> "Invitation":
+        """Read an invitation, which somebody else wrote: every field is checked."""
+        try:
+            invitation = cls(**json.loads(path.read_text(encoding="utf-8")))
+            source = invitation.study.encode("utf-8")
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise ValueError(f"{path} is not an invitation; 'dmtrl study invite' writes one") from None
+        checks = (("site", SITE_NAME), ("project", SITE_NAME), ("fingerprint", _FINGERPRINT))
+        for key, pattern in checks:
+            value = getattr(invitation, key)
+            if not isinstance(value, str) or not pattern.fullmatch(value):
+                raise ValueError(f"{path} is not a valid invitation: its {key} is {value!r}")
+        check_address(path, invitation.host, invitation.port)
+        study = parse_study(source, f"the study in {path}")
+        if study.name != invitation.project:
+            raise ValueError(
+                f"{path} is not a valid invitation: it is for {invitation.project!r}, but its study is {study.name!r}"
+            )
+        return invitation
+
+
+def check_address(where: Path | str, host: Any, port: Any) -> None:
+    """ValueError if this is not the address of a server. `where`: what holds the address."""
+    if not isinstance(host, str) or not _HOST.fullmatch(host):
+        raise ValueError(f"{where}: the host must be a name or an address such as server.example.org, got {host!r}")
+    if type(port) is not int or not 1 <= port <= 65535:
+        raise ValueError(f"{where}: the port must be an integer from 1 to 65535, got {port!r}")
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The coordinator's folder.
+
+    Attributes
+    ----------
+    folder : Path
+    project : str
+        The name of the study.
+    host, port : str, int
+        Where the server listens.
+    """
+
+    folder: Path
+    project: str
+    host: str
+    port: int
+
+    @classmethod
+    def open(cls, folder: Path) -> "Coordinator":
+        path = folder / _FILE
+        if not path.exists():
+            raise FileNotFoundError(
+                f"{folder} is not a coordinator's folder: it has no {_FILE}; 'dmtrl study provision' makes one"
+            )
+        try:
+            found = cls(folder, **json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError, RecursionError):
+            raise ValueError(f"{path} is not what 'dmtrl study provision' wrote: the file was changed") from None
+        project: Any = found.project
+        if not isinstance(project, str) or not SITE_NAME.fullmatch(project):
+            raise ValueError(f"{path}: the project must be the name of a study, got {project!r}")
+        check_address(path, found.host, found.port)
+        return found
+
+    @property
+    def study_file(self) -> Path:
+        return self.folder / "study.toml"
+
+    @property
+    def server(self) -> Path:
+        """The kit of the server."""
+        return self.folder / "server"
+
+    @property
+    def admin(self) -> Path:
+        """The kit with which the coordinator's commands talk to the server."""
+        return self.folder / "admin"
+
+    @property
+    def admitted(self) -> list[str]:
+        """The sites that were admitted."""
+        return sorted(path.name.removesuffix(".signed.zip") for path in (self.folder / "sites").glob("*.signed.zip"))
+
+    def firewall_rule(self) -> str:
+        return f"allow incoming TCP to port {self.port} of {self.host} from the sites (gRPC over mutual TLS)"
+
+    def start(self, echo: Echo = quiet) -> bool:
+        """Start the server in the background; False if it is running already."""
+        if processes.running(self.server) is not None:
+            return False
+        kits.secure_server(self.server)
+        command = processes.command_of(self.server, "server", self.host)
+        echo(" ".join(command))
+        processes.start(self.server, command)
+        if not processes.wait_until(lambda: self.listens() or processes.running(self.server) is None, _START_TIMEOUT):
+            raise FederationError(
+                f"the server did not start within {_START_TIMEOUT:g} s; see {self.server}/process.log"
+            )
+        if processes.running(self.server) is None:
+            raise FederationError(f"the server ended when it was started; see {self.server}/process.log")
+        return True
+
+    def run(self, echo: Echo = quiet) -> None:
+        """Run the server in this process, which does not return. For systemd and containers."""
+        kits.secure_server(self.server)
+        command = processes.command_of(self.server, "server", self.host)
+        echo(" ".join(command))
+        processes.become(self.server, command)
+
+    def stop(self) -> bool:
+        """Stop the server; False if it was not running."""
+        return processes.stop(self.server)
+
+    def listens(self) -> bool:
+        try:
+            socket.create_connection((self.host, self.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo = quiet) -> Coordinator:
+    """Make the coordinator's folder: authority, server and coordinator's kit. The study file is copied into it."""
+    study = read_study(study_file)
+    check_address("the server", host, port)
+    if (folder / _FILE).exists():
+        raise OutputExistsError(folder / _FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(study_file, folder / "study.toml")
+    expected = kits.make_authority(folder, study.name, host, port, echo)
+    ports = {"fed_learn_port": port, "admin_port": port}
+    coordinator = Coordinator(folder, study.name, host, port)
+    server: dict[str, Any] = {"name": host, "org": processes.organisation(host), "type": "server", **ports}
+    admin: dict[str, Any] = {"name": ADMIN, "org": "coordinator", "type": "admin", "role": "lead"}
+    for participant, kit in ((server, coordinator.server), (admin, coordinator.admin)):
+        place = kit / "request"
+        request = kits.make_request(place, study.name, participant, echo)
+        signed = place / f"{participant['name']}.signed.zip"
+        kits.sign(folder, request, signed, echo)
+        kits.build_kit(place, signed, expected, kit, echo)
+    (folder / _FILE).write_text(json.dumps({"project": study.name, "host": host, "port": port}, indent=2) + "\n")
+    return coordinator
+
+
+def invite(coordinator: Coordinator, site: str) -> Path:
+    """Write the invitation of a site."""
+    if not SITE_NAME.fullmatch(site):
+        raise ValueError(f"{site!r} cannot be the name of a site: use letters, digits, - and _ only")
+    study = read_study(coordinator.study_file).source.decode("utf-8")  # the hash is that of the bytes
+    path = coordinator.folder / "sites" / f"{site}.invitation.json"
+    path.parent.mkdir(exist_ok=True)
+    expected = kits.fingerprint(coordinator.folder)
+    Invitation(site, coordinator.project, coordinator.host, coordinator.port, expected, study).write(path)
+    return path
+
+
+def admit(coordinator: Coordinator, request: Path, echo: Echo = quiet) -> Path:
+    """Sign the request of an invited site; returns the file to send back."""
+    try:
+        with zipfile.ZipFile(request) as archive:
+            asked = json.loads(archive.read("request.json"))
+            site, kind = str(asked["name"]), str(asked["kind"])
+    except (zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, RuntimeError):
+        raise ValueError(f"{request} is not a request; 'dmtrl site join' writes one") from None
+    if kind != "site":
+        raise ValueError(f"{request} asks for the role {kind!r}; only sites can be admitted")
+    invitation = coordinator.folder / "sites" / f"{site}.invitation.json"
+    if not SITE_NAME.fullmatch(site):
+        raise ValueError(f"{request} asks for the name {site!r}; a site has letters, digits, - and _ only")
+    if not invitation.exists():
+        raise ValueError(f"the site {site!r} was not invited; 'dmtrl study invite {site}' does that")
+    signed = coordinator.folder / "sites" / f"{site}.signed.zip"
+    kits.sign(coordinator.folder, request, signed, echo)
+    return signed

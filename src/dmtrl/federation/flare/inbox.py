@@ -1,0 +1,150 @@
+"""The site's end of the connection: every request of the coordinator is worked on once, however often it arrives.
+
+A request has a life and a number. The coordinator begins a new life when it wants the site to start from its data
+again; inside a life, requests are numbered upwards. A repeated number is answered from memory. Work happens in a thread
+of its own: a request whose work takes longer than `patience` is answered "working", and the coordinator asks again, so
+long rounds need no long timeouts.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.protocol.message import Message
+
+# The states of a reply. WORKING: the request was taken and is being worked on. BUSY: it was not taken, send it again.
+DONE, ALIVE, WORKING, BUSY = "done", "alive", "working", "busy"
+REFUSED, RESTARTED, STALE = "refused", "restarted", "stale"
+_PATIENCE = 5.0  # seconds
+logger = logging.getLogger("dmtrl")
+
+
+class Answering(Protocol):
+    """Answers messages; `federation.site.Site` and `worker.Worker` do."""
+
+    def answer(self, message: Message) -> Message: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the coordinator sends. `begin`: whether it is the first request of a life. Without messages, it asks for a
+    sign of life, or for the answer to `number`."""
+
+    life: int
+    number: int
+    begin: bool = False
+    messages: Sequence[bytes] = ()
+
+    def fields(self) -> dict[str, Any]:
+        return {"life": self.life, "number": self.number, "begin": self.begin, "messages": list(self.messages)}
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(int(fields["life"]), int(fields["number"]), bool(fields["begin"]), list(fields["messages"]))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the site returns. `body`: the answer to the last message; `kind` and `text`: of an error."""
+
+    state: str
+    body: bytes = b""
+    kind: str = ""
+    text: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        return {"state": self.state, "body": self.body, "kind": self.kind, "text": self.text}
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        return cls(str(fields["state"]), bytes(fields["body"]), str(fields["kind"]), str(fields["text"]))
+
+
+class Inbox:
+    """Answers requests, at most one at a time.
+
+    Parameters
+    ----------
+    start : callable
+        Returns what answers messages, started from the site's data. Called once in each life.
+    patience : float
+        Seconds after which a request that is being worked on is answered "working".
+    text : callable
+        What the coordinator may read of an error.
+    """
+
+    def __init__(
+        self, start: Callable[[], Answering], patience: float = _PATIENCE, text: Callable[[Exception], str] = str
+    ):
+        self._start, self._patience, self._text = start, patience, text
+        self._changed = threading.Condition()
+        self._life, self._number = 0, 0
+        self._site: Answering | None = None
+        self._working = False
+        self._reply = Reply(ALIVE)
+
+    def answer(self, request: Request) -> Reply:
+        with self._changed:
+            if request.life < self._life:
+                return Reply(STALE)
+            if request.life > self._life:
+                if not request.begin:
+                    return Reply(RESTARTED)
+                if not self._idle():  # the work of the life before cannot be interrupted
+                    return Reply(BUSY)
+                self._life, self._number, self._site = request.life, request.number - 1, None
+            if request.number < self._number:
+                return Reply(STALE)
+            if request.number > self._number:
+                if self._working:
+                    return Reply(BUSY)
+                self._number, self._reply = request.number, Reply(ALIVE)
+                if request.messages:
+                    self._working = True
+                    threading.Thread(target=self._work, args=(request.messages,), daemon=True).start()
+            return self._reply if self._idle() else Reply(WORKING)
+
+    def _idle(self) -> bool:
+        return self._changed.wait_for(lambda: not self._working, self._patience)
+
+    def _work(self, messages: Sequence[bytes]) -> None:
+        try:
+            self._site = self._site or self._start()
+            answer = Message("nothing")
+            for data in messages:
+                answer = self._site.answer(_writable(Message.decode(data)))
+            reply = Reply(DONE, answer.encode())
+        except Exception as error:
+            logger.exception("a message was not answered")
+            reply = Reply(REFUSED, kind=_kind(error), text=self._text(error))
+        with self._changed:
+            self._reply, self._working = reply, False
+            self._changed.notify_all()
+
+
+def _writable(message: Message) -> Message:
+    """A copy with arrays of its own: the kernels would be compiled once more for read-only ones."""
+    return Message(message.name, message.scalars, {name: np.array(array) for name, array in message.arrays.items()})
+
+
+# Errors that keep their class on the way to the coordinator.
+ERRORS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (RefusedBySiteError, FileNotFoundError, OSError, ValueError, TypeError, ArithmeticError, RuntimeError)
+}
+
+
+def _kind(error: Exception) -> str:
+    return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), "RuntimeError")
+
+
+def without_data(error: Exception) -> str:
+    """What may leave a site: the reason of a refusal. Other errors may quote its data; they stay in the site's log."""
+    if isinstance(error, RefusedBySiteError):
+        return error.reason
+    return f"an error happened there ({type(error).__name__}); the site's log has the details"

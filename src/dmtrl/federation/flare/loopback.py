@@ -1,0 +1,89 @@
+"""A whole federation on this machine: a server and sites as processes on loopback, with real certificates.
+
+For trials, benchmarks and tests. Between organisations every step is taken by the people it belongs to.
+"""
+
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from dmtrl.exceptions import FederationError
+from dmtrl.federation.approval import approval_text, approve, create_site
+from dmtrl.federation.flare import coordinator as coordinators
+from dmtrl.federation.flare import member as members
+from dmtrl.federation.flare.coordinator import Coordinator
+from dmtrl.federation.flare.kits import Echo, quiet
+from dmtrl.federation.flare.member import Member
+from dmtrl.federation.site_data import check_file
+from dmtrl.federation.study import read_study
+
+
+@dataclass(frozen=True)
+class Loopback:
+    """The coordinator and the sites. A context that stops all processes at its end."""
+
+    coordinator: Coordinator
+    members: Mapping[str, Member]
+
+    def start(self, echo: Echo = quiet) -> None:
+        """Start the server and the sites, and wait until all are connected."""
+        self.coordinator.start(echo)
+        for member in self.members.values():
+            member.start(echo)
+        for name, member in self.members.items():
+            if not member.wait_for_server():
+                raise FederationError(f"the site {name!r} did not connect; see {member.kit}/process.log")
+
+    def stop(self) -> None:
+        for member in self.members.values():
+            member.stop()
+        self.coordinator.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.stop()
+
+
+def set_up(
+    folder: Path, study_file: Path, files: Mapping[str, Path], port: int | None = None, echo: Echo = quiet
+) -> Loopback:
+    """Make the folders of a coordinator and of sites; every site joins and approves the study.
+
+    Parameters
+    ----------
+    folder : Path
+        Gets the folders `coordinator` and `sites/NAME`.
+    study_file : Path
+    files : dict of str to Path
+        The data file of each site.
+    port : int, optional
+        The server's port. Default: a free one.
+    echo : callable
+        Receives the commands of nvflare.
+    """
+    made = coordinators.provision(study_file, folder / "coordinator", "localhost", port or free_port(), echo)
+
+    def join(name: str) -> Member:
+        place = folder / "sites" / name
+        policy = create_site(place, name, files[name])
+        request = members.ask(place, coordinators.invite(made, name), echo)
+        member = members.complete(place, coordinators.admit(made, request, echo), echo)
+        study = read_study(member.study_file)
+        check = check_file(study, Path(policy.data), policy.minimum_rows)
+        approve(place, study, approval_text(study, policy, check))
+        return member
+
+    with ThreadPoolExecutor(2) as pool:
+        return Loopback(made, dict(zip(files, pool.map(join, files), strict=True)))
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return int(listener.getsockname()[1])

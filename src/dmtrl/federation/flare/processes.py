@@ -1,0 +1,120 @@
+"""Processes that go on after the command that started them: the server, and a site."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+_GRACE = 15.0  # seconds in which processes may end on their own
+_FILE = "process.json"  # in the kit
+
+
+def command_of(kit: Path, kind: str, name: str) -> list[str]:
+    """The command that runs a kit. `kind`: server or client."""
+    program = {"server": "server.server_train", "client": "client.client_train"}[kind]
+    settings = ["secure_train=true", f"uid={name}", f"org={organisation(name)}", "config_folder="]
+    path = str(kit.resolve())
+    module = f"nvflare.private.fed.app.{program}"
+    return [sys.executable, "-u", "-m", module, "-m", path, "-s", f"fed_{kind}.json", "--set", *settings]
+
+
+def organisation(name: str) -> str:
+    """FLARE gives every participant an organisation, whose name has no hyphen or dot."""
+    return name.replace("-", "_").replace(".", "_")
+
+
+def start(kit: Path, command: Sequence[str]) -> int:
+    """Start `command` in the background, with its output in `process.log` of the kit; returns the process number."""
+    with open(kit / "process.log", "ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=kit, start_new_session=True
+        )
+    _record(kit, process.pid)
+    return process.pid
+
+
+def become(kit: Path, command: Sequence[str]) -> NoReturn:
+    """Replace this process by `command`. A service manager starts it again when it ends."""
+    _record(kit, os.getpid(), managed=True)
+    os.chdir(kit)
+    os.execv(command[0], list(command))
+
+
+def _record(kit: Path, number: int, managed: bool = False) -> None:
+    noted = {"process": number, "created": psutil.Process(number).create_time(), "managed": managed}
+    (kit / _FILE).write_text(json.dumps(noted))
+
+
+def managed(kit: Path) -> bool:
+    """Whether a service manager runs the kit, and will start it again."""
+    path = kit / _FILE
+    return path.exists() and bool(json.loads(path.read_text())["managed"])
+
+
+def running(kit: Path) -> psutil.Process | None:
+    """The process that runs the kit, if it is alive."""
+    try:
+        noted = json.loads((kit / _FILE).read_text())
+        process = psutil.Process(noted["process"])
+        # a number is used again for another process some day
+        same = abs(process.create_time() - noted["created"]) < 1.0
+        return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+    except (FileNotFoundError, psutil.NoSuchProcess):
+        return None
+
+
+def stop(kit: Path) -> bool:
+    """End the process that runs the kit and all processes that it started; returns whether it was running."""
+    process = running(kit)
+    jobs = job_processes(kit)
+    if process is not None:
+        process.terminate()
+    left = [process, *jobs] if process is not None else jobs
+    _, left = psutil.wait_procs(left, timeout=_GRACE)
+    for survivor in left:
+        with suppress(psutil.NoSuchProcess):
+            survivor.kill()
+    psutil.wait_procs(left, timeout=_GRACE)
+    with suppress(ChildProcessError):
+        if process is not None:
+            os.waitpid(process.pid, os.WNOHANG)
+    (kit / _FILE).unlink(missing_ok=True)
+    return process is not None
+
+
+def job_processes(kit: Path) -> list[psutil.Process]:
+    """The job processes of a kit, also those that outlived their parent."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if str(kit.resolve()) in command and any(
+            word.endswith(("worker_process", "runner_process")) for word in command
+        ):
+            found.append(process)
+    return found
+
+
+def connected(process: psutil.Process, port: int) -> bool:
+    """Whether the process has a connection to this port of another machine or of this one."""
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.Error:
+        return False
+    return any(c.status == psutil.CONN_ESTABLISHED and c.raddr and c.raddr.port == port for c in connections)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float, step: float = 0.2) -> bool:
+    """Whether the condition became true in time."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() >= end:
+            return False
+        time.sleep(step)
+    return True

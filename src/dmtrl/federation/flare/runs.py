@@ -1,0 +1,120 @@
+"""The runs of a study: folders `runs/001`, `runs/002`, ... in the coordinator's folder.
+
+The job process writes progress, checkpoints, state and results there; the coordinator's commands read them. A run with
+a checkpoint is resumed from it, whoever starts it again: the launcher, the supervisor or `dmtrl study run --resume`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dmtrl.federation.coordinate import RESULT, StudyEvent, StudyResult, TaskResult
+from dmtrl.federation.flare.sites import Sites
+
+_EVERY = 0.25  # seconds between two updates
+RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
+
+
+@dataclass(frozen=True)
+class State:
+    """How a run stands. `reason`: why it failed, as a sentence."""
+
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, in its own folder."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    def state(self) -> State | None:
+        """None if the run has not begun."""
+        try:
+            return State(**json.loads((self.folder / "state.json").read_text()))
+        except FileNotFoundError:
+            return None
+
+    def set_state(self, state: str, reason: str = "") -> None:
+        path = self.folder / "state.json.new"
+        path.write_text(json.dumps(asdict(State(state, reason))))
+        os.replace(path, self.folder / "state.json")
+
+    def result(self) -> StudyResult:
+        """The result of a finished run, without the model."""
+        content = json.loads((self.folder / RESULT).read_text())
+        lists = {name: tuple(content[name]) for name in ("sites", "lost")}
+        return StudyResult(**{**content, **lists, "tasks": tuple(TaskResult(**task) for task in content["tasks"])})
+
+    def note(self, **entry: Any) -> None:
+        """Append an entry to the progress record."""
+        line = json.dumps({"time": round(time.time(), 3), **entry})
+        with open(self.folder / "progress.jsonl", "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def progress(self, since: int = 0) -> Iterator[dict[str, Any]]:
+        """The entries of the progress record from number `since` on."""
+        try:
+            lines = (self.folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines[since:]:
+            try:
+                yield json.loads(line)
+            except ValueError:  # a line that is being written, or that a killed process left
+                yield {}
+
+
+def describe(entry: Mapping[str, Any]) -> str:
+    """The words of an update: what is done, the round, and which sites are away."""
+    around = entry.get("round") is not None and "round" not in entry["detail"]
+    gap = f"round {entry['round']}, relative gap {entry['gap']:.2%}" if around else ""
+    away = [site for site in entry["sites"] if site not in entry["present"]]
+    present = f"away: {', '.join(away)}" if away else f"{len(entry['sites'])} sites"
+    return ", ".join(part for part in (entry["detail"], gap, present) if part)
+
+
+def runs(folder: Path) -> list[Run]:
+    """The runs in the coordinator's folder, oldest first."""
+    return [Run(path) for path in sorted((folder / "runs").glob("[0-9]*"))]
+
+
+def new_run(folder: Path) -> Run:
+    """Begin a run."""
+    before = runs(folder)
+    run = Run(folder / "runs" / f"{before[-1].number + 1 if before else 1:03d}")
+    run.folder.mkdir(parents=True)
+    return run
+
+
+def set_current(folder: Path, run: Run, patience: float) -> None:
+    """Say which run the next job belongs to. `patience`: seconds within which a lost site must come back."""
+    (folder / "current.json").write_text(json.dumps({"run": run.folder.name, "patience": patience}))
+
+
+def current(folder: Path) -> tuple[Run, float]:
+    """The run that the job belongs to, and the patience with lost sites."""
+    content = json.loads((folder / "current.json").read_text())
+    return Run(folder / "runs" / content["run"]), float(content["patience"])
+
+
+class ProgressRecord:
+    """Writes the events of a study into the record of a run: every stage, and a few updates in a second."""
+
+    def __init__(self, run: Run, sites: Sites):
+        self._run, self._sites, self._stage, self._last = run, sites, "", 0.0
+
+    def __call__(self, event: StudyEvent) -> None:
+        now = time.monotonic()
+        if event.stage != self._stage or now - self._last >= _EVERY:
+            self._stage, self._last = event.stage, now
+            self._run.note(**{**event.as_dict(), "present": self._sites.present})

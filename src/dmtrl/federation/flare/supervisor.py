@@ -1,0 +1,271 @@
+"""Runs a study: submits the job, follows it, and submits it again after a crash of the server."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any, Protocol
+
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+from dmtrl.exceptions import FederationError, StudyStoppedError
+from dmtrl.federation.flare import processes
+from dmtrl.federation.flare.coordinator import Coordinator
+from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
+from dmtrl.federation.flare.runs import FAILED, FINISHED, RUNNING, STOPPED, Run, describe, new_run, runs, set_current
+from dmtrl.federation.study import Study, read_study
+
+_POLL = 0.3  # seconds between two looks at the progress
+_STATUS_EVERY = 3.0  # seconds between two questions about the job
+_MAX_RESTARTS = 20  # of the server in one run
+_CONNECT = 30.0  # seconds
+_GRACE = 10.0  # seconds that FLARE has to end a job
+_PREFIX = "dmtrl.federation.flare."
+
+
+class Progress(Protocol):
+    """As workflows/progress.py."""
+
+    def stage(self, text: str) -> None: ...
+    def update(self, done: float, detail: str = "") -> None: ...
+
+
+@contextmanager
+def session(coordinator: Coordinator) -> Iterator[Any]:
+    """A session with the server. An open one would keep the program alive after the server died."""
+    with redirect_stdout(StringIO()):  # it prints that it connects
+        try:
+            opened = new_secure_session(ADMIN, str(coordinator.admin.resolve()), timeout=_CONNECT)
+        except Exception as error:
+            raise FederationError(
+                f"the server at {coordinator.host}:{coordinator.port} does not answer ({error}); "
+                "'dmtrl study start' starts it"
+            ) from error
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def connected_sites(opened: Any) -> list[str]:
+    """The sites that are connected to the server."""
+    return sorted(client.name for client in opened.get_connected_client_list())
+
+
+def run_study_job(
+    coordinator: Coordinator,
+    progress: Progress,
+    resume: bool = False,
+    wait: float = 60.0,
+    patience: float = 120.0,
+    echo: Echo = quiet,
+) -> Run:
+    """Run the study to its end.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+    progress : Progress
+    resume : bool
+        Continue the last run from its checkpoint.
+    wait : float
+        Seconds to wait for all admitted sites. After that the run begins with those that are connected, if the study
+        allows it.
+    patience : float
+        Seconds within which a site that is lost during the run must come back.
+    echo : callable
+        Receives the commands that are run.
+
+    Returns
+    -------
+    Run
+        The finished run. A run that failed raises FederationError with the reason; one that was stopped raises
+        StudyStoppedError.
+    """
+    study = read_study(coordinator.study_file)
+    run = _choose(coordinator, resume)
+    run.set_state(RUNNING)
+    set_current(coordinator.folder, run, patience)
+    try:
+        for attempt in range(_MAX_RESTARTS):
+            if coordinator.start(echo):
+                progress.stage("starting the server")
+            try:
+                with session(coordinator) as opened:
+                    job = running_job(opened, coordinator, run)
+                    if job is None:
+                        sites = _gather(opened, coordinator, study, progress, max(wait, patience) if attempt else wait)
+                        job = _submit(opened, coordinator, sites, run)
+                    try:
+                        if _follow(opened, coordinator, job, run, progress):
+                            return run
+                    except BaseException:
+                        _abort(opened, job)
+                        raise
+            except Exception:  # of FLARE, while the server goes down
+                if processes.running(coordinator.server) is not None:
+                    raise
+            progress.stage("the server was lost and is started again")
+            if processes.managed(coordinator.server):
+                processes.wait_until(lambda: processes.running(coordinator.server) is not None, _CONNECT)
+        raise FederationError(f"the server was lost {_MAX_RESTARTS} times")
+    except BaseException as error:
+        before = run.state()
+        if before is None or before.state == RUNNING:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            run.set_state(STOPPED if interrupted else FAILED, "interrupted" if interrupted else str(error))
+        raise
+
+
+def _choose(coordinator: Coordinator, resume: bool) -> Run:
+    before = runs(coordinator.folder)
+    state = before[-1].state() if before else None
+    if not resume:
+        if state is not None and state.state == RUNNING and processes.job_processes(coordinator.server):
+            raise FederationError(
+                f"run {before[-1].number} is under way; 'dmtrl study run --resume' follows it, and 'dmtrl study stop' "
+                "ends it"
+            )
+        return new_run(coordinator.folder)
+    if not before:
+        raise FederationError("there is no run to resume; run without --resume")
+    if state is not None and state.state == FINISHED:
+        raise FederationError(f"run {before[-1].number} is finished; run without --resume to begin another one")
+    return before[-1]
+
+
+def running_job(opened: Any, coordinator: Coordinator, run: Run) -> str | None:
+    """The job of a run that a command left behind. Jobs from before the server was started are lost, whatever FLARE
+    says."""
+    server = processes.running(coordinator.server)
+    for entry in reversed(list(run.progress())):
+        if "job" in entry:
+            alive = server is not None and entry["time"] > server.create_time()
+            return entry["job"] if alive and not _is_over(opened, entry["job"]) else None
+    return None
+
+
+def _is_over(opened: Any, job: str) -> bool:
+    return str(opened.get_job_status(job)).startswith("FINISHED")
+
+
+def _gather(opened: Any, coordinator: Coordinator, study: Study, progress: Progress, wait: float) -> list[str]:
+    """The sites that take part: all admitted ones, or after `wait` seconds those that are connected."""
+    admitted = coordinator.admitted
+    if not admitted:
+        raise FederationError("no site was admitted yet; 'dmtrl study invite' and 'dmtrl study admit' do that")
+    progress.stage(f"waiting for {len(admitted)} sites")
+    end = time.monotonic() + wait
+    while True:
+        present = [site for site in connected_sites(opened) if site in admitted]
+        if len(present) == len(admitted):
+            return present
+        if time.monotonic() > end:
+            missing = ", ".join(site for site in admitted if site not in present)
+            if study.limits.on_lost == "go_on" and len(present) >= study.limits.sites:
+                progress.stage(f"going on without {missing}")
+                return present
+            raise FederationError(
+                f"these sites did not connect within {wait:g} s: {missing}. They must run 'dmtrl site start'; to run "
+                f'without them, the study needs {study.limits.sites} sites and on_lost = "go_on"'
+            )
+        progress.update(len(present) / len(admitted), f"{len(present)} of {len(admitted)} sites connected")
+        time.sleep(_POLL)
+
+
+def _submit(opened: Any, coordinator: Coordinator, sites: Sequence[str], run: Run) -> str:
+    job = coordinator.folder / "job"
+    write_job(job, sites)
+    job_id = str(opened.submit_job(str(job.resolve())))
+    run.note(job=job_id, sites=list(sites))
+    return job_id
+
+
+def write_job(folder: Path, sites: Sequence[str]) -> None:
+    """Write the job: two class names and the sites. It carries no code, no file name and no setting of the study."""
+    controller = {"id": "dmtrl", "path": _PREFIX + "controller.StudyController", "args": {}}
+    executor = {"tasks": ["dmtrl"], "executor": {"path": _PREFIX + "site_worker.SiteWorker", "args": {}}}
+    meta = {
+        "name": "dmtrl", "resource_spec": {}, "deploy_map": {"app": ["server", *sites]}, "min_clients": len(sites),
+        "mandatory_clients": list(sites),
+    }  # fmt: skip
+    config = folder / "app" / "config"
+    config.mkdir(parents=True, exist_ok=True)
+    for path, content in (
+        (folder / "meta.json", meta),
+        (config / "config_fed_server.json", {"format_version": 2, "workflows": [controller], "components": []}),
+        (config / "config_fed_client.json", {"format_version": 2, "executors": [executor], "components": []}),
+    ):
+        path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _follow(opened: Any, coordinator: Coordinator, job: str, run: Run, progress: Progress) -> bool:
+    """Show the progress of a job until it ends. False: the server was lost. Raises if the run failed or was stopped."""
+    seen, shown = len(list(run.progress())), ""
+    asked, over = time.monotonic(), math.inf
+    while True:
+        for entry in run.progress(seen):
+            seen += 1
+            shown = _show(entry, shown, progress)
+        if processes.running(coordinator.server) is None:
+            return False
+        state = run.state()
+        if state is not None and state.state != RUNNING:
+            over = min(over, time.monotonic())
+        if time.monotonic() - over > _GRACE:  # FLARE waits for sites that stayed away
+            _abort(opened, job)
+            return _judge(run, "ABORTED")
+        if time.monotonic() - asked >= _STATUS_EVERY:
+            asked = time.monotonic()
+            try:
+                status = str(opened.get_job_status(job))
+            except Exception:  # the server is going down, or busy
+                continue
+            if status.startswith("FINISHED"):
+                return _judge(run, status)
+        time.sleep(_POLL)
+
+
+def _show(entry: Mapping[str, Any], shown: str, progress: Progress) -> str:
+    """Show an entry of the record; returns the stage."""
+    stage = str(entry.get("stage", shown))
+    if stage != shown:
+        progress.stage(stage)
+    if "done" in entry:
+        progress.update(entry["done"], describe(entry))
+    return stage
+
+
+def _judge(run: Run, status: str) -> bool:
+    state = run.state()
+    assert state is not None
+    if state.state == FINISHED:
+        return True
+    if state.state == STOPPED:
+        raise StudyStoppedError(f"run {run.number} was stopped; continue it with 'dmtrl study run --resume'")
+    raise FederationError(state.reason or f"the job ended with {status}; see the logs in the server's folder")
+
+
+def _abort(opened: Any, job: str) -> None:
+    """End a job if it still runs, and wait for that."""
+    with suppress(Exception):  # the server may be gone
+        if not _is_over(opened, job):
+            opened.abort_job(job)
+            processes.wait_until(lambda: _is_over(opened, job), _GRACE)
+
+
+def stop_run(coordinator: Coordinator) -> bool:
+    """Stop the present run; False if there is none."""
+    before = runs(coordinator.folder)
+    state = before[-1].state() if before else None
+    if state is None or state.state != RUNNING or processes.running(coordinator.server) is None:
+        return False
+    jobs = [entry["job"] for entry in before[-1].progress() if "job" in entry]
+    with session(coordinator) as opened:
+        for job in jobs[-1:]:
+            _abort(opened, job)
+    before[-1].set_state(STOPPED, "stopped by the coordinator")
+    return True

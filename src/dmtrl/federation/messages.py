@@ -1,0 +1,179 @@
+"""What travels between coordinator and site before and after the rounds. The rounds use protocol/messages.py.
+
+Each request is a dataclass, and `ANSWERS` names the class of its answer. They are idempotent: a site that receives one
+again answers with the same bits. Counts and sums are taken over the rows that the fit uses; rows, labels and texts of a
+site's data never appear in a message.
+"""
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import name_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello:
+    """Asks a site to take part in the study with this hash."""
+
+    study: str
+    dmtrl: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """For each task of the study: its rows at this site, 0 where the site leaves it out; and -1 or 1 if all of them
+    have this class, else 0."""
+
+    dmtrl: str
+    rows: np.ndarray
+    single: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountCells:
+    """Asks for counts and sums of the columns of the study."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellCounts:
+    """For each number or date: how many cells are present, and their sum. For each category: the rows of each level,
+    then of missing cells and of other values, one category after the other."""
+
+    present: np.ndarray
+    sums: np.ndarray
+    levels: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureSpread:
+    """Asks for the sums of squared distances from these means, one for each number or date."""
+
+    means: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    squares: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumFeatures:
+    """Asks for the sums of the prepared features and of the target. `preparation`: as JSON."""
+
+    preparation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSums:
+    features: np.ndarray
+    target: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureNorms:
+    """Asks for the sum of squared distances of rows and of targets from these centres."""
+
+    preparation: str
+    x_centre: np.ndarray
+    y_centre: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norms:
+    features: float
+    target: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """The prepared problem. `coordinates`: as JSON, without `x_centre`. `numbers`: of the site's tasks among all that
+    are fitted, -1 for the others.
+
+    The site stores it, so that it can answer rounds after a restart.
+    """
+
+    study: str
+    preparation: str
+    coordinates: str
+    x_centre: np.ndarray
+    numbers: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """`problem`: a digest of `Begin`, so that each problem counts as a run."""
+
+    features: int
+    units: int
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """The result: weights of the tasks that the site receives, in the coordinates of `Begin`, and the certificate.
+
+    `names`: of these tasks, as JSON.
+    """
+
+    study: str
+    names: str
+    weights: np.ndarray
+    common: np.ndarray
+    reg_lambda: float
+    tau: float
+    primal: float
+    dual: float
+    converged: bool
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """Sums over the held-out rows of each task of the site; `wrong` counts wrong classes."""
+
+    rows: np.ndarray
+    loss: np.ndarray
+    squared_error: np.ndarray
+    wrong: np.ndarray
+
+
+ANSWERS: dict[type, type] = {
+    Hello: Welcome,
+    CountCells: CellCounts,
+    MeasureSpread: Spread,
+    SumFeatures: FeatureSums,
+    MeasureNorms: Norms,
+    Begin: Begun,
+    Finish: Finished,
+}
+KINDS: dict[str, type] = {name_of(kind): kind for kind in (*ANSWERS, *ANSWERS.values())}
+_HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in KINDS.values()}
+
+
+def encode(content: Any) -> Message:
+    """A message from the dataclass that declares it."""
+    scalars: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    for name, hint in _HINTS[type(content)].items():
+        (arrays if hint is np.ndarray else scalars)[name] = getattr(content, name)
+    return Message(name_of(type(content)), scalars, arrays)
+
+
+def decode(message: Message) -> Any:
+    """The dataclass of a message; ValueError if it is unknown or does not have the fields that its class declares."""
+    kind = KINDS.get(message.name)
+    if kind is None:
+        raise ValueError(f"unknown message {message.name!r}")
+    given = {**message.scalars, **message.arrays}
+    known = {item.name: item for item in fields(kind)}
+    missing = [name for name, item in known.items() if name not in given and item.default is MISSING]
+    if missing or set(given) - set(known):
+        raise ValueError(f"message {message.name!r} does not have the fields that this version of dmtrl expects")
+    for name, hint in _HINTS[kind].items():
+        allowed = (int, float) if hint is float else hint
+        if not isinstance(given[name], allowed):
+            raise ValueError(f"message {message.name!r}: the field {name!r} must be {hint.__name__}")
+    return kind(**given)

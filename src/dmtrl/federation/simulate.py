@@ -1,0 +1,130 @@
+"""A whole study in one process: the same sites, messages and bits as over a network."""
+
+import queue
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dmtrl.engines.recovery import Refused
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.approval import approval_text, approve, create_site
+from dmtrl.federation.coordinate import OnEvent, StudyResult, run_study
+from dmtrl.federation.policy import Policy
+from dmtrl.federation.site import Site
+from dmtrl.federation.site_data import check_file
+from dmtrl.federation.study import SITE_NAME, Study
+from dmtrl.numerics.blas import single_threaded_blas
+from dmtrl.protocol.message import Message
+
+
+class LocalSites:
+    """A carrier of sites in this process, for `run_study`.
+
+    Parameters
+    ----------
+    folders : sequence of path
+        The folders of the sites.
+    """
+
+    def __init__(self, folders: Sequence[Path]):
+        self._folders = list(folders)
+        self._sites = [Site(folder) for folder in folders]
+        self._posted: queue.SimpleQueue[tuple[int, int, Sequence[Message]]] = queue.SimpleQueue()
+        self._last: dict[int, tuple[int, Message]] = {}  # the number and the answer of each site's last post
+
+    @property
+    def names(self) -> list[str]:
+        return [site.name for site in self._sites]
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._sites)
+
+    def renew(self, worker: int) -> None:
+        self._sites[worker] = Site(self._folders[worker])
+        self._last.pop(worker, None)
+
+    def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:
+        self._posted.put((worker, number, [_sent(message) for message in messages]))
+
+    def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        try:
+            worker, number, messages = self._posted.get_nowait()
+        except queue.Empty:
+            raise TimeoutError("no site was sent a message") from None
+        if not messages:
+            return worker, Message("alive")
+        if self._last.get(worker, (0,))[0] != number:
+            try:
+                for message in messages:
+                    answer = self._sites[worker].answer(message)
+            except RefusedBySiteError as refusal:
+                name = self._sites[worker].name
+                raise Refused(worker, RefusedBySiteError(refusal.reason, refusal.detail, name)) from refusal
+            self._last[worker] = number, _sent(answer)
+        return worker, self._last[worker][1]
+
+    def close(self) -> None:
+        pass
+
+
+def _sent(message: Message) -> Message:
+    """The message after a journey: what does not survive the wire format is lost here too."""
+    arrived = Message.decode(message.encode())
+    copies = {name: array.copy() for name, array in arrived.arrays.items()}  # writable, as the kernels expect
+    return Message(arrived.name, arrived.scalars, copies)
+
+
+def _approval_texts(study: Study, files: Mapping[str, str | Path], policy: Policy | None) -> dict[str, str]:
+    """What each site approves. An error if there are too few sites or if a file does not fit the study."""
+    if len(files) < study.limits.sites:
+        raise ValueError(f"the study needs at least {study.limits.sites} sites, got {len(files)}")
+    texts = {}
+    for name in sorted(files):
+        if not SITE_NAME.fullmatch(name):
+            raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
+        planned = replace(policy or Policy(name, ""), site=name, data=str(files[name]))
+        check = check_file(study, Path(files[name]), planned.minimum_rows)
+        if check.data is None:
+            first = check.errors[0]
+            raise RefusedBySiteError(f"its file does not fit the study: {first.public}", first.text, name)
+        texts[name] = approval_text(study, planned, check)
+    return texts
+
+
+def simulate(
+    study: Study,
+    files: Mapping[str, str | Path],
+    out: str | Path,
+    progress: OnEvent = lambda event: None,
+    policy: Policy | None = None,
+) -> StudyResult:
+    """Run a study on the files of all sites in this process.
+
+    Parameters
+    ----------
+    study : Study
+    files : dict of str to path
+        The data file of each site.
+    out : path
+        A folder. It gets the coordinator's model and result, and a folder `sites/NAME` for each site with its policy,
+        its ledger and its model.
+    progress : callable, optional
+        Called with a StudyEvent.
+    policy : Policy, optional
+        Thresholds of every site, instead of the default ones.
+
+    Returns
+    -------
+    StudyResult
+    """
+    out, texts = Path(out), _approval_texts(study, files, policy)  # nothing is written before all files are checked
+    folders = []
+    for name in sorted(files):
+        folder = out / "sites" / name
+        create_site(folder, name, files[name], policy)
+        approve(folder, study, texts[name])
+        folders.append(folder)
+    carrier = LocalSites(folders)
+    with single_threaded_blas():  # as at a site, for the same bits
+        return run_study(study, carrier, carrier.names, out, progress)

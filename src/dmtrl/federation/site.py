@@ -1,0 +1,334 @@
+"""Everything that happens at a site: it answers the messages of a study, as far as its policy allows.
+
+The folder of a site holds `policy.toml` (written by its people), `study.toml` and `approval.json` (the study that they
+approved), `ledger.jsonl` (what left), `run/` (the prepared problem and checkpoints with dual variables, which never
+leave) and `results/` (its model). A `Site` keeps nothing else: a new one in the same folder that receives the same
+messages gives the same answers, to the bit.
+"""
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmtrl import storage
+from dmtrl.data.blocks import Blocks
+from dmtrl.engines.warm_up import warm_up
+from dmtrl.estimators.problem import Coordinates
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation import approval, messages, models, preparation
+from dmtrl.federation.ledger import Ledger, numbers_in
+from dmtrl.federation.policy import Policy, read_policy
+from dmtrl.federation.preparation import are_finite
+from dmtrl.federation.request_checks import check_folds, check_request
+from dmtrl.federation.site_data import SiteTable, check_file
+from dmtrl.federation.study import Study
+from dmtrl.protocol import messages as rounds
+from dmtrl.protocol.message import Message
+from dmtrl.solver.certificate import Certificate
+from dmtrl.tables.preparation import Preparation
+from dmtrl.worker.worker import Worker
+
+LEDGER, MODEL = "ledger.jsonl", "model.dmtrl"
+MOST_REFUSALS = 1000  # lines about refusals in the ledger, for each study
+_VERSION = re.compile(r"version-[0-9]{6,}-[0-9a-f]{8}")  # a folder of a checkpoint; see solver/checkpoint/versions.py
+logger = logging.getLogger("dmtrl")
+
+
+class Site:
+    """A site in its folder.
+
+    Parameters
+    ----------
+    folder : path
+        Made by `create_site`.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        self.policy: Policy = read_policy(self.folder)
+        self.ledger = Ledger(self.folder / LEDGER)
+        self._study: Study | None = None
+        self._data: SiteTable | None = None
+        self._most: dict[str, approval.Leaving] | None = None  # what each message may hold, and how often it may leave
+        self._begun: messages.Begin | None = None
+        self._worker: Worker | None = None
+        self._handlers: dict[type, Callable[[Any], Any]] = {
+            messages.Hello: self._hello,
+            messages.CountCells: self._count_cells,
+            messages.MeasureSpread: self._measure_spread,
+            messages.SumFeatures: self._sum_features,
+            messages.MeasureNorms: self._measure_norms,
+            messages.Begin: self._begin,
+            messages.Finish: self._finish,
+        }
+
+    @property
+    def name(self) -> str:
+        return self.policy.site
+
+    def answer(self, message: Message) -> Message:
+        """Answer any message of a study, and write what leaves into the ledger first.
+
+        Raises
+        ------
+        RefusedBySiteError
+            If the approval, the policy or the data do not allow an answer. Its `reason` may leave the site.
+        """
+        study = ""
+        try:
+            study = self.study.hash
+            self.policy.check_message(_answer_name(message.name))
+            answer = self._answer(message)
+            self._check_leaving(answer)
+        except RefusedBySiteError as refusal:
+            self._record_refusal(study, refusal)
+            raise
+        except Exception as error:  # its text may quote the data
+            logger.exception("%s could not answer %r", self.name, message.name)
+            reason = f"{type(error).__name__} while it answered {message.name!r}; the log of the site has the details"
+            failure = RefusedBySiteError(reason, f"{type(error).__name__}: {error}")
+            self._record_refusal(study, failure)
+            raise failure from error
+        self.ledger.record(study, answer)
+        return answer
+
+    def _check_leaving(self, answer: Message) -> None:
+        """Refuse to send more than the approval says. The same bytes again tell nothing new."""
+        if self._most is None:
+            self._most = {item.message: item for item in approval.what_leaves(self.study, self.policy)}
+        most = self._most[answer.name]
+        if numbers_in(answer) > most.numbers:
+            raise RefusedBySiteError(f"the message {answer.name!r} may hold at most {most.numbers:,} numbers")
+        if self.ledger.times(self.study.hash, answer.name) >= most.times and not self.ledger.has_left(answer):
+            raise RefusedBySiteError(f"the message {answer.name!r} may leave this site at most {most.times:,} times")
+
+    def _record_refusal(self, study: str, refusal: RefusedBySiteError) -> None:
+        """Write a line about a refusal, as long as there are not too many: a coordinator could fill the disk."""
+        written = self.ledger.refusals(study)
+        if written < MOST_REFUSALS:
+            logger.warning("%s refused: %s", self.name, refusal.detail or refusal.reason)
+            last = "; further refusals of this study are not recorded" if written == MOST_REFUSALS - 1 else ""
+            self.ledger.record_refusal(study, refusal.reason + last)
+
+    def warm_up(self) -> None:
+        """Compile the kernels, so that the first round does not wait for them."""
+        warm_up([], self.study.loss)
+
+    @property
+    def study(self) -> Study:
+        """The approved study. RefusedBySiteError if there is none, or if its file was changed after the approval."""
+        if self._study is None:
+            self._study = approval.approved_study(self.folder)
+        return self._study
+
+    @property
+    def data(self) -> SiteTable:
+        """The rows of the site, checked against the study. RefusedBySiteError if they do not fit."""
+        if self._data is None:
+            path = self.folder / self.policy.data
+            if not path.exists():
+                raise RefusedBySiteError("its data file does not exist", f"{path} does not exist")
+            check = check_file(self.study, path, self.policy.minimum_rows)
+            if check.data is None:
+                first = check.errors[0]
+                raise RefusedBySiteError(f"its file does not fit the study: {first.public}", first.text)
+            self._data = check.data
+        return self._data
+
+    def _answer(self, message: Message) -> Message:
+        if message.name in messages.KINDS:
+            request = messages.decode(message)
+            return messages.encode(self._handlers[type(request)](request))
+        request = rounds.decode(message)
+        held = rounds.decode(self.worker.answer(rounds.encode(rounds.Describe())))
+        check_request(self.study, held, request)
+        if isinstance(request, rounds.HoldOut):
+            check_folds(self.study, held, request, self.policy.minimum_held_out)
+        if isinstance(request, rounds.Save):
+            return rounds.encode(self._save(request))
+        if isinstance(request, rounds.Restore):
+            return self.worker.answer(rounds.encode(rounds.Restore(source=str(self._checkpoint(request.source)))))
+        return self.worker.answer(message)
+
+    def _hello(self, request: messages.Hello) -> messages.Welcome:
+        self._require_approved(request.study)
+        data = self.data
+        single = np.where(data.usable, data.single, 0)
+        return messages.Welcome(dmtrl=version("dmtrl"), rows=data.rows_per_task.astype(np.int64), single=single)
+
+    def _require_approved(self, study: str) -> None:
+        if study != self.study.hash:
+            raise RefusedBySiteError(
+                f"the study with the hash {study[:16]} was not approved here; the approved one has the hash "
+                f"{self.study.hash[:16]}"
+            )
+
+    def _rows(self) -> tuple[Any, np.ndarray]:
+        """The columns and targets of the fit, sorted by task."""
+        train = self.data.train
+        return self.data.table.take(train), self.data.y[train]
+
+    def _preparation(self, text: str) -> Preparation:
+        """The preparation of a message, checked before features are computed."""
+        prepared = preparation.from_json(text)
+        preparation.check_against(self.study, prepared)
+        return prepared
+
+    def _features(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        prepared = self._preparation(text)
+        table, y = self._rows()
+        return prepared.transform(table), y
+
+    def _count_cells(self, request: messages.CountCells) -> messages.CellCounts:
+        return preparation.cell_counts(self.study, self._rows()[0])
+
+    def _measure_spread(self, request: messages.MeasureSpread) -> messages.Spread:
+        return preparation.spread(self.study, self._rows()[0], request.means)
+
+    def _sum_features(self, request: messages.SumFeatures) -> messages.FeatureSums:
+        return preparation.feature_sums(*self._features(request.preparation))
+
+    def _measure_norms(self, request: messages.MeasureNorms) -> messages.Norms:
+        X, y = self._features(request.preparation)
+        preparation.check_centres(self.study, X.shape[1], request.x_centre, request.y_centre)
+        return preparation.norms(X, y, request.x_centre, request.y_centre)
+
+    def _begin(self, request: messages.Begin) -> messages.Begun:
+        """Check the prepared problem, and only then store it in place of the one before."""
+        self._check_begin(request)
+        content, stored = messages.encode(request).encode(), self._run / "begin.message"
+        answer = messages.Begun(
+            features=len(request.x_centre), units=int((request.numbers >= 0).sum()),
+            problem=hashlib.sha256(content).hexdigest(),
+        )  # fmt: skip
+        self._check_leaving(messages.encode(answer))
+        worker = self._build_worker(request) if self.data.fitted.any() else None
+        if not stored.exists() or stored.read_bytes() != content:
+            shutil.rmtree(self._run, ignore_errors=True)  # checkpoints of another problem
+            self._run.mkdir(parents=True)
+            storage.write(str(stored), content)
+        self._begun, self._worker = request, worker
+        return answer
+
+    def _check_begin(self, begin: messages.Begin) -> None:
+        """Refuse a problem that does not fit the study, the policy or the tasks of this site."""
+        self._require_approved(begin.study)
+        data, numbers = self.data, begin.numbers
+        if numbers.shape != data.fitted.shape or ((numbers >= 0) != data.fitted).any():
+            raise RefusedBySiteError("the coordinator numbered other tasks than those that this site takes part with")
+        width = len(self._preparation(begin.preparation).feature_names)
+        preparation.check_coordinates(self.study, width, _coordinates(begin))
+        names, counts = self.study.task_names(self.name), data.rows_per_task
+        for i in np.flatnonzero(data.fitted):
+            self.policy.check_rows(names[i], int(counts[i]), width + 1)
+
+    @property
+    def _run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def begun(self) -> messages.Begin:
+        """The prepared problem, from the disk after a restart."""
+        if self._begun is None:
+            stored = self._run / "begin.message"
+            if not stored.exists():
+                raise RefusedBySiteError("no study has begun here; the coordinator must send 'begin' before rounds")
+            begun = messages.decode(Message.decode(stored.read_bytes()))
+            self._check_begin(begun)
+            self._begun = begun
+        return self._begun
+
+    @property
+    def worker(self) -> Worker:
+        """The worker with the rows of the prepared problem."""
+        if self._worker is None:
+            self._worker = self._build_worker(self.begun)
+        return self._worker
+
+    def _build_worker(self, begin: messages.Begin) -> Worker:
+        """The worker of a problem that `_check_begin` accepted."""
+        data, names = self.data, self.study.task_names(self.name)
+        X, y = self._features(begin.preparation)
+        used, mine = np.flatnonzero(data.fitted), data.fitted[data.codes[data.train]]
+        X, y = X[mine], y[mine]
+        starts = np.concatenate([[0], np.cumsum(data.rows_per_task[used])])
+        coordinates, zero = _coordinates(begin), np.zeros(len(used), dtype=int)
+        rows, y = coordinates.rows(X), y - coordinates.y_centre
+        blocks = Blocks(rows, y, None, starts, begin.numbers[used], zero, [names[i] for i in used])
+        return Worker(blocks, self.study.loss)
+
+    def _checkpoint(self, folder: str) -> Path:
+        """The folder of a checkpoint at this site, from the coordinator's name for it."""
+        name = re.split(r"[/\\]", folder)[-1]
+        if not _VERSION.fullmatch(name):
+            raise RefusedBySiteError("the coordinator named a checkpoint folder that is not one")
+        return self._run / "checkpoint" / name
+
+    def _save(self, request: rounds.Save) -> rounds.Saved:
+        """Write the checkpoint into the site's own folder, and keep only it and the last complete one."""
+        folder = self._checkpoint(request.to)
+        saved = rounds.decode(self.worker.answer(rounds.encode(rounds.Save(to=str(folder)))))
+        if saved.error is not None:
+            logger.warning("%s could not write a checkpoint: %s", self.name, saved.error)
+            return rounds.Saved(error=f"{self.name} could not write its checkpoint", kept=True)
+        keep = {folder.name, self._checkpoint(request.last).name if request.last else ""}
+        for old in folder.parent.iterdir():
+            if old.name not in keep and _VERSION.fullmatch(old.name):
+                shutil.rmtree(old, ignore_errors=True)
+        return rounds.Saved(file=saved.file, kept=True)
+
+    def _finish(self, request: messages.Finish) -> messages.Finished:
+        self._require_approved(request.study)
+        begin, study = self.begun, self.study
+        self._check_begin(begin)
+        names, width = json.loads(request.names), len(begin.x_centre) + 1
+        if not (are_finite(request.weights, (len(names), width)) and are_finite(request.common, (width,))):
+            raise RefusedBySiteError("the coordinator sent a result whose weights do not fit the study")
+        model = models.received(
+            study, preparation.from_json(begin.preparation), _coordinates(begin), names,
+            request.weights, request.common, (request.reg_lambda, request.tau),
+            Certificate(request.primal, request.dual),
+        )  # fmt: skip
+        answer = self._held_out_errors(model)
+        self._check_leaving(messages.encode(answer))  # a result too many does not replace the model
+        results = self.folder / "results"
+        results.mkdir(exist_ok=True)
+        model.save(results / MODEL)
+        shutil.rmtree(self._run / "checkpoint", ignore_errors=True)
+        return answer
+
+    def _held_out_errors(self, model: Any) -> messages.Finished:
+        """Errors on the rows that no fit used, summed over each task that has enough of them; else 0."""
+        data, study = self.data, self.study
+        names = study.task_names(self.name)
+        sums = np.zeros((4, len(names)))
+        enough = np.bincount(data.codes[data.held_out], minlength=len(names)) >= self.policy.minimum_held_out
+        held = data.held_out & (data.usable & enough)[data.codes]
+        if held.any():
+            X, y, codes = model.preparation_.transform(data.table.filter(held)), data.y[held], data.codes[held]
+            tasks = np.array(names)[codes]
+            z = model.decision_function(X, tasks) if study.classification else model.predict(X, tasks)
+            per_row = np.ones(len(y)), study.loss.value(z, y), (y - z) ** 2, (y * z <= 0).astype(float)
+            sums = np.array([np.bincount(codes, weights=values, minlength=len(names)) for values in per_row])
+        return messages.Finished(rows=sums[0], loss=sums[1], squared_error=sums[2], wrong=sums[3])
+
+
+def _coordinates(begin: messages.Begin) -> Coordinates:
+    return preparation.coordinates_from_json(begin.coordinates, begin.x_centre)
+
+
+def _answer_name(request: str) -> str:
+    """The name of the answer to a message; refuses names that are not requests."""
+    for kinds, answers in ((messages.KINDS, messages.ANSWERS), (rounds.KINDS, rounds.ANSWERS)):
+        kind = kinds.get(request)
+        if kind in answers:
+            return rounds.name_of(answers[kind])
+    raise RefusedBySiteError("the coordinator sent a message that this version of dmtrl does not answer")

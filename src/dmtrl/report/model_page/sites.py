@@ -1,0 +1,49 @@
+"""The section of a model's page about the sites of a federated study."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dmtrl.report.content import Section, Table, Text
+from dmtrl.report.theme import literal
+
+TITLE = "Sites"
+
+
+def site_section(study: Mapping[str, Any]) -> Section:
+    """Rows and errors of the tasks of each site. study: `model.study_`, a StudyResult as plain values."""
+    tasks = study["tasks"]
+    left_out = f" Left out because they stayed away: {literal(', '.join(study['lost']))}." if study["lost"] else ""
+    rows = [
+        [task["site"], task["name"], task["rows"], _shown(task["cv_error"]), task["held_out_rows"],
+         _shown(task["error"])]
+        for task in tasks
+    ]  # fmt: skip
+    return Section(
+        TITLE,
+        [
+            Text(
+                f"The study {literal(study['study'])} (hash {study['hash'][:16]}) ran at {len(study['sites'])} sites. "
+                f"No row left its site; every error was computed at the site that holds the rows.{left_out}"
+            ),
+            Table(
+                "Tasks of each site",
+                [
+                    "site",
+                    "task",
+                    "rows, at least",
+                    "error, cross-validation",
+                    "held-out rows, at least",
+                    "error, held out",
+                ],
+                rows,
+                "Numbers of rows are rounded down to a multiple of the threshold of the study. Errors are error rates "
+                "for classes and mean squared errors for numbers.",
+            ),
+        ],
+    )
+
+
+def _shown(error: float | None) -> float | None:
+    return None if error is None else float(error)

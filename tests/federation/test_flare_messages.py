@@ -1,0 +1,173 @@
+"""Carrier and inbox, without FLARE between them: an unreliable network in this process."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
+
+from dmtrl import Settings, solve
+from dmtrl.data.blocks import Source
+from dmtrl.engines import LocalEngine
+from dmtrl.engines.base import Engine
+from dmtrl.engines.conformance import check_engine
+from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.exceptions import RefusedBySiteError, StudyStoppedError, WorkerLostError
+from dmtrl.federation.flare import sites as carrier
+from dmtrl.federation.flare.inbox import ALIVE, BUSY, DONE, RESTARTED, STALE, WORKING, Inbox, Request, without_data
+from dmtrl.federation.flare.sites import Sites
+from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.protocol.message import Message
+from dmtrl.worker.worker import Worker
+from support.problems import random_problem
+
+FAULTS = ("request lost", "reply lost", "delivered twice", "killed before", "killed after")
+
+
+class Network:
+    """Sites as inboxes. `faults`: what happens to which call, counted from 1 over all sites."""
+
+    def __init__(self, sources: Sequence[Source], loss: AnyLoss, faults: Mapping[int, str], patience: float = 5.0):
+        self._start = [lambda source=source: Worker(source, loss) for source in sources]
+        self._patience, self._faults = patience, faults
+        self._inboxes = [self._process(k) for k in range(len(sources))]
+        self._lock, self._calls = threading.Lock(), 0
+        self.happened: Counter[str] = Counter()
+        self.states: Counter[str] = Counter()
+        self.gone: set[str] = set()
+
+    def _process(self, k: int) -> Inbox:
+        return Inbox(self._start[k], self._patience)
+
+    @property
+    def names(self) -> list[str]:
+        return [str(k) for k in range(len(self._inboxes))]
+
+    def send(self, name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        k = int(name)
+        with self._lock:
+            self._calls += 1
+            fault = self._faults.get(self._calls, "")
+            self.happened[fault] += 1
+        if fault == "request lost" or name in self.gone:
+            return None
+        if fault == "killed before":
+            self._inboxes[k] = self._process(k)
+        if fault == "delivered twice":
+            self._inboxes[k].answer(Request.read(fields))
+        reply = self._inboxes[k].answer(Request.read(fields))
+        self.states[reply.state] += 1
+        if fault == "killed after":
+            self._inboxes[k] = self._process(k)
+        return None if fault in ("reply lost", "killed after") else reply.fields()
+
+
+@pytest.fixture(autouse=True)
+def _without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrier, "_RETRY", 0.0)
+
+
+def test_sites_satisfy_the_contract_of_an_engine() -> None:
+    def start(sources: Sequence[Source], loss: AnyLoss) -> Engine:
+        network = Network(sources, loss, {9: "request lost", 22: "delivered twice", 35: "killed before"})
+        return RecoveringEngine(Sites(network.names, network.send))
+
+    check_engine(start)
+
+
+@given(faults=st.dictionaries(st.integers(1, 80), st.sampled_from(FAULTS), max_size=25))
+@settings(max_examples=25, deadline=None)
+def test_whatever_the_network_does_the_bits_are_the_same(faults: dict[int, str]) -> None:
+    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
+    options = Settings(tol=1e-5)
+    with LocalEngine(data.partition(3), loss) as local:
+        expected = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=local)
+    network = Network(data.partition(3), loss, faults)
+    with RecoveringEngine(Sites(network.names, network.send)) as engine:
+        found = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=engine)
+    np.testing.assert_array_equal(found.W, expected.W)
+
+
+def test_long_work_is_waited_for_with_short_requests() -> None:
+    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
+    network = Network(data.partition(2), loss, {}, patience=0.0)
+    with RecoveringEngine(Sites(network.names, network.send)) as engine:
+        assert solve(data, loss="logistic", reg_lambda=0.1, engine=engine).converged
+    assert network.states[WORKING] > 0
+
+
+def test_a_site_that_stays_away_is_lost() -> None:
+    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
+    network = Network(data.partition(2), loss, {})
+    sites = Sites(network.names, network.send, patience=0.2)
+    with RecoveringEngine(sites, recovery_timeout=0.3) as engine:
+        network.gone.add("1")
+        with pytest.raises(WorkerLostError, match="worker 1"):
+            solve(data, loss="logistic", reg_lambda=0.1, engine=engine)
+        assert sites.present == ["0"]
+
+
+def test_a_stopped_run_ends() -> None:
+    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
+    network = Network(data.partition(2), loss, {})
+    with (
+        RecoveringEngine(Sites(network.names, network.send, lambda: network.happened[""] > 6)) as engine,
+        pytest.raises(StudyStoppedError),
+    ):
+        solve(data, loss="logistic", reg_lambda=0.1, engine=engine)
+
+
+def test_a_refusal_names_the_site_and_the_reason() -> None:
+    class Refusing:
+        def answer(self, message: Message) -> Message:
+            raise RefusedBySiteError("the policy of this site does not allow it")
+
+    inbox = Inbox(Refusing, text=without_data)
+    with pytest.raises(RefusedBySiteError, match=r"^va: the policy of this site does not allow it"):
+        RecoveringEngine(Sites(["va"], lambda name, fields: inbox.answer(Request.read(fields)).fields()))
+
+
+def test_the_text_of_an_error_stays_at_the_site(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def answer(self, message: Message) -> Message:
+            raise ValueError("column 'name' holds 'Mr Smith'")
+
+    inbox = Inbox(Broken, text=without_data)
+    with pytest.raises(ValueError, match=r"^va: an error happened there \(ValueError\)") as caught:
+        RecoveringEngine(Sites(["va"], lambda name, fields: inbox.answer(Request.read(fields)).fields()))
+    assert "Smith" not in str(caught.value)
+    assert "Mr Smith" in caplog.text
+
+
+def test_states_of_replies() -> None:
+    release = threading.Event()
+
+    class Slow:
+        def answer(self, message: Message) -> Message:
+            release.wait(10)
+            return Message("answer", {"was": message.name})
+
+    inbox, body = Inbox(Slow, patience=0.05), [Message("question").encode()]
+    assert inbox.answer(Request(5, 1, messages=body)).state == RESTARTED  # nobody began this life
+    assert inbox.answer(Request(5, 1, begin=True)).state == ALIVE
+    assert inbox.answer(Request(4, 1, begin=True)).state == STALE
+    assert inbox.answer(Request(5, 2, messages=body)).state == WORKING
+    assert inbox.answer(Request(5, 3, messages=body)).state == BUSY
+    assert inbox.answer(Request(6, 1, begin=True)).state == BUSY  # its work cannot be interrupted
+    release.set()
+    reply = inbox.answer(Request(5, 2))
+    assert reply.state in (DONE, WORKING)
+    while reply.state == WORKING:
+        reply = inbox.answer(Request(5, 2))
+    assert Message.decode(reply.body).scalars == {"was": "question"}
+    assert inbox.answer(Request(5, 1)).state == STALE
+    reply = inbox.answer(Request(7, 1, begin=True, messages=body))  # a life may begin with work
+    while reply.state == WORKING:
+        reply = inbox.answer(Request(7, 1))
+    assert reply.state == DONE

@@ -1,0 +1,259 @@
+"""A site: what it refuses and with which sentence, and that nothing of its data is in what leaves."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation import messages
+from dmtrl.federation.approval import STUDY, approval_text, approve, create_site, what_leaves
+from dmtrl.federation.ledger import entries, verify
+from dmtrl.federation.policy import MESSAGES, Policy, read_policy
+from dmtrl.federation.simulate import LocalSites
+from dmtrl.federation.site import Site
+from dmtrl.federation.site_data import check_file
+from dmtrl.federation.study import Study
+from dmtrl.protocol import messages as rounds
+from dmtrl.protocol.message import Message
+from support.shell_data import write
+from support.site_requests import begin, refusal, site_of
+from support.studies import CLINIC, approved_site, clinic, clinic_files, clinic_table
+
+DESCRIBE = rounds.encode(rounds.Describe())
+
+
+def hello(study: Study) -> Message:
+    return messages.encode(messages.Hello(study=study.hash, dmtrl="0.1"))
+
+
+def test_a_site_answers_an_approved_study(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    answer = messages.decode(site.answer(hello(site.study)))
+    assert answer.rows.tolist() == [60]
+    site.answer(messages.encode(begin(site)))
+    described = rounds.decode(site.answer(DESCRIBE))
+    assert described.rows.tolist() == [60]
+    assert [entry.name for entry in entries(site.folder / "ledger.jsonl")] == ["welcome", "begun", "description"]
+    assert verify(site.folder / "ledger.jsonl") == 3
+
+
+def test_no_study_was_approved(tmp_path: Path) -> None:
+    create_site(tmp_path / "site", "north", write(clinic_table(0), tmp_path / "north.csv"))
+    assert "no study was approved here" in refusal(Site(tmp_path / "site"), hello(clinic()))
+
+
+def test_another_study_was_approved(tmp_path: Path) -> None:
+    other = clinic(text=CLINIC + "\n")
+    words = refusal(site_of(tmp_path), hello(other))
+    assert f"the study with the hash {other.hash[:16]} was not approved here" in words
+
+
+def test_the_study_was_changed_after_the_approval(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    path = site.folder / STUDY
+    path.write_bytes(path.read_bytes().replace(b"folds = 3", b"folds = 4"))
+    assert "changed after it was approved" in refusal(Site(site.folder), hello(clinic()))
+
+
+def test_an_unknown_message_and_an_answer_are_refused(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    assert "does not answer" in refusal(site, Message("rows"))
+    assert "does not answer" in refusal(site, Message("improved"))
+
+
+def test_a_message_that_the_policy_does_not_allow(tmp_path: Path) -> None:
+    site = site_of(tmp_path, messages=tuple(name for name in MESSAGES if name != "cell_counts"))
+    site.answer(hello(site.study))
+    assert refusal(site, messages.encode(messages.CountCells())) == (
+        "the policy of this site does not allow the message 'cell_counts'"
+    )
+
+
+def test_rounds_before_the_problem_are_refused(tmp_path: Path) -> None:
+    assert "must send 'begin'" in refusal(site_of(tmp_path), DESCRIBE)
+
+
+def test_too_many_weights_for_the_rows(tmp_path: Path) -> None:
+    site = site_of(tmp_path, parameters_per_row=0.1)
+    words = refusal(site, messages.encode(begin(site)))
+    assert "too large for the task 'north': this site allows 0.1 weights per row" in words
+
+
+def run_rounds(site: Site, count: int) -> None:
+    d = rounds.decode(site.answer(DESCRIBE)).features
+    site.answer(rounds.encode(rounds.Prepare(
+        seed=0, local_solver="auto", sampling="shuffled", max_passes=5, keep=False, density=1.0, intercept=True,
+        total_weight=np.array([60.0]), steps=np.zeros(1, dtype=np.int64),
+    )))  # fmt: skip
+    for number in range(count):
+        w = np.full((1, d + 1), 0.01 * number)
+        site.answer(rounds.encode(
+            rounds.Round(round=number, target=0.1, w=w, step=np.ones(1), intercept_step=np.ones(1))
+        ))  # fmt: skip
+
+
+def test_the_most_rounds_hold_also_after_a_restart(tmp_path: Path) -> None:
+    site = site_of(tmp_path, most_rounds=5, parameters_per_row=1.0)
+    site.answer(messages.encode(begin(site)))
+    run_rounds(site, 3)
+    again = Site(site.folder)
+    run_rounds(again, 3)  # the same rounds again: nothing new leaves
+    assert [entry.repeated for entry in entries(site.folder / "ledger.jsonl") if entry.name == "improved"] == (
+        [False] * 3 + [True] * 3
+    )
+    with pytest.raises(RefusedBySiteError, match="'improved' may leave this site at most 5 times"):
+        run_rounds(Site(site.folder), 7)
+
+
+def test_other_folds_than_those_of_the_study_are_refused(tmp_path: Path) -> None:
+    site = site_of(tmp_path, parameters_per_row=1.0)
+    site.answer(messages.encode(begin(site)))
+    held = rounds.decode(site.answer(rounds.encode(rounds.HoldOut(fold=0, folds=3, seed=0))))
+    assert held.weight.tolist() == [40.0]
+    for wrong in (
+        rounds.HoldOut(fold=0, folds=60, seed=0),  # would hold out one row, and its errors would tell the row
+        rounds.HoldOut(fold=0, folds=3, seed=1),
+        rounds.HoldOut(fold=3, folds=3, seed=0),
+    ):
+        assert "other rows than the study says" in refusal(site, rounds.encode(wrong))
+
+
+def test_a_message_leaves_no_more_often_than_the_approval_says(tmp_path: Path) -> None:
+    site = site_of(tmp_path, most_runs=2)
+    for mean in (0.0, 1.0, 0.0, 1.0):  # the same bytes again tell nothing new
+        site.answer(messages.encode(messages.MeasureSpread(means=np.full(12, mean))))
+    another = messages.encode(messages.MeasureSpread(means=np.full(12, 2.0)))
+    assert refusal(site, another) == "the message 'spread' may leave this site at most 2 times"
+    assert Site(site.folder).answer(messages.encode(messages.MeasureSpread(means=np.full(12, 1.0)))).name == "spread"
+    assert "at most 2 times" in refusal(Site(site.folder), another), "also after a restart"
+
+
+def test_other_task_numbers_than_the_site_has(tmp_path: Path) -> None:
+    site = site_of(tmp_path, parameters_per_row=1.0)
+    wrong = replace(begin(site), numbers=np.array([-1]))
+    assert "numbered other tasks" in refusal(site, messages.encode(wrong))
+
+
+def test_a_file_that_does_not_fit_is_refused_without_its_words(tmp_path: Path) -> None:
+    words = clinic_table(0).column("ward").to_pylist()
+    words[7] = "isolation"
+    table = clinic_table(0)
+    table = table.set_column(table.column_names.index("ward"), "ward", [words])
+    site = approved_site(tmp_path / "site", clinic(), "north", write(table, tmp_path / "north.csv"))
+    with pytest.raises(RefusedBySiteError) as caught:
+        site.answer(hello(site.study))
+    assert "a level that the study does not list" in caught.value.reason
+    assert "isolation" not in caught.value.reason
+    assert "isolation" in caught.value.detail, "the site's own people see it"
+
+
+def test_the_data_file_is_gone(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    (tmp_path / "north.csv").unlink()
+    words = refusal(Site(site.folder), hello(site.study))
+    assert words == "its data file does not exist", "the path stays at the site"
+
+
+def test_an_unexpected_error_does_not_quote_the_data(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    wrong = messages.encode(messages.SumFeatures(preparation='{"secret": 1}'))
+    assert refusal(site, wrong) == "ValueError while it answered 'sum_features'; the log of the site has the details"
+
+
+def test_checkpoints_stay_in_the_folder_of_the_site(tmp_path: Path) -> None:
+    site = site_of(tmp_path, parameters_per_row=1.0)
+    site.answer(messages.encode(begin(site)))
+    run_rounds(site, 1)
+    for number in (1, 2, 3):
+        last = f"/coordinator/version-{number - 1:06d}-0123abcd" if number > 1 else ""
+        save = rounds.Save(to=f"/coordinator/version-{number:06d}-0123abcd", last=last)
+        saved = rounds.decode(site.answer(rounds.encode(save)))
+        assert saved.kept
+    kept = sorted(path.name for path in (site.folder / "run" / "checkpoint").iterdir())
+    assert kept == ["version-000002-0123abcd", "version-000003-0123abcd"]
+    again = Site(site.folder)
+    restored = rounds.decode(again.answer(rounds.encode(rounds.Restore(source="C:\\x\\version-000003-0123abcd"))))
+    assert np.abs(restored.b).sum() > 0
+    for name in ("../../elsewhere", "version-1-0123abcd/..", "/etc"):
+        assert "is not one" in refusal(again, rounds.encode(rounds.Restore(source=name)))
+
+
+def test_a_restarted_site_gives_the_same_bits(tmp_path: Path) -> None:
+    site = site_of(tmp_path, parameters_per_row=1.0)
+    site.answer(messages.encode(begin(site)))
+    run_rounds(site, 4)
+    run_rounds(Site(site.folder), 4)
+    sent = [entry.digest for entry in entries(site.folder / "ledger.jsonl") if entry.name == "improved"]
+    assert sent[:4] == sent[4:]
+
+
+def test_the_approval_says_what_leaves(tmp_path: Path) -> None:
+    study = clinic()
+    path = clinic_files(tmp_path)["north"]
+    text = approval_text(study, Policy("north", str(path)), check_file(study, path))
+    for words in (
+        study.hash, "'ill' (yes against no)", "north: 60 rows", "improved:", "at most 20,000 times",
+        "What is never sent", "no noise is added", "each site gets the weights of its own tasks", "at least 10 rows",
+        "not private by themselves", "compute single rows", "Approve only if you trust the operator of the server",
+        "Rows in each of 3 folds, at least: north: 20.",
+    ):  # fmt: skip
+        assert words in text
+    refused = replace(Policy("north", ""), messages=tuple(name for name in MESSAGES if name != "scores"))
+    assert "(refused by the policy of this site)" in approval_text(study, refused, check_file(study, path))
+
+
+def test_the_approval_names_every_message() -> None:
+    assert sorted(item.message for item in what_leaves(clinic(), Policy("north", ""))) == sorted(MESSAGES)
+
+
+def test_no_message_is_larger_than_the_approval_says(tmp_path: Path) -> None:
+    from dmtrl.federation.simulate import simulate
+
+    study, files = clinic(), clinic_files(tmp_path)
+    simulate(study, files, tmp_path / "out", policy=Policy("", "", parameters_per_row=1.0))
+    folder = tmp_path / "out" / "sites" / "north"
+    stated = {item.message: item for item in what_leaves(study, read_policy(folder))}
+    left = list(entries(folder / "ledger.jsonl"))
+    for entry in left:
+        assert entry.numbers <= stated[entry.name].numbers, entry.name
+    for name, item in stated.items():
+        assert len([entry for entry in left if entry.name == name and not entry.repeated]) <= item.times
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('site = "nor th"', "letters, digits"),
+        ("minimum_rows = 0", "positive integer"),
+        ("parameters_per_row = -1", "positive number"),
+        ('messages = ["rows"]', "unknown message 'rows'"),
+        ("most_round = 3", "did you mean 'most_rounds'?"),
+        ("site = ", "line 1"),
+    ],
+)
+def test_a_wrong_policy_file_is_refused(tmp_path: Path, line: str, words: str) -> None:
+    head = "" if line.startswith("site") else 'site = "north"\n'
+    (tmp_path / "policy.toml").write_text(f'{line}\n{head}data = "x.csv"\n')
+    with pytest.raises(ValueError, match=r"policy\.toml") as caught:
+        read_policy(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_a_new_approval_replaces_the_old_one(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    other = clinic(text=CLINIC + "\n")
+    approve(site.folder, other, "")
+    again = Site(site.folder)
+    again.answer(hello(other))
+    assert "was not approved here" in refusal(again, hello(clinic()))
+
+
+def test_the_conformance_of_local_sites_repeats_answers(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    carrier = LocalSites([site.folder])
+    for _ in range(2):
+        carrier.post(0, 1, [hello(site.study)])
+        assert carrier.fetch(None)[1].name == "welcome"
+    assert verify(site.folder / "ledger.jsonl") == 1, "a repeated number is answered from memory"

@@ -1,0 +1,48 @@
+"""A site with an approved study, the problem that a coordinator would send it, and refusals with their ledger line."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation import messages
+from dmtrl.federation import preparation as federated
+from dmtrl.federation.ledger import entries
+from dmtrl.federation.policy import Policy
+from dmtrl.federation.site import Site
+from dmtrl.federation.study import Study
+from dmtrl.protocol.message import Message
+from support.shell_data import write
+from support.studies import approved_site, clinic, clinic_table
+
+
+def site_of(tmp_path: Path, study: Study | None = None, **policy: Any) -> Site:
+    data = write(clinic_table(0), tmp_path / "north.csv")
+    return approved_site(tmp_path / "site", study or clinic(), "north", data, Policy("", "", **policy))
+
+
+def begin(site: Site) -> messages.Begin:
+    """The problem of this site alone, as the coordinator would send it."""
+    study, table, y = site.study, site.data.table.take(site.data.train), site.data.y[site.data.train]
+    counts = [federated.cell_counts(study, table)]
+    spreads = [federated.spread(study, table, federated.means_of(counts))]
+    prepared = federated.prepare(study, len(y), counts, spreads)
+    X = prepared.transform(table)
+    sums = federated.feature_sums(X, y)
+    x_centre, y_centre = federated.centres_of(study, len(y), [sums])
+    parts = [federated.norms(X, y, x_centre, y_centre)]
+    coordinates = federated.coordinates_of(len(y), x_centre, y_centre, parts)
+    return messages.Begin(
+        study=study.hash, preparation=federated.to_json(prepared),
+        coordinates=federated.coordinates_to_json(coordinates), x_centre=x_centre, numbers=np.arange(1),
+    )  # fmt: skip
+
+
+def refusal(site: Site, message: Message) -> str:
+    with pytest.raises(RefusedBySiteError) as caught:
+        site.answer(message)
+    last = list(entries(site.folder / "ledger.jsonl"))[-1]
+    assert (last.name, last.text) == ("refused", caught.value.reason), "a refusal is in the ledger"
+    return caught.value.reason
