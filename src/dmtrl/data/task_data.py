@@ -31,8 +31,6 @@ class TaskData:
         The first row of each task, and the number of rows.
     names : ndarray of shape (m,)
         Task names.
-    groups : ndarray of shape (m,), default=None
-        Tasks with the same number hold the same rows, such as the classes of a one-vs-rest problem.
     """
 
     X: Any
@@ -40,7 +38,6 @@ class TaskData:
     sample_weight: np.ndarray | None
     starts: np.ndarray
     names: np.ndarray
-    groups: np.ndarray | None = None  # as in Blocks, one number per task
 
     @property
     def m(self) -> int:
@@ -130,8 +127,7 @@ class TaskData:
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
         weight = None if self.sample_weight is None else self.sample_weight[rows]
-        groups = None if self.groups is None else self.groups[tasks]
-        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups)
+        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks])
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
         """Split the rows into contiguous pieces with about the same amount of work.
@@ -183,9 +179,8 @@ class TaskData:
         rows = slice(starts[0], end)
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         names = [str(name) for name in self.names[tasks]]
-        groups = None if self.groups is None else self.groups[tasks]
         starts = np.append(starts, end) - starts[0]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, groups)
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names)
 
 
 def shards_per_task(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:

@@ -10,6 +10,7 @@ from sklearn.utils import check_random_state
 
 from dmtrl.data.blocks import as_rows
 from dmtrl.engines import choose_engine
+from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.feature_maps import get_feature_map
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import (
@@ -22,7 +23,7 @@ from dmtrl.estimators.problem import (
     restrict,
 )
 from dmtrl.estimators.task_model import TaskModel, check_choice
-from dmtrl.losses import BUILTIN, get_loss
+from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
 from dmtrl.solver.api import Placement, ProblemSpec, solve_problem, warn_unless_converged
@@ -148,6 +149,8 @@ class MTRLBase(TaskModel):
 
     def _check_parameters(self) -> None:
         loss = get_loss(self.loss)
+        if loss.outputs > 1:
+            raise ValueError("pass the loss for two classes, such as 'logistic'; multi_class extends it to more")
         if loss.kind != self._kind:
             valid = ", ".join(sorted(name for name, make in BUILTIN.items() if make().kind == self._kind))
             raise ValueError(f"the {loss.name} loss is for {loss.kind}; {type(self).__name__} accepts {valid}")
@@ -180,14 +183,13 @@ class MTRLBase(TaskModel):
 
     def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
         """Return lambda and the strength of the common component, in units of 1/m. With common="auto" it is that of a
-        given relationship or, if the relationship is learned and units are tasks, 1."""
+        given relationship or, if the relationship is learned, 1."""
         lam, relationship = float(self.reg_lambda), self.relationship
         if len(problem.tasks) == 1:
             return lam, 0.0
         if not isinstance(self.common, str):
             return lam, float(self.common)
-        learned = is_learned(relationship) and len(problem.unit_names) == len(problem.tasks)
-        return lam, float(getattr(relationship, "tau", learned / problem.data.m) * problem.data.m)
+        return lam, float(getattr(relationship, "tau", is_learned(relationship) / problem.data.m) * problem.data.m)
 
     def _solve(self, problem: FitProblem, lam: float, common: float, place: Placement) -> Outcome:
         spec = self.problem_spec(problem, self._settings(self._seed()))
@@ -214,8 +216,12 @@ class MTRLBase(TaskModel):
             relationship = "learned" if problem.data.m > 1 else "independent"
         ridge = self.intercept_ridge(problem.coordinates)
         return ProblemSpec(
-            problem.data, get_loss(self.loss), relationship, settings, self.shards, ridge, keep_all_tasks=True
+            problem.data, self._losses(problem), relationship, settings, self.shards, ridge, keep_all_tasks=True
         )
+
+    def _losses(self, problem: FitProblem) -> AnyLoss | list[AnyLoss]:
+        """The loss of all tasks, or one for each."""
+        return get_loss(self.loss)
 
     def intercept_ridge(self, coordinates: Coordinates) -> float | None:
         """Return the ridge on a free intercept, or None if the intercept is not free.
@@ -242,11 +248,31 @@ class MTRLBase(TaskModel):
         before = vars(self).get("_outcome")
         if not self.warm_start or before is None or not np.array_equal(self.unit_names_, problem.unit_names):
             return None
-        if before.W.shape != (problem.data.m, problem.data.X.shape[1] + (self.fit_intercept is True)):
+        columns = problem.outputs * (problem.data.X.shape[1] + (self.fit_intercept is True))
+        if before.W.shape != (problem.data.m, columns):
             return None
-        coef = self.coef_.reshape(len(problem.unit_names), -1)[problem.used].astype(float)
-        weights = problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used])
-        return StartPoint(weights, before.common)
+        return StartPoint(self.weights_of(problem, np.arange(len(problem.tasks))), before.common)
+
+    def weights_of(self, problem: FitProblem, order: np.ndarray) -> np.ndarray:
+        """Return the coefficients of the fitted model as weights in a problem.
+
+        Parameters
+        ----------
+        problem : FitProblem
+            A problem with the tasks of the model.
+        order : ndarray of int
+            The numbers of the tasks of the problem in the model.
+
+        Returns
+        -------
+        ndarray
+            A row per unit of the problem.
+        """
+        coef, intercept = self.coef_[order][problem.used], self.intercept_[order][problem.used]
+        W = problem.coordinates.weights(coef.astype(float), intercept)
+        if problem.seen is not None and self.fit_intercept is True:  # no row asks for the intercept of an absent class
+            W[:, -problem.outputs :][~problem.seen[problem.used]] = 0.0
+        return W
 
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""
@@ -256,20 +282,24 @@ class MTRLBase(TaskModel):
 
     def _keep(self, problem: FitProblem, outcome: Outcome, lam: float, common: float) -> None:
         """Set the fitted attributes."""
-        m, total, used = len(problem.tasks), len(problem.unit_names), problem.used
+        used, k, W = problem.used, problem.outputs, outcome.W
         d, dtype = len(problem.coordinates.x_centre), problem.data.X.dtype
-        coef, intercept = np.zeros((total, d)), problem.constant.astype(float)
-        coef[used], intercept[used] = problem.coordinates.coefficients(outcome.W)
-        shape = (m,) if total == m else (m, total // m)
+        if problem.seen is not None and self.fit_intercept is True:
+            W = np.hstack([W[:, :-k], fill_absent(W[:, -k:], problem.seen[used])])
+        intercept = problem.constant.astype(float)
+        coef = np.zeros((*intercept.shape, d))
+        coef[used], intercept[used] = problem.coordinates.coefficients(W, k)
         self.tasks_ = problem.tasks
         if problem.classes is not None:
             self.classes_ = problem.classes
+        if problem.seen is not None:
+            self.seen_classes_ = problem.seen
         self.feature_map_ = problem.feature_map
         self.coordinates_ = problem.coordinates
-        self.coef_ = coef.reshape(*shape, d).astype(dtype)
-        self.intercept_ = np.asarray(intercept.reshape(shape), dtype=dtype)
+        self.coef_ = coef.astype(dtype)
+        self.intercept_ = np.asarray(intercept, dtype=dtype)
         self.reg_lambda_, self.common_strength_ = lam, common
-        self._keep_common(outcome)
+        self._keep_common(outcome, W)
         self.unit_names_ = problem.unit_names
         self.certificate_ = outcome.certificate
         self.history_ = [record.as_dict() for record in outcome.history]
@@ -278,19 +308,21 @@ class MTRLBase(TaskModel):
         # in the coordinates of the problem, for warm_start and add_task; neither needs the history
         self._outcome = replace(outcome, history=[])
 
-    def _keep_common(self, outcome: Outcome) -> None:
-        common, d = outcome.common, len(self.coordinates_.x_centre)
+    def _keep_common(self, outcome: Outcome, W: np.ndarray) -> None:
+        """Set what the tasks share; W are the weights with all intercepts."""
+        common, k = outcome.common, self._outputs
         tau = self.common_strength_ / len(outcome.W)
         if tau > 0 and not is_learned(self.relationship):
             common = common_part(outcome.covariance, tau, outcome.W)
         if self.fit_intercept is True:  # a free intercept is not part of the relationship: use the mean over units
-            common = np.append(common[:d], outcome.W[:, d].mean())
-        coef, intercept = self.coordinates_.coefficients(common)
-        self.common_coef_, self.common_intercept_ = coef.astype(self.coef_.dtype), float(intercept)
+            common = np.append(common[:-k], W[:, -k:].mean(axis=0))
+        coef, intercept = self.coordinates_.coefficients(common, k)
+        self.common_coef_ = coef.astype(self.coef_.dtype)
+        self.common_intercept_ = intercept if k > 1 else float(intercept)
 
     def _reported_covariance(self, outcome: Outcome) -> TaskCovariance:
         """Sigma of the whole weights (12). With a common component the solver's Sigma describes only the deviations
         from it, in which nearly equal tasks look unrelated."""
         if self.common_strength_ == 0 or not is_learned(self.relationship):
             return outcome.covariance
-        return Learned().update(outcome.W[:, :-1] if self.fit_intercept is True else outcome.W)
+        return Learned().update(outcome.W[:, : -self._outputs] if self.fit_intercept is True else outcome.W)

@@ -14,11 +14,14 @@ from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.diagnostics import default_lambdas, default_measure
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.mtrl import (
+    ABSENT_CLASSES,
     CLASSES,
     CLASSIFICATION_LOSS,
     CLASSIFIER_WORDS,
+    MULTI_CLASS,
     REGRESSION_LOSS,
     REGRESSOR_WORDS,
+    SEEN_CLASSES,
     SINGLE_CLASS,
     MTRLClassifier,
     MTRLRegressor,
@@ -36,12 +39,12 @@ SEARCH_PARAMETERS = {
     "lambdas": """sequence of float
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
     "commons": """sequence of float
-        Values of `common` to try. Ignored for a single task and for more than two classes, which use 0.""",
+        Values of `common` to try. Ignored for a single task, which uses 0.""",
     "cv": """int
         Number of folds. Each worker assigns its own rows to folds.""",
     "scoring": """{{"loss", "squared_error", "wrong"}}
         Measure of the error on held-out rows. None means "squared_error" for squared loss, "wrong" (the error rate,
-        averaged over tasks, ties broken by the loss) for two classes, and "loss" otherwise.""",
+        averaged over tasks, ties broken by the loss) for classification, and "loss" otherwise.""",
     "exhaustive": """bool
         True tries every candidate on every fold. False tries candidates that are significantly worse than the best
         after two folds (paired t-test over the tasks at the 1 % level) on no further fold.""",
@@ -67,7 +70,7 @@ class _StrengthSearch(MTRLBase):
         if self.scoring is not None and self.scoring not in MEASURES:
             raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
         if self.scoring == "wrong" and self._kind != CLASSIFICATION:
-            raise ValueError("scoring='wrong' counts wrong signs and is for classification; use loss or squared_error")
+            raise ValueError("scoring='wrong' counts wrong answers, for classification only; use loss or squared_error")
         if self.scoring == "squared_error" and get_loss(self.loss).name not in SHIFT_INVARIANT:
             raise ValueError(f"scoring='squared_error' makes no sense with the {self.loss} loss; use loss")
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
@@ -75,15 +78,10 @@ class _StrengthSearch(MTRLBase):
             raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
         if not isinstance(self.cv, int | np.integer):
             raise ValueError(f"cv must be a number of folds, which every worker draws for itself, got {self.cv!r}")
-        # a common component is for several tasks that share labels; one task has none
-        commons = (
-            [0.0] if len(problem.tasks) == 1 or len(problem.unit_names) != len(problem.tasks) else list(self.commons)
-        )
+        commons = [0.0] if len(problem.tasks) == 1 else list(self.commons)
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
-        # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"
-        several = problem.data.groups is not None
-        self.scoring_ = self.scoring or ("loss" if several else default_measure(self.loss))
+        self.scoring_ = self.scoring or default_measure(self.loss)
         over = "tasks" if self._kind == CLASSIFICATION else "rows"
         race = None if self.exhaustive else Race(self.scoring_, over)
         total = len(lambdas) * len(commons) * int(self.cv)
@@ -170,8 +168,14 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
 
 @documented(
     CLASSIFIER_WORDS,
-    SEARCH_PARAMETERS | {"loss": CLASSIFICATION_LOSS, "on_single_class": SINGLE_CLASS},
-    SEARCH_ATTRIBUTES | {"classes_": CLASSES},
+    SEARCH_PARAMETERS
+    | {
+        "loss": CLASSIFICATION_LOSS,
+        "on_single_class": SINGLE_CLASS,
+        "multi_class": MULTI_CLASS,
+        "absent_classes": ABSENT_CLASSES,
+    },
+    SEARCH_ATTRIBUTES | {"classes_": CLASSES, "seen_classes_": SEEN_CLASSES},
 )
 class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
     """MTRLClassifier that chooses reg_lambda and common by cross-validation.
@@ -204,6 +208,8 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         task_column: Any = None,
         unknown_tasks: str = "raise",
         on_single_class: str = "raise",
+        multi_class: str = "auto",
+        absent_classes: str = "never",
     ):
         super().__init__(
             loss=loss,
@@ -224,6 +230,8 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
             task_column=task_column,
             unknown_tasks=unknown_tasks,
             on_single_class=on_single_class,
+            multi_class=multi_class,
+            absent_classes=absent_classes,
         )
         self.lambdas = lambdas
         self.commons = commons

@@ -177,7 +177,7 @@ class Diagnostics(MTRLBase):
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
         spec = self.problem_spec(problem, settings)
-        measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
+        measure = default_measure(self.loss)
         race = Race(measure, "tasks")
         searches = (
             (spec, np.append(lambdas, self.reg_lambda_), self.common_strength_),
@@ -340,7 +340,7 @@ class Diagnostics(MTRLBase):
         self._outcome = replace(
             before, W=W, common=common, covariance=covariance, certificate=added.certificate, dual=added.dual
         )
-        self._keep_common(self._outcome)
+        self._keep_common(self._outcome, W)
         self._covariance = self._reported_covariance(self._outcome)
         self.certificate_ = added.certificate
         return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)
@@ -387,9 +387,6 @@ def _significantly_positive(difference: np.ndarray) -> np.ndarray:
 def _resampled(data: TaskData, rng: np.random.Generator) -> TaskData:
     """Draw rows with replacement, expressed as weights so that X is not copied."""
     draws = [rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]
-    if data.groups is not None:  # units that share rows must share the draw
-        first = {group: i for i, group in reversed(list(enumerate(data.groups.tolist())))}
-        draws = [draws[first[group]] for group in data.groups.tolist()]
     times = np.concatenate(draws).astype(float)
     weight = times if data.sample_weight is None else times * data.sample_weight
     empty = np.add.reduceat(weight, data.starts[:-1]) <= 0

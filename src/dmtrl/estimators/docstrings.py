@@ -69,9 +69,9 @@ ATTRIBUTES = {
         Coefficients of each task.""",
     "intercept_": """ndarray of shape {intercept_shape}
         Intercepts of each task.""",
-    "common_coef_": """ndarray of shape (d,)
+    "common_coef_": """ndarray of shape {common_shape}
         Coefficients of the common component; zero without one.""",
-    "common_intercept_": """float
+    "common_intercept_": """{common_intercept}
         Intercept of the common component.""",
     "reg_lambda_": """float
         The regularisation strength of the fit.""",

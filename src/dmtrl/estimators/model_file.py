@@ -40,7 +40,7 @@ from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Pre
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 3
+FORMAT = 4
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
@@ -296,9 +296,8 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
         raise ValueError("the data have other tasks or classes than the model; verify needs the data of the fit")
     mapped = as_rows(rows.X if model.feature_map_ is None else model.feature_map_.transform(rows.X))
     problem = build_problem(mapped, units, rows.sample_weight, coordinates, rows.names)
-    coef = model.coef_[order].reshape(len(units.names), -1)[units.used].astype(float)
-    W = coordinates.weights(coef, model.intercept_[order].ravel()[units.used])
-    common = coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
+    W = model.weights_of(problem, order)
+    common = coordinates.weights(model.common_coef_[None].astype(float), np.asarray([model.common_intercept_]))[0]
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
     spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
     outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
