@@ -31,6 +31,7 @@ from dmtrl.worker.rows import row_axpy, row_dot
 discard_stale(__file__, vector.__file__, rows.__file__, kernels.__file__)
 
 _CURVATURE = Softmax.smoothness
+_SEPARABLE = 3000  # rows; with fewer a unit may well be separable
 
 
 class ClassRows(NamedTuple):
@@ -379,8 +380,11 @@ class SoftmaxProblem:
         return np.asarray(1e3 * n / np.maximum(self._mean_q * _CURVATURE, 1e-200))
 
     def intercept_step(self) -> np.ndarray | None:
-        """The step size of the intercepts: as long as coordinate ascent hardly notices."""
+        """The step size of the intercepts: as long as coordinate ascent hardly notices. A unit with few rows is often
+        separable, so that its loss has little curvature, and needs a longer one."""
         if not self.units.intercept:
             return None
+        if self._order.intercept_ridge < 0:
+            return np.full(self._blocks.n_units, 20.0 / _CURVATURE)
         n = np.maximum(np.diff(self.units.starts), 1)
-        return np.asarray((np.full(len(n), 20.0) if self._order.intercept_ridge < 0 else n) / _CURVATURE)
+        return np.clip(_SEPARABLE, n, 30 * n) / _CURVATURE
