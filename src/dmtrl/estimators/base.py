@@ -270,8 +270,8 @@ class MTRLBase(TaskModel):
         """
         coef, intercept = self.coef_[order][problem.used], self.intercept_[order][problem.used]
         W = problem.coordinates.weights(coef.astype(float), intercept)
-        if problem.seen is not None and self.fit_intercept is True:  # no row asks for the intercept of an absent class
-            W[:, -problem.outputs :][~problem.seen[problem.used]] = 0.0
+        if problem.outputs > 1 and self.fit_intercept is True:  # no row asks for the intercept of an absent class
+            W[:, -problem.outputs :][~problem.seen_by_units] = 0.0
         return W
 
     def _seed(self) -> int:
@@ -284,8 +284,8 @@ class MTRLBase(TaskModel):
         """Set the fitted attributes."""
         used, k, W = problem.used, problem.outputs, outcome.W
         d, dtype = len(problem.coordinates.x_centre), problem.data.X.dtype
-        if problem.seen is not None and self.fit_intercept is True:
-            W = np.hstack([W[:, :-k], fill_absent(W[:, -k:], problem.seen[used])])
+        if k > 1 and self.fit_intercept is True:
+            W = np.hstack([W[:, :-k], fill_absent(W[:, -k:], problem.seen_by_units)])
         intercept = problem.constant.astype(float)
         coef = np.zeros((*intercept.shape, d))
         coef[used], intercept[used] = problem.coordinates.coefficients(W, k)

@@ -43,7 +43,7 @@ CLASSES = """ndarray of shape (k,)
     Sorted class labels."""
 
 SEEN_CLASSES = """ndarray of shape (m, k)
-    Whether a class occurs in a task. Only set for more than two classes."""
+    Whether a class occurs in a task."""
 
 REGRESSOR_WORDS = {
     "coef_shape": "(m, d)",
@@ -189,19 +189,19 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
             self._check_single_class(rows.names[i], class_names[np.argmax(counts[i])], bool(single.all()))
         certain = np.log(2.0 * counts.sum(axis=1) + 1)  # log-odds of n successes in n trials, with half a failure added
         if k == 2:
-            constant, numeric, seen = np.where(counts[:, 1] > 0, certain, -certain), 2.0 * labels - 1.0, None
+            constant, numeric = np.where(counts[:, 1] > 0, certain, -certain), 2.0 * labels - 1.0
         else:
-            constant, numeric, seen = np.where(counts > 0, certain[:, None], 0.0), labels.astype(float), counts > 0
+            constant, numeric = np.where(counts > 0, certain[:, None], 0.0), labels.astype(float)
         used = np.flatnonzero(~single)
         order, starts = by_task(rows.codes, m)
         sizes = np.diff(starts)[used]
         ends = np.concatenate([[0], np.cumsum(sizes)])
         chosen = order[np.arange(ends[-1]) + np.repeat(starts[used] - ends[:-1], sizes)]  # unit after unit
-        return UnitLabels(rows.rows[chosen], numeric[chosen], ends, rows.names, used, constant, class_names, seen)
+        return UnitLabels(rows.rows[chosen], numeric[chosen], ends, rows.names, used, constant, class_names, counts > 0)
 
     def _losses(self, problem: FitProblem) -> AnyLoss | list[AnyLoss]:
         loss = get_loss(self.loss)
-        return loss if problem.seen is None else class_losses(loss, self.multi_class, problem.seen[problem.used])
+        return loss if problem.outputs == 1 else class_losses(loss, self.multi_class, problem.seen_by_units)
 
     def _check_single_class(self, task: Any, label: Any, all_tasks: bool) -> None:
         if all_tasks:

@@ -30,7 +30,7 @@ class UnitLabels:
     used: np.ndarray  # indices of the units in the problem
     constant: np.ndarray  # score of each unit if it is left out; with k > 2 classes (m, k)
     classes: np.ndarray | None = None  # sorted class labels; None for regression
-    seen: np.ndarray | None = None  # (m, k): whether a task has a class; None unless there are k > 2 classes
+    seen: np.ndarray | None = None  # (m, k): whether a task has a class; None for regression
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,18 @@ class FitProblem:
     constant: np.ndarray  # score of each unit if it is left out; with k > 2 classes (m, k)
     classes: np.ndarray | None = None
     feature_map: Any = None
-    seen: np.ndarray | None = None  # (m, k): whether a task has a class; None unless there are k > 2 classes
+    seen: np.ndarray | None = None  # (m, k): whether a task has a class; None for regression
 
     @property
     def outputs(self) -> int:
         """Scores of a row: one, or one for each of more than two classes."""
-        return 1 if self.seen is None else self.seen.shape[1]
+        return 1 if self.classes is None or len(self.classes) == 2 else len(self.classes)
+
+    @property
+    def seen_by_units(self) -> np.ndarray:
+        """Whether each unit in the problem has each class."""
+        assert self.seen is not None, "a problem with more than two classes says which of them its tasks have"
+        return self.seen[self.used]
 
 
 def build_problem(

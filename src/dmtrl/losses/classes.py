@@ -86,7 +86,7 @@ class ClassLoss:
 
 @dataclass(frozen=True)
 class Softmax(ClassLoss):
-    """The multinomial logistic loss l(z, y) = log sum_c exp(z_c) - z_y of k scores z and a class y (40).
+    """The multinomial logistic loss l(z, y) = log sum_c exp(z_c) - z_y of k scores z and a class y (41).
 
     Parameters
     ----------
