@@ -3,8 +3,8 @@
 import numpy as np
 
 from dmtrl.relationship.base import Prox, check_tau
-from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.common import common_prox
+from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side
 
