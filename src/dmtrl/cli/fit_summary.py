@@ -15,7 +15,11 @@ from dmtrl.cli.errors import note_text, printable
 MAX_LINES = 20  # of the table of columns
 MAX_NAME = 40  # characters of a task name
 _MEASURES = {"squared_error": "mean squared error", "wrong": "error rate", "loss": "mean loss"}
-_BASELINES = {"squared_error": "each task's mean", "wrong": "each task's most frequent class"}
+_BASELINES = {
+    "squared_error": "each task's mean",
+    "wrong": "each task's most frequent class",
+    "loss": "each task's best constant",
+}
 
 
 def print_columns(lines: Sequence[tuple[str, str, str, int]], notes: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.tables import TableFiles, nearest, open_files, require_column
-from dmtrl.tables.names import listed
+from dmtrl.tables import TableFiles, open_files, require_column
+from dmtrl.tables.names import column_hint, listed
 from dmtrl.tables.preparation import Preparation
 
 FILE = "file"  # the task column if each file is a task
@@ -22,11 +22,8 @@ def open_with_tasks(source: TableFiles, task: str | None, notes: list[str]) -> t
     names = source.names
     if task is not None:
         if task not in names and len(source.files) > 1:
-            close = nearest(task, names)
-            hint = f"did you mean {close!r}?" if close else f"the columns are {listed(names)}"
-            raise InputError(
-                f"there is no column {task!r}; {hint}; to make each file a task, leave out ", Setting("task")
-            )
+            problem = f"there is no column {task!r}; {column_hint(task, names)}; to make each file a task, leave out "
+            raise InputError(problem, Setting("task"))
         require_column(task, names)
         return source, task, False
     keys = sorted({key for part in source.files for key in part.constants})

@@ -25,7 +25,7 @@ from dmtrl.losses import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.outcome import RoundRecord
-from dmtrl.tables import Batch, TableFiles, open_files, require_column
+from dmtrl.tables import Batch, TableFiles, open_files, require_column, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.names import listed
@@ -110,10 +110,9 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     notes = _partly_missing_notes(source)
     source, task, by_file = open_with_tasks(source, request.task, notes)
     target = _target_column(source, request.target)
-    known = set(source.names)
-    for name in (*(name for _, name in choices.pairs), *([request.weights] if request.weights else [])):
-        if name not in known:
-            require_column(name, source.names)
+    require_columns([name for _, name in choices.pairs], source.names)
+    if request.weights is not None:
+        require_column(request.weights, source.names)
     if task == target:
         raise ValueError(f"column {task!r} is both the task and the target; choose two different columns")
     batch, numbers, total = _read_rows(source, request, progress, notes)

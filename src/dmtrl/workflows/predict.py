@@ -12,7 +12,7 @@ import numpy as np
 
 from dmtrl.estimators.model_file import load
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.tables import Batch, TableFiles, require_column
+from dmtrl.tables import Batch, TableFiles, require_column, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
 from dmtrl.tables.names import listed
@@ -56,8 +56,7 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
     if request.unknown == "common":
         model.set_params(unknown_tasks="common")
     kept = [name for name in (source.names if "*" in request.keep else request.keep) if name != preparation.task]
-    for name in kept:
-        require_column(name, source.names)
+    require_columns(kept, source.names)
     predictor = _Predictor(model, request.unknown)
     taken = set(predictor.columns) & {*kept, preparation.task}
     if taken:
@@ -92,7 +91,8 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
 
 def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, notes: list[str]) -> None:
     """Check that the data has the columns that the model needs, and note those that it does not use."""
-    absent = [name for name in preparation.used if name not in source.names]
+    names = set(source.names)
+    absent = [name for name in preparation.used if name not in names]
     if absent and not fill:
         try:
             require_column(absent[0], source.names)
@@ -100,7 +100,10 @@ def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, not
             raise InputError(
                 f"the model needs column {absent[0]!r}: {error}; to treat it as missing, pass ", Setting("fill", True)
             ) from None
-    notes += [f"column {name!r} is not in the data; its values are missing" for name in absent]
+    if absent:
+        which = listed([repr(name) for name in absent], 5)
+        columns = f"column {which} is" if len(absent) == 1 else f"columns {which} are"
+        notes.append(f"{columns} not in the data; all values are missing")
     known = {*preparation.used, preparation.task, preparation.target, *(c.name for c in preparation.columns)}
     extra = [name for name in source.names if name not in known]
     if extra:
