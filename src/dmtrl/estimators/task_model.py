@@ -1,7 +1,7 @@
 """TaskModel: the parameters of an estimator, the reading of rows, and predictions of a fitted model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -114,11 +114,20 @@ class TaskModel(ABC):
         """
         return self._read(X, y, tasks, sample_weight, reset=False)
 
-    def _read(self, X: Any, y: Any, tasks: Any, sample_weight: Any, reset: bool = True) -> inputs.LabelledRows:
+    def _read(
+        self,
+        X: Any,
+        y: Any,
+        tasks: Any,
+        sample_weight: Any,
+        reset: bool = True,
+        splits: Callable[[inputs.LabelledRows], np.ndarray | None] = lambda rows: None,
+    ) -> inputs.LabelledRows:
+        """`splits` is called with the rows as they were passed and returns the splits of a cross-validation."""
         if y is None and not inputs.is_list_of_tasks(X):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         rows = inputs.read(X, y, tasks, sample_weight, self.task_column)
-        rows = replace(rows, X=self._validate(rows.X, reset))
+        rows = replace(rows, X=self._validate(rows.X, reset), splits=splits(rows))
         rows.check_X(getattr(self, "feature_names_in_", None))
         rows = rows.without_zero_weights().to_long()
         rows.check_y()
