@@ -35,7 +35,7 @@ OURS, ALONE, POOLED, COLUMNS, SHARED, BOOSTED = (
 RIDGES = np.logspace(-1, 4, 11)
 STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # of logistic regression
 SHARED_SCALES = (0.3, 1.0, 3.0)  # of the shared columns, relative to a task's own
-TREES = {"max_leaf_nodes": [7, 31], "learning_rate": [0.05, 0.15]}
+TREES: dict[str, list[float]] = {"max_leaf_nodes": [7, 31], "learning_rate": [0.05, 0.15]}
 FOLDS = 3  # of the other methods; with five they would take longer and choose alike
 
 
@@ -124,7 +124,7 @@ class Case:
     methods: tuple[str, ...] = (ALONE, POOLED, COLUMNS, SHARED, BOOSTED)
     regression: bool = False
     strengths: tuple[float, ...] = STRENGTHS
-    trees: Mapping[str, Sequence[float]] = field(default_factory=lambda: TREES)
+    trees: dict[str, list[float]] = field(default_factory=lambda: TREES)
 
 
 QUICK: dict[str, Any] = {"strengths": (1.0,), "trees": {"max_leaf_nodes": [7]}}  # grids of one candidate
