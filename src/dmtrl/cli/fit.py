@@ -39,6 +39,21 @@ class Lambda(click.ParamType):  # not generic in click 8.2
         return number
 
 
+class TaskWeight(click.ParamType):
+    name = "equal|rows|NUMBER"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str | float:
+        if value in ("equal", "rows"):
+            return str(value)
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number <= 1:
+            self.fail(f"{value!r} is neither equal nor rows nor a number from 0 to 1", param, ctx)
+        return number
+
+
 def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
     return [loss for loss in LOSSES if loss.startswith(incomplete)]
 
@@ -53,6 +68,10 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 )
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries both].")
+@click.option(
+    "--task-weight", type=TaskWeight(), default="equal",
+    help="How much a task counts: equal, rows (every row the same), or n^NUMBER [equal].",
+)  # fmt: skip
 @click.option("--weights", metavar="COL", help="Column with the weight of each row.")
 @click.option("--drop", metavar="COL", multiple=True, help="Column to leave out.")
 @click.option("--category", metavar="COL", multiple=True, help="Column of numbers to use as categories.")

@@ -51,6 +51,7 @@ def print_summary(summary: dict[str, Any]) -> None:
             f"{summary['rows']:,} in {summary['tasks']:,} tasks ({summary['task']}), {summary['features']:,} features"
         ),
     )
+    facts.add_row("rows per task", _text(_rows_per_task(summary["per_task"])))
     facts.add_row("target", _text(f"{summary['target']}: {summary['kind']}, {summary['loss']} loss"))
     facts.add_row("lambda", _strengths(summary))
     if summary["held_out"] is not None:
@@ -72,6 +73,16 @@ def print_summary(summary: dict[str, Any]) -> None:
     click.echo()
     _print(facts)
     click.echo(printable(f"\n  next: dmtrl predict {shlex.quote(summary['model'])} NEW.csv -o predictions.csv", "\n"))
+
+
+def _rows_per_task(per_task: Sequence[dict[str, Any]]) -> str:
+    counts = sorted(task["rows"] for task in per_task)
+    few = [str(task["task"]) for task in per_task if task["few_rows"]]
+    text = f"{counts[0]:,} to {counts[-1]:,}, median {counts[len(counts) // 2]:,}"
+    if not few:
+        return text
+    some = ", ".join(map(_shortened, few[:3])) + (f" and {len(few) - 3:,} more" if len(few) > 3 else "")
+    return f"{text}; very few: {some} (left out below)"
 
 
 def _held_out(summary: dict[str, Any]) -> str:

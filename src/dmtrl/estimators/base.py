@@ -30,6 +30,7 @@ from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.outcome import Outcome, StartPoint
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.task_weights import check_task_weight
 
 INTERCEPT_RIDGE = 1e-6  # ridge on a free intercept: the certificate needs one, and this one has no visible effect
 SHIFT_INVARIANT = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z only
@@ -75,7 +76,7 @@ class MTRLBase(TaskModel):
         tasks : array-like of shape (n,), default=None
             The task label of each row: text, integers or categories. None means a single task.
         sample_weight : array-like of shape (n,), default=None
-            Weights of the rows. Only proportions within a task matter: each task has the same weight in the objective.
+            Weights of the rows. With task_weight="equal" only proportions within a task matter.
         checkpoint : str, path or Checkpoint, default=None
             Folder or fsspec URL to write checkpoints to. A path means one checkpoint per minute.
         resume : str, path or True, default=None
@@ -164,6 +165,7 @@ class MTRLBase(TaskModel):
         reg_lambda: Any = self.reg_lambda
         if not (isinstance(reg_lambda, Real) and 0 < float(reg_lambda) < np.inf):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
+        check_task_weight(self.task_weight)
         self._settings(0)  # raises for invalid values before any row is read
 
     def _settings(self, seed: int, tol: float | None = None) -> Settings:
@@ -176,7 +178,8 @@ class MTRLBase(TaskModel):
         units, weight = self.label_units(rows), rows.sample_weight
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
         coordinates = Coordinates.for_rows(X, units, weight, self.fit_intercept, centre_y)
-        return build_problem(X, units, weight, coordinates, rows.names, feature_map)
+        problem = build_problem(X, units, weight, coordinates, rows.names, feature_map)
+        return replace(problem, rows=np.bincount(rows.codes, minlength=len(rows.names)))
 
     def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
         """Return lambda and the strength of the common component, in units of 1/m. With common="auto" it is that of a
@@ -214,7 +217,14 @@ class MTRLBase(TaskModel):
             relationship = "learned" if problem.data.m > 1 else "independent"
         ridge = self.intercept_ridge(problem.coordinates)
         return ProblemSpec(
-            problem.data, get_loss(self.loss), relationship, settings, self.shards, ridge, keep_all_tasks=True
+            problem.data,
+            get_loss(self.loss),
+            relationship,
+            settings,
+            self.shards,
+            ridge,
+            task_weight=check_task_weight(self.task_weight),
+            keep_all_tasks=True,
         )
 
     def intercept_ridge(self, coordinates: Coordinates) -> float | None:
@@ -269,6 +279,8 @@ class MTRLBase(TaskModel):
         self.coef_ = coef.reshape(*shape, d).astype(dtype)
         self.intercept_ = np.asarray(intercept.reshape(shape), dtype=dtype)
         self.reg_lambda_, self.common_strength_ = lam, common
+        self.task_rows_, self.task_weights_ = problem.rows, np.zeros(m)
+        self.task_weights_[problem.task_of_units()] = outcome.task_weight
         self._keep_common(outcome)
         self.unit_names_ = problem.unit_names
         self.certificate_ = outcome.certificate

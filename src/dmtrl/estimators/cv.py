@@ -126,6 +126,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         scoring: str | None = None,
         exhaustive: bool = False,
         relationship: Any = "learned",
+        task_weight: float | str = "equal",
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -145,6 +146,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         super().__init__(
             loss=loss,
             relationship=relationship,
+            task_weight=task_weight,
             feature_map=feature_map,
             fit_intercept=fit_intercept,
             tol=tol,
@@ -188,6 +190,7 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         scoring: str | None = None,
         exhaustive: bool = False,
         relationship: Any = "learned",
+        task_weight: float | str = "equal",
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -208,6 +211,7 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         super().__init__(
             loss=loss,
             relationship=relationship,
+            task_weight=task_weight,
             feature_map=feature_map,
             fit_intercept=fit_intercept,
             tol=tol,

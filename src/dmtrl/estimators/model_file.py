@@ -40,7 +40,7 @@ from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Pre
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 3
+FORMAT = 4
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
@@ -301,6 +301,7 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     common = coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
     spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
+    spec = replace(spec, task_weight=model.task_weights_[order][problem.task_of_units()])
     outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))

@@ -101,6 +101,11 @@ class FitProblem:
     constant: np.ndarray  # score of each unit if it is left out
     classes: np.ndarray | None = None
     feature_map: Any = None
+    rows: np.ndarray | None = None  # number of rows of each task, where it is known
+
+    def task_of_units(self) -> np.ndarray:
+        """The number of the task of each unit in `data`."""
+        return self.used // (len(self.unit_names) // len(self.tasks))
 
 
 def build_problem(

@@ -35,6 +35,8 @@ class TaskModel(ABC):
     common_intercept_: float
     reg_lambda_: float
     common_strength_: float
+    task_weights_: np.ndarray
+    task_rows_: np.ndarray | None
     certificate_: Certificate
     coordinates_: Coordinates
     feature_map_: Any
@@ -47,6 +49,7 @@ class TaskModel(ABC):
         reg_lambda: float = 0.1,
         relationship: Any = "learned",
         common: float | str = "auto",
+        task_weight: float | str = "equal",
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -68,6 +71,7 @@ class TaskModel(ABC):
         self.reg_lambda = reg_lambda
         self.relationship = relationship
         self.common = common
+        self.task_weight = task_weight
         self.feature_map = feature_map
         self.fit_intercept = fit_intercept
         self.tol = tol

@@ -48,7 +48,8 @@ def received(
     model = kind(reg_lambda=reg_lambda, common=tau, **_shared(study))
     nothing = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual)  # the dual variables stay with the coordinator
     covariance = Learned().update((W - common)[:, :-1])
-    outcome = Outcome(W, common, covariance, certificate, nothing, [], True, "splitting")
+    ones = np.ones(len(W))  # every task counts the same in a study, and sizes stay with the coordinator
+    outcome = Outcome(W, common, covariance, certificate, nothing, [], True, "splitting", ones, ones)
     model.set_outcome(problem_of(study, coordinates, names, np.zeros(len(names))), outcome, reg_lambda, tau)
     model.preparation_ = preparation
     return model

@@ -30,6 +30,7 @@ from dmtrl.solver.coordinator import Coordinator
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, StartPoint, Watch
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.task_weights import check_task_weight
 
 logger = logging.getLogger("dmtrl")
 T = TypeVar("T")
@@ -42,6 +43,7 @@ def solve(
     reg_lambda: float,
     relationship: Any = "learned",
     common: float = 0.0,
+    task_weight: str | float = "equal",
     settings: Settings | None = None,
     engine: Any = "local",
     n_jobs: int | None = None,
@@ -71,6 +73,10 @@ def solve(
     common : float, default=0.0
         Strength of a component that all tasks share, in units of 1/m: 1 makes it as strong as the average task's own
         part, whose variance is 1/m because Sigma has trace one.
+    task_weight : {"equal", "rows"} or float, default="equal"
+        How much a task counts in the objective. "equal" is the problem of the paper: the mean loss of each task counts
+        the same. With "rows" every row counts the same. A number gamma between 0 (equal) and 1 (rows) gives a task
+        with n rows a weight proportional to n^gamma, with mean one over the tasks. With sample weights, n is their sum.
     settings : Settings, default=None
         Settings of the algorithm. None means Settings().
     engine : {"local", "ray"}, RayOptions or Engine, default="local"
@@ -113,6 +119,7 @@ def solve(
     first = None if start is None else checked_start(start, data.m)
     settings = settings or Settings()
     spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings, shards, intercept_ridge, start=first)
+    spec = replace(spec, task_weight=check_task_weight(task_weight))
     place = Placement(engine, n_jobs, workers, on_lost, open_session(checkpoint, resume))
     outcome = solve_problem(spec, reg_lambda, common, place, callbacks=callbacks, watch=watch, verbose=verbose)
     warn_unless_converged(outcome, settings, stacklevel=3)
@@ -168,7 +175,7 @@ def solve_on(
 ) -> Outcome:
     """One run on an engine whose workers hold the tasks. `name`: of the run, in the session's checkpoints."""
     relationship = spec.relationship_for(reg_lambda, common)
-    coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout)
+    coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout, spec.task_weight)
     with _checkpoint_in_error(session):
         return coordinator.run(session, name, start, callbacks, watch)
 
@@ -185,6 +192,7 @@ class ProblemSpec:
     intercept_ridge: float | None = None
     shared_intercept: bool = False  # all tasks have the same intercept
     start: StartPoint | None = None
+    task_weight: float | np.ndarray = 0.0  # the exponent of the task sizes, or the weights of the tasks themselves
     keep_all_tasks: bool = False  # with on_lost="go_on": start again with all tasks, whose rows are in this process
 
     @property
@@ -209,6 +217,7 @@ class ProblemSpec:
         """The same problem for these tasks, by number."""
         assert not isinstance(self.data, int)
         losses, relationship, steps, shards = self.losses, self.relationship, self.settings.steps, self.shards
+        weight = self.task_weight
         if hasattr(relationship, "only"):
             relationship = relationship.only(tasks)
         elif hasattr(relationship, "tocsr"):
@@ -225,6 +234,7 @@ class ProblemSpec:
             relationship=relationship,
             settings=settings,
             shards=shards if np.ndim(shards) == 0 else np.asarray(shards)[tasks].tolist(),
+            task_weight=weight[tasks] if isinstance(weight, np.ndarray) else weight,
             start=None if self.start is None else StartPoint(self.start.W[tasks], self.start.common),
         )
 

@@ -152,6 +152,7 @@ class _Search:
             "commons": self.taus.tolist(),
             "folds": self.folds,
             "tasks": self.spec.m,
+            "task_weight": np.asarray(self.spec.task_weight).tolist(),
             **settings,
         }
 

@@ -53,8 +53,9 @@ class FitRequest:
 
     task, target, weights: columns. kind: "regression" or "classification". loss: a name, with its parameter as in
     "huber=2". reg_lambda: None chooses it by cross-validation. common: True requires a component that all tasks share,
-    False excludes it. drop, category, number: columns to leave out, or whose kind is given. missing: texts that mean
-    a missing value. many_tasks: accept a task column with very many values. jobs: threads. address, workers: of Ray.
+    False excludes it. task_weight: how much a task counts, as in the estimators. drop, category, number: columns to
+    leave out, or whose kind is given. missing: texts that mean a missing value. many_tasks: accept a task column with
+    very many values. jobs: threads. address, workers: of Ray.
     """
 
     data: Sequence[str | Path]
@@ -64,6 +65,7 @@ class FitRequest:
     loss: str | None = None
     reg_lambda: float | None = None
     common: bool | None = None
+    task_weight: str | float = "equal"
     weights: str | None = None
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
@@ -202,6 +204,7 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     """The unfitted model, with the given lambda or with cross-validation."""
     shared: dict[str, Any] = {
         "loss": prepared.loss,
+        "task_weight": request.task_weight,
         "tol": request.tol,
         "max_staleness": request.max_staleness,
         "random_state": request.seed,

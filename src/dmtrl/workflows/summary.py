@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
+from dmtrl.data.task_data import tiny_tasks
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import held_out_error
 from dmtrl.workflows.fit import FOLDS, Prepared
@@ -16,7 +17,11 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
     """The outcome of a fit as plain values."""
     certificate, preparation = model.certificate_, prepared.preparation
     rows = dict(zip(*np.unique(prepared.tasks, return_counts=True), strict=True))
-    per_task = [{"task": plain(name), "rows": int(rows[name])} for name in model.tasks_]
+    tiny = tiny_tasks(np.array([rows[name] for name in model.tasks_]))
+    per_task = [
+        {"task": plain(name), "rows": int(rows[name]), "few_rows": bool(few)}
+        for name, few in zip(model.tasks_, tiny, strict=True)
+    ]
     for name, values in _task_errors(model, comparison).items():
         for row, value in zip(per_task, values, strict=True):
             row[name] = float(value) if np.isfinite(value) else None
@@ -35,6 +40,7 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
         "classes": [plain(value) for value in getattr(model, "classes_", [])] or None,
         "lambda": model.reg_lambda_,
         "common": model.common_strength_,
+        "task_weight": model.task_weight,
         "chosen": None if path is None else _choice(path, model.scoring_),
         **_held_out(model, prepared),
         "certificate": {
@@ -93,5 +99,7 @@ def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
             if abs(pair.value) >= WEAK
         ]
 
-    alike, opposed = strongest_pairs(unit_vectors(covariance), k)
+    vectors = unit_vectors(covariance)
+    vectors[model.tiny_units()] = 0.0  # what is learned about a task with very few rows is mostly chance
+    alike, opposed = strongest_pairs(vectors, k)
     return {"alike": listed(alike), "opposed": listed(opposed)}

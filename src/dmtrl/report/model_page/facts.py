@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
+from dmtrl.data.task_data import tiny_tasks
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.losses import get_loss
 from dmtrl.relationship import TaskCovariance, is_learned
@@ -45,6 +46,7 @@ class ModelFacts:
     scaled: bool = False  # whether the features were standardised
     history: Sequence[Mapping[str, Any]] = ()
     rows: int | None = None
+    unit_rows: np.ndarray | None = None  # the number of rows of the task of each unit
     classes: Sequence[str] = ()
     target: str = ""
     task_column: str = ""
@@ -60,6 +62,11 @@ class ModelFacts:
     def units(self) -> str:
         """What the rows are: tasks, or pairs of a task and a class."""
         return "tasks" if len(self.names) == self.tasks else "pairs of task and class"
+
+    @property
+    def tiny(self) -> np.ndarray:
+        """Which units have very few rows; none if the numbers of rows are not known."""
+        return np.zeros(len(self.names), dtype=bool) if self.unit_rows is None else tiny_tasks(self.unit_rows)
 
 
 def model_facts(
@@ -96,6 +103,7 @@ def model_facts(
         scaled=preparation is not None and preparation.width is None,
         history=list(getattr(model, "history_", [])),
         rows=None if X is None else _count_rows(X, y),
+        unit_rows=None if model.task_rows_ is None else np.repeat(model.task_rows_, len(names) // len(model.tasks_)),
         classes=[str(plain(name)) for name in getattr(model, "classes_", [])],
         target="" if preparation is None else str(preparation.target),
         task_column="" if preparation is None else str(preparation.task),
