@@ -69,6 +69,10 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries both].")
 @click.option(
+    "--own", metavar="NUMBER", type=click.FloatRange(min=0),
+    help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 1].",
+)  # fmt: skip
+@click.option(
     "--task-weight", type=TaskWeight(), default="equal",
     help="How much a task counts: equal, rows (every row the same), or n^NUMBER [equal].",
 )  # fmt: skip

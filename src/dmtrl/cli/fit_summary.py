@@ -54,6 +54,9 @@ def print_summary(summary: dict[str, Any]) -> None:
     facts.add_row("rows per task", _text(_rows_per_task(summary["per_task"])))
     facts.add_row("target", _text(f"{summary['target']}: {summary['kind']}, {summary['loss']} loss"))
     facts.add_row("lambda", _strengths(summary))
+    if summary["tasks"] > 1:
+        shares = ", ".join(f"{share:.0%} {part}" for part, share in summary["shares"].items())
+        facts.add_row("coefficients", f"{shares} (mean over tasks)")
     if summary["held_out"] is not None:
         facts.add_row("held out", _held_out(summary))
     certificate = summary["certificate"]
@@ -122,6 +125,7 @@ def _shortened(name: str) -> str:
 
 def _strengths(summary: dict[str, Any]) -> str:
     common = f", common component {summary['common']:g}" if summary["common"] else ", no common component"
+    common += f", own parts {summary['own']:g}" if summary["own"] else ""
     chosen = summary["chosen"]
     how = f"; best of {chosen['candidates']} in {chosen['folds']} folds" if chosen else "; as given"
     return f"{summary['lambda']:.3g}{common}{how}"

@@ -1,4 +1,4 @@
-"""MTRLRegressorCV and MTRLClassifierCV: estimators that choose lambda and common by cross-validation.
+"""MTRLRegressorCV and MTRLClassifierCV: estimators that choose lambda, common and own by cross-validation.
 
 For every fold, a path of warm-started fits runs from large to small lambda. The workers hold out the folds themselves
 and send only sums over held-out rows.
@@ -26,7 +26,7 @@ from dmtrl.estimators.mtrl import (
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.progress import bar
-from dmtrl.solver.api import Placement, ProblemSpec, on_engine
+from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.solver.cross_validation import MEASURES, Path, cross_validate, for_paths
 from dmtrl.solver.outcome import Callback, RoundRecord
@@ -37,6 +37,8 @@ SEARCH_PARAMETERS = {
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
     "commons": """sequence of float
         Values of `common` to try. Ignored for a single task and for more than two classes, which use 0.""",
+    "owns": """sequence of float
+        Values of `own` to try. Ignored for a single task, which uses 0.""",
     "cv": """int
         Number of folds. Each worker assigns its own rows to folds.""",
     "scoring": """{{"loss", "squared_error", "wrong"}}
@@ -48,22 +50,24 @@ SEARCH_PARAMETERS = {
 }
 SEARCH_ATTRIBUTES = {
     "cv_path_": """Path
-        Held-out errors of each lambda, common and fold. `cv_path_.complete` says which were tried on all folds.""",
+        Held-out errors of each lambda, common, own and fold. `cv_path_.complete` says which were tried on all
+        folds.""",
     "scoring_": """str
         The measure that was minimised.""",
 }
 
 
 class _StrengthSearch(MTRLBase):
-    """Chooses lambda and common before the final fit."""
+    """Chooses lambda, common and own before the final fit."""
 
     lambdas: Sequence[float] | None
     commons: Sequence[float]
+    owns: Sequence[float]
     cv: int
     scoring: str | None
     exhaustive: bool
 
-    def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
+    def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
         if self.scoring is not None and self.scoring not in MEASURES:
             raise ValueError(f"scoring must be one of {', '.join(MEASURES)}, got {self.scoring!r}")
         if self.scoring == "wrong" and self._kind != CLASSIFICATION:
@@ -86,7 +90,8 @@ class _StrengthSearch(MTRLBase):
         self.scoring_ = self.scoring or ("loss" if several else default_measure(self.loss))
         over = "tasks" if self._kind == CLASSIFICATION else "rows"
         race = None if self.exhaustive else Race(self.scoring_, over)
-        total = len(lambdas) * len(commons) * int(self.cv)
+        owns = [0.0] if len(problem.tasks) == 1 else list(self.owns)
+        total = len(lambdas) * len(commons) * len(owns) * int(self.cv)
         callbacks = self.callbacks or ()
         rounds = [callback.on_cv_round for callback in callbacks if hasattr(callback, "on_cv_round")]
         fits = [callback.on_cv_fit for callback in callbacks if hasattr(callback, "on_cv_fit")]
@@ -95,7 +100,7 @@ class _StrengthSearch(MTRLBase):
             for callback in rounds:
                 callback(record)
 
-        with bar(self.verbose, "choosing lambda and common", total) as step:
+        with bar(self.verbose, "choosing lambda, common and own", total) as step:
 
             def on_fit(done: int, total: int) -> None:
                 step(total)
@@ -103,7 +108,9 @@ class _StrengthSearch(MTRLBase):
                     callback(done, total)
 
             def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> Path:
-                return cross_validate(engine, spec, lambdas, commons, int(self.cv), session, on_round, on_fit, race)
+                return cross_validate(
+                    engine, spec, lambdas, commons, int(self.cv), session, on_round, on_fit, race, owns
+                )
 
             path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, int(self.cv), race))
         self.cv_path_: Path = path
@@ -112,7 +119,7 @@ class _StrengthSearch(MTRLBase):
 
 @documented(REGRESSOR_WORDS, SEARCH_PARAMETERS | {"loss": REGRESSION_LOSS}, SEARCH_ATTRIBUTES)
 class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
-    """MTRLRegressor that chooses reg_lambda and common by cross-validation.
+    """MTRLRegressor that chooses reg_lambda, common and own by cross-validation.
 
     <sections>
     """
@@ -122,6 +129,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         loss: str | AnyLoss = "squared",
         lambdas: Sequence[float] | None = None,
         commons: Sequence[float] = (0.0, 1.0, 10.0),
+        owns: Sequence[float] = (0.0, 1.0),
         cv: int = 5,
         scoring: str | None = None,
         exhaustive: bool = False,
@@ -165,6 +173,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         )
         self.lambdas = lambdas
         self.commons = commons
+        self.owns = owns
         self.cv = cv
         self.scoring = scoring
         self.exhaustive = exhaustive
@@ -176,7 +185,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
     SEARCH_ATTRIBUTES | {"classes_": CLASSES},
 )
 class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
-    """MTRLClassifier that chooses reg_lambda and common by cross-validation.
+    """MTRLClassifier that chooses reg_lambda, common and own by cross-validation.
 
     <sections>
     """
@@ -186,6 +195,7 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         loss: str | AnyLoss = "logistic",
         lambdas: Sequence[float] | None = None,
         commons: Sequence[float] = (0.0, 1.0, 10.0),
+        owns: Sequence[float] = (0.0, 1.0),
         cv: int = 5,
         scoring: str | None = None,
         exhaustive: bool = False,
@@ -231,6 +241,7 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         )
         self.lambdas = lambdas
         self.commons = commons
+        self.owns = owns
         self.cv = cv
         self.scoring = scoring
         self.exhaustive = exhaustive

@@ -11,6 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from dmtrl.data.task_data import TaskData, tiny_tasks
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
+from dmtrl.estimators.inputs import lookup
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
 from dmtrl.losses import CLASSIFICATION, get_loss
@@ -33,6 +34,13 @@ from dmtrl.solver.race import Race
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import check_task_weight
 
+PARTS = ("common", "related", "own")  # of a task's coefficients
+
+
+def format_shares(shares: np.ndarray) -> str:
+    """The mean share of each part, in words."""
+    return ", ".join(f"{share:.0%} {part}" for part, share in zip(PARTS, shares.mean(axis=0), strict=True))
+
 
 class Related(NamedTuple):
     """Pairs of a task and its correlation, strongest first."""
@@ -47,7 +55,8 @@ class Comparison:
 
     `hurts` marks tasks whose error together is higher than alone, by a one-sided t-test over folds at the 1 % level.
     Expect one false mark per hundred tasks. `rows` is the number of rows of each task. Tasks with very few, fewer than
-    3 or than a tenth of the median, are not counted where numbers of tasks are printed.
+    3 or than a tenth of the median, are not counted where numbers of tasks are printed. `shares` (m, 3) says how much
+    of each task's coefficients is common, related and its own, as in `weight_shares_`.
     """
 
     tasks: np.ndarray
@@ -57,6 +66,7 @@ class Comparison:
     hurts: np.ndarray
     measure: str
     rows: np.ndarray | None = None
+    shares: np.ndarray | None = None
 
     @property
     def tiny(self) -> np.ndarray:
@@ -69,7 +79,8 @@ class Comparison:
 
         columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
         known = {} if self.rows is None else {"rows": self.rows, "few_rows": self.tiny}
-        return pd.DataFrame(known | columns, index=pd.Index(self.tasks, name="task"))
+        parts = {} if self.shares is None else dict(zip(PARTS, self.shares.T, strict=True))
+        return pd.DataFrame(known | columns | parts, index=pd.Index(self.tasks, name="task"))
 
     def __str__(self) -> str:
         known = np.isfinite(self.together)
@@ -78,7 +89,8 @@ class Comparison:
         few = f" (without {int(self.tiny.sum())} with very few rows)" if self.tiny.any() else ""
         hurt = f"sharing hurts {int(self.hurts[counted].sum())} of {int(counted.sum())}{few}"
         unknown = "" if known.all() else f"; {int((~known).sum())} tasks have no held-out row"
-        return f"mean held-out {self.measure} over tasks: {means}; {hurt}{unknown}"
+        parts = "" if self.shares is None else f"; of the coefficients {format_shares(self.shares)}"
+        return f"mean held-out {self.measure} over tasks: {means}; {hurt}{unknown}{parts}"
 
 
 @dataclass(frozen=True)
@@ -176,8 +188,8 @@ class Diagnostics(MTRLBase):
     def compare(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5) -> Comparison:
         """Compare learning together, alone and pooled by cross-validation.
 
-        "together" uses the relationship and tau of this model, "alone" fits each task separately, and "pooled" fits
-        one model to the rows of all tasks. Each of them chooses its lambda on the same folds, by the same rule.
+        "together" uses the relationship, common and own of this model, "alone" fits each task separately, and "pooled"
+        fits one model to the rows of all tasks. Each of them chooses its lambda on the same folds, by the same rule.
 
         Parameters
         ----------
@@ -209,7 +221,7 @@ class Diagnostics(MTRLBase):
         measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
         race = Race(measure, "tasks")
         searches = (
-            (spec, np.append(lambdas, self.reg_lambda_), self.common_strength_),
+            (replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_),
             # Sigma = I / m: lambda / m gives the same penalty on a task
             (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
             (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
@@ -229,7 +241,8 @@ class Diagnostics(MTRLBase):
         together, separate, pooled = (_held_out(path, measure, 0) for path in paths)
         hurts, names = _significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
         rows = np.diff(problem.data.starts)
-        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), rows)
+        shares = self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.task_of_units()]
+        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), rows, shares)
 
     def correlation_intervals(
         self,
@@ -280,7 +293,7 @@ class Diagnostics(MTRLBase):
 
             def resample(seed: np.random.SeedSequence) -> np.ndarray:
                 data = _resampled(problem.data, np.random.default_rng(seed))
-                spec = self.problem_spec(replace(problem, data=data), settings)
+                spec = replace(self.problem_spec(replace(problem, data=data), settings), own=self.own_strength_)
                 outcome = solve_problem(spec, self.reg_lambda_, self.common_strength_)
                 step()
                 return self._reported_covariance(outcome).correlation()
@@ -331,8 +344,9 @@ class Diagnostics(MTRLBase):
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
         weight = self._weight_of_newcomer(newcomer)
-        spec = ProblemSpec(len(names), get_loss(self.loss), "learned", settings, 1, ridge, task_weight=weight)
-        common = self.common_strength_ * len(names) / len(self.tasks_)  # the same tau for one more task
+        grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
+        own, common = self.own_strength_ * grown, self.common_strength_ * grown
+        spec = ProblemSpec(len(names), get_loss(self.loss), "learned", settings, 1, ridge, own=own, task_weight=weight)
         relation = spec.relationship_for(lam, common)
         losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
         added = extend(before.W, before.dual, losses, newcomer, spec, lam, common)
@@ -368,12 +382,14 @@ class Diagnostics(MTRLBase):
         self.coef_ = np.vstack([self.coef_, coef.astype(self.coef_.dtype)])
         self.intercept_ = np.append(self.intercept_, self.intercept_.dtype.type(intercept))
         self.common_strength_ *= len(names) / len(self.tasks_)
+        self.own_strength_ *= len(names) / len(self.tasks_)
         self.tasks_ = self.unit_names_ = names
         before = self._outcome
         W = np.vstack([before.W, added.w])
         common = added.outcome.common
-        own = W - common
-        covariance = Learned().update(own[:, :-1] if self.fit_intercept is True else own)
+        away = W - common
+        learned = Learned(kappa=self.own_strength_ / len(names))
+        covariance = learned.update(away[:, :-1] if self.fit_intercept is True else away)
         weights = added.outcome.task_weight
         self._outcome = replace(
             before,
@@ -388,7 +404,7 @@ class Diagnostics(MTRLBase):
         self.task_weights_ = weights
         if self.task_rows_ is not None:
             self.task_rows_ = np.append(self.task_rows_, newcomer.X.shape[0])
-        self._keep_common(self._outcome)
+        self._keep_parts(self._outcome, np.arange(len(names)), len(names))
         self._covariance = self._reported_covariance(self._outcome)
         self.certificate_ = added.certificate
         return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)
@@ -420,8 +436,7 @@ def default_measure(loss: Any) -> str:
 
 def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:
     """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN if it has no row."""
-    lam, tau = path.best(measure, "tasks")
-    i, j = path.cell(lam, tau)
+    i, j = path.cell(*path.best(measure, "tasks"))
     total, weight = getattr(path, measure)[i, j], path.weight[i, j]
     if axis is not None:
         total, weight = total.sum(axis=axis), weight.sum(axis=axis)

@@ -19,6 +19,10 @@ PARAMETERS = {
         tasks: 1 makes it as strong as the average task's own part; 0 is the problem of the paper. "auto" is 1 if the
         relationship between tasks is learned, and 0 for a fixed relationship and for more than two classes. A single
         task has no common component.""",
+    "own": """float
+        Strength of a part of each task's coefficients that is not related to other tasks, in the units of `common`. It
+        keeps what the relationship would shrink away, so that sharing hurts less where tasks differ; with a large
+        value each task is learned alone. 0 is the problem of the paper.""",
     "task_weight": """{{"equal", "rows"}} or float
         How much a task counts in the objective. "equal" counts the mean loss of each task the same, as in the paper.
         "rows" counts every row the same, so that a task with few rows hardly shapes the relations. A number gamma
@@ -82,6 +86,11 @@ ATTRIBUTES = {
         The regularisation strength of the fit.""",
     "common_strength_": """float
         The strength of the common component of the fit, in the units of `common`.""",
+    "own_strength_": """float
+        The strength of the tasks' own parts of the fit, in the units of `own`.""",
+    "weight_shares_": """ndarray of shape (m, 3)
+        How much of each task's coefficients is common to all tasks, related to other tasks, and its own: the lengths
+        of these three parts, divided by their sum.""",
     "task_weights_": """ndarray of shape (m,)
         Weight of each task in the objective, with mean one; 0 for a task that was left out because of its single
         class.""",

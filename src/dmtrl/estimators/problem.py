@@ -190,16 +190,6 @@ def pad(covariance: TaskCovariance, problem: FitProblem) -> TaskCovariance:
     return TaskCovariance(basis, covariance.values / trace, covariance.floor / trace)
 
 
-def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.ndarray:
-    """tau 1^T (Sigma + tau 1 1^T)^-1 W: the common component for a given Sigma."""
-    total = covariance.plus_common(tau)
-    inside = total.basis.T @ W
-    solved = total.basis @ (inside / (total.values + total.floor)[:, None])
-    if total.floor > 0:
-        solved += (W - total.basis @ inside) / total.floor
-    return np.asarray(tau * solved.sum(axis=0))
-
-
 def row_products(X: Any, coef: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """Dot product of each row of X with the coefficients of its task."""
     if len(coef) == 1:

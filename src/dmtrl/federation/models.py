@@ -26,6 +26,7 @@ def unfitted(study: Study, mean_square: float) -> Any:
             reg_lambda=lambdas[0], common=common, **shared
         )
     search: dict[str, Any] = {"lambdas": lambdas or lambda_grid(mean_square).tolist(), "cv": study.fit.folds}
+    search["owns"] = (0.0,)
     if commons:
         search["commons"] = commons
     kind = MTRLClassifierCV if study.classification else MTRLRegressorCV

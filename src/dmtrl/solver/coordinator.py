@@ -212,8 +212,9 @@ class Coordinator:
             raise ValueError("method='dual' cannot leave the intercept free; use a bias feature or method='splitting'")
         if name == "auto":
             loose = (plain and not relationship.learned) and (
-                relationship.start(layout.m).plus_common(relationship.tau).spectral_rho(layout.task) <= 1.5
-            )
+                relationship.start(layout.m).plus_common(relationship.tau).plus_own(relationship.kappa)
+                .spectral_rho(layout.task) <= 1.5
+            )  # fmt: skip
             name = "dual" if loose else "splitting"
         return Alternation(context) if name == "dual" else Splitting(context)
 

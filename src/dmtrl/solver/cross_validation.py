@@ -1,4 +1,4 @@
-"""Cross-validation of lambda and tau, with the rows where they are.
+"""Cross-validation of lambda, common and own, with the rows where they are.
 
 Every worker holds out its own folds, stratified by task and class, and only sums over the held-out rows come back. The
 fits of a fold are a path: each starts where the one before ended. Paths are independent of each other and run at the
@@ -17,9 +17,9 @@ import numpy as np
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.messages import HoldOut, Score, Scores
-from dmtrl.solver.api import Placement, ProblemSpec, solve_on, thread_count
+from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_on, thread_count
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession, PathStopped
-from dmtrl.solver.checkpoint.session import CheckpointSession, PathEnd
+from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.race import FIRST_FOLDS, Race
@@ -32,10 +32,12 @@ _PATHS_PER_THREAD = 2  # up to here all paths of a stage share the threads evenl
 
 @dataclass(frozen=True)
 class Path:
-    """Held-out sums: arrays are (commons, lambdas, folds, m). They are zero for fits that a race left out."""
+    """Held-out sums: arrays are (commons, lambdas, folds, m). They are zero for fits that a race left out. The first
+    axis is for pairs: commons[i] was tried with owns[i]."""
 
     lambdas: np.ndarray
     commons: np.ndarray
+    owns: np.ndarray
     weight: np.ndarray
     loss: np.ndarray
     squared_error: np.ndarray
@@ -58,19 +60,23 @@ class Path:
         by_task = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
         return np.asarray(by_task.sum(axis=-1) / (weight > 0).sum(axis=-1))
 
-    def best(self, measure: str, over: str = "rows") -> tuple[float, float]:
-        """(lambda, tau) with the least mean of those tried on all folds; ties by loss, then by the strongest lambda."""
+    def best(self, measure: str, over: str = "rows") -> Strengths:
+        """The candidate with the least mean of those tried on all folds; ties by loss, then by the strongest lambda."""
         first, second = self.mean(measure, over), self.mean("loss", over)
         strength = -np.broadcast_to(self.lambdas, first.shape)
         order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12), ~self.complete.ravel()))
-        tau, lam = np.unravel_index(order[0], first.shape)
-        return float(self.lambdas[lam]), float(self.commons[tau])
+        pair, lam = np.unravel_index(order[0], first.shape)
+        return Strengths(float(self.lambdas[lam]), float(self.commons[pair]), float(self.owns[pair]))
 
-    def cell(self, reg_lambda: float, common: float) -> tuple[int, int]:
-        """The index of a lambda and a tau of the grid, for the first two axes of the arrays."""
-        found = np.argwhere((self.commons[:, None] == common) & (self.lambdas == reg_lambda))
+    def cell(self, reg_lambda: float, common: float, own: float = 0.0) -> tuple[int, int]:
+        """The index of a candidate of the grid, for the first two axes of the arrays."""
+        pair = (self.commons == common) & (self.owns == own)
+        found = np.argwhere(pair[:, None] & (self.lambdas == reg_lambda))
         if not len(found):
-            raise ValueError(f"lambda {reg_lambda:g} with common {common:g} is not on the grid of the cross-validation")
+            raise ValueError(
+                f"lambda {reg_lambda:g} with common {common:g} and own {own:g} is not on the grid of the "
+                "cross-validation"
+            )
         return int(found[0, 0]), int(found[0, 1])
 
 
@@ -84,20 +90,22 @@ def cross_validate(
     on_round: Callback | None = None,
     on_fit: Callable[[int, int], object] = lambda done, total: None,
     race: Race | None = None,
+    owns: Sequence[float] | np.ndarray = (0.0,),
 ) -> Path:
-    """Held-out errors of every lambda and tau, on an engine whose workers hold the tasks.
+    """Held-out errors of every lambda, common and own, on an engine whose workers hold the tasks.
 
     `on_round` is called with the record of every round, `on_fit(done, total)` after every fit, one call at a time and
     from any thread; either may raise KeyboardInterrupt, and then new results are written to the session's checkpoint
     first. Fits that the session has finished are not repeated. With a `race`, candidates that are significantly worse
     than the best after two folds are not tried on the others, and `total` becomes smaller.
     """
-    path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
+    path = np.sort(np.asarray(lambdas, dtype=float))[::-1]
+    taus, kappas = (pairs.ravel() for pairs in np.meshgrid(np.asarray(commons, float), np.asarray(owns, float)))
     if folds < 2:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
     if len(path) == 0 or len(taus) == 0:
-        raise ValueError("cross-validation needs at least one lambda and one common to try")
-    search = _Search(engine, spec, path, taus, folds, session or CheckpointSession(), on_round, on_fit)
+        raise ValueError("cross-validation needs at least one lambda, one common and one own to try")
+    search = _Search(engine, spec, path, taus, kappas, folds, session or CheckpointSession(), on_round, on_fit)
     search.session.resume_cross_validation(search.grid() | {"race": None if race is None else asdict(race)})
     everything = search.in_order(np.ones((len(taus), len(path)), dtype=bool))
     first = folds if race is None else min(FIRST_FOLDS, folds)
@@ -123,7 +131,7 @@ def for_paths(place: Placement, folds: int, race: Race | None = None) -> Placeme
     return replace(place, workers=max(1, thread_count(place.n_jobs) // at_once))
 
 
-Candidate = tuple[int, int]  # the numbers of a tau and a lambda of the grid
+Candidate = tuple[int, int]  # the numbers of a pair (common, own) and of a lambda of the grid
 
 
 @dataclass
@@ -134,6 +142,7 @@ class _Search:
     spec: ProblemSpec
     lambdas: np.ndarray  # strongest first
     taus: np.ndarray
+    kappas: np.ndarray  # of the same length: candidates are pairs
     folds: int
     session: CheckpointSession
     on_round: Callback | None
@@ -150,6 +159,7 @@ class _Search:
         return {
             "lambdas": self.lambdas.tolist(),
             "commons": self.taus.tolist(),
+            "owns": self.kappas.tolist(),
             "folds": self.folds,
             "tasks": self.spec.m,
             "task_weight": np.asarray(self.spec.task_weight).tolist(),
@@ -157,9 +167,10 @@ class _Search:
         }
 
     def in_order(self, wanted: np.ndarray) -> list[Candidate]:
-        """Candidates in the order of a path: from strong to weak lambda, over the taus upwards and downwards in turn,
-        so that each is a neighbour of the one before."""
-        upwards = np.argsort(self.taus, kind="stable")
+        """Candidates in the order of a path: from strong to weak lambda, over the pairs (common, own) upwards and
+        downwards in turn, so that each is a neighbour of the one before."""
+        turned = np.searchsorted(np.unique(self.kappas), self.kappas) % 2 == 1
+        upwards = np.lexsort((np.where(turned, -self.taus, self.taus), self.kappas))
         turns = (upwards if j % 2 == 0 else upwards[::-1] for j in range(len(self.lambdas)))
         return [(int(i), j) for j, turn in enumerate(turns) for i in turn if wanted[i, j]]
 
@@ -192,7 +203,7 @@ class _Search:
         path = group.enter(fold, engine)
         fits = self.session.fits
         for i, j in candidates:
-            cell = float(self.taus[i]), float(self.lambdas[j]), fold
+            cell = self._cell(i, j, fold)
             if cell in fits.scores:
                 interrupt = self._count_fit()
                 if interrupt is not None:
@@ -211,11 +222,9 @@ class _Search:
                 pass
         group.leave(fold)
 
-    def _fit(
-        self, path: PathSession, engine: Engine, layout: Layout, cell: tuple[float, float, int], before: PathEnd | None
-    ) -> Outcome:
-        tau, lam, fold = cell
-        spec = self.spec
+    def _fit(self, path: PathSession, engine: Engine, layout: Layout, cell: Cell, before: PathEnd | None) -> Outcome:
+        tau, kappa, lam, fold = cell
+        spec = replace(self.spec, own=kappa)
         if before is not None and spec.settings.initial_step is None and np.isfinite(before.step):
             spec = replace(spec, settings=replace(spec.settings, initial_step=before.step))
         return solve_on(
@@ -224,11 +233,14 @@ class _Search:
             lam,
             tau,
             path,
-            name=f"tau={tau:g} lambda={lam:g} fold={fold}",
+            name=f"common={tau:g} own={kappa:g} lambda={lam:g} fold={fold}",
             start=None if before is None else before.point,
             callbacks=[] if self.on_round is None else [self._call_on_round],
             layout=layout,
         )
+
+    def _cell(self, pair: int, lam: int, fold: int) -> Cell:
+        return float(self.taus[pair]), float(self.kappas[pair]), float(self.lambdas[lam]), fold
 
     def _call_on_round(self, record: RoundRecord) -> None:
         assert self.on_round is not None
@@ -246,7 +258,7 @@ class _Search:
 
     def sums(self, folds: Iterable[int], candidates: list[Candidate]) -> dict[str, np.ndarray]:
         """Held-out sums over some folds: (candidates, m)."""
-        cells = [[(float(self.taus[i]), float(self.lambdas[j]), fold) for fold in folds] for i, j in candidates]
+        cells = [[self._cell(i, j, fold) for fold in folds] for i, j in candidates]
         scores = self.session.fits.scores
         return {
             name: np.array([sum(scores[cell][name] for cell in row) for row in cells]) for name in ("weight", *MEASURES)
@@ -257,12 +269,13 @@ class _Search:
         sums = {name: np.zeros((*shape, self.spec.m)) for name in ("weight", *MEASURES)}
         rounds = np.zeros(shape, dtype=int)
         for i, j, fold in np.ndindex(shape):
-            scores = self.session.fits.scores.get((float(self.taus[i]), float(self.lambdas[j]), fold))
+            scores = self.session.fits.scores.get(self._cell(i, j, fold))
             if scores is not None:
                 rounds[i, j, fold] = scores["rounds"]
                 for name, values in sums.items():
                     values[i, j, fold] = scores[name]
-        return Path(self.lambdas, self.taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
+        strengths = self.lambdas, self.taus, self.kappas
+        return Path(*strengths, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
 
 
 def _in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, group: PathGroup) -> None:

@@ -53,9 +53,9 @@ class FitRequest:
 
     task, target, weights: columns. kind: "regression" or "classification". loss: a name, with its parameter as in
     "huber=2". reg_lambda: None chooses it by cross-validation. common: True requires a component that all tasks share,
-    False excludes it. task_weight: how much a task counts, as in the estimators. drop, category, number: columns to
-    leave out, or whose kind is given. missing: texts that mean a missing value. many_tasks: accept a task column with
-    very many values. jobs: threads. address, workers: of Ray.
+    False excludes it. own: strength of the tasks' own parts. task_weight: how much a task counts, as in the estimators.
+    drop, category, number: columns to leave out, or whose kind is given. missing: texts that mean a missing value.
+    many_tasks: accept a task column with very many values. jobs: threads. address, workers: of Ray.
     """
 
     data: Sequence[str | Path]
@@ -65,6 +65,7 @@ class FitRequest:
     loss: str | None = None
     reg_lambda: float | None = None
     common: bool | None = None
+    own: float | None = None
     task_weight: str | float = "equal"
     weights: str | None = None
     drop: Sequence[str] = ()
@@ -218,8 +219,11 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
         shared["loss"] = prepared.loss.name
     if request.reg_lambda is not None:
         common: Any = {None: "auto", True: 1.0, False: 0.0}[request.common]
-        return (MTRLClassifier if classes else MTRLRegressor)(reg_lambda=request.reg_lambda, common=common, **shared)
+        shared |= {"reg_lambda": request.reg_lambda, "common": common, "own": request.own or 0.0}
+        return (MTRLClassifier if classes else MTRLRegressor)(**shared)
     commons = {None: (0.0, 1.0, 10.0), True: (1.0, 10.0), False: (0.0,)}[request.common]
+    if request.own is not None:
+        shared["owns"] = (request.own,)
     return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=FOLDS, **shared)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from dmtrl.data.labels import plain
 from dmtrl.data.task_data import tiny_tasks
+from dmtrl.estimators.diagnostics import PARTS
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import held_out_error
 from dmtrl.workflows.fit import FOLDS, Prepared
@@ -22,6 +23,8 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
         {"task": plain(name), "rows": int(rows[name]), "few_rows": bool(few)}
         for name, few in zip(model.tasks_, tiny, strict=True)
     ]
+    for row, shares in zip(per_task, model.weight_shares_.tolist(), strict=True):
+        row["shares"] = dict(zip(PARTS, shares, strict=True))
     for name, values in _task_errors(model, comparison).items():
         for row, value in zip(per_task, values, strict=True):
             row[name] = float(value) if np.isfinite(value) else None
@@ -40,7 +43,9 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
         "classes": [plain(value) for value in getattr(model, "classes_", [])] or None,
         "lambda": model.reg_lambda_,
         "common": model.common_strength_,
+        "own": model.own_strength_,
         "task_weight": model.task_weight,
+        "shares": dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
         "chosen": None if path is None else _choice(path, model.scoring_),
         **_held_out(model, prepared),
         "certificate": {
@@ -70,7 +75,7 @@ def _held_out(model: Any, prepared: Prepared) -> dict[str, Any]:
     if found is None:
         return {"held_out": None, "baseline": None}
     path = model.cv_path_
-    loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_)]
+    loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)]
     return {"held_out": {"loss": float(loss), model.scoring_: found.error}, "baseline": found.baseline}
 
 
@@ -81,7 +86,7 @@ def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     path = getattr(model, "cv_path_", None)
     if path is None or path.weight.shape[-1] != len(model.tasks_):
         return {}
-    cell = path.cell(model.reg_lambda_, model.common_strength_)
+    cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
     total, weight = getattr(path, model.scoring_)[cell].sum(axis=0), path.weight[cell].sum(axis=0)
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
 

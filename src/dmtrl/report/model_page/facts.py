@@ -47,6 +47,8 @@ class ModelFacts:
     history: Sequence[Mapping[str, Any]] = ()
     rows: int | None = None
     unit_rows: np.ndarray | None = None  # the number of rows of the task of each unit
+    kappa: float = 0.0  # strength of the own parts
+    shares: np.ndarray | None = None  # of each task: how much of its coefficients is common, related and its own
     classes: Sequence[str] = ()
     target: str = ""
     task_column: str = ""
@@ -96,6 +98,8 @@ def model_facts(
         loss=get_loss(model.loss).name.replace("_", " "),
         reg_lambda=float(model.reg_lambda_),
         tau=float(model.common_strength_),
+        kappa=float(model.own_strength_),
+        shares=model.weight_shares_,
         features=int(model.n_features_in_),
         feature_names=_feature_names(model, preparation),
         coef=None if mapped else np.asarray(model.coef_, dtype=float).reshape(len(names), -1),

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.diagnostics import PARTS, Comparison
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
 from dmtrl.report.displays import measure_name
 from dmtrl.report.model_page.facts import ModelFacts, format_number
@@ -61,13 +61,17 @@ def gain_section(facts: ModelFacts) -> Section:
             float(gain[i]),
             "yes" if comparison.hurts[i] else None,
             *_row_cells(comparison, int(i)),
+            *([] if comparison.shares is None else map(float, comparison.shares[i])),
         ]
         for i in order
     ]
     columns = ["task", *MODELS, "gain", "hurt"]
     if comparison.rows is not None:
         columns += ["rows", *(["few rows"] if comparison.tiny.any() else [])]
+    columns += [] if comparison.shares is None else PARTS
     caption = f"Mean held-out {comparison.measure}. The gain is alone minus together. Click a column heading to sort."
+    if comparison.shares is not None:
+        caption += " The last columns are the shares of the common, related and own parts in a task's coefficients."
     items.append(Table("Errors and gains", columns, rows, caption))
     return Section(TITLE, items)
 

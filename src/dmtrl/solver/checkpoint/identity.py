@@ -49,7 +49,8 @@ def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any])
 
 
 def _relation(relationship: Any) -> list[Any]:
-    facts = [type(relationship).__name__, relationship.name, relationship.tau, getattr(relationship, "weight", None)]
+    strengths = relationship.tau, relationship.kappa, getattr(relationship, "weight", None)
+    facts = [type(relationship).__name__, relationship.name, *strengths]
     facts = [_as_json(fact) for fact in facts]
     covariance, base = getattr(relationship, "covariance", None), getattr(relationship, "base", None)
     if isinstance(covariance, TaskCovariance):
