@@ -73,8 +73,8 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
     help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 1].",
 )  # fmt: skip
 @click.option(
-    "--task-weight", type=TaskWeight(), default="equal",
-    help="How much a task counts: equal, rows (every row the same), or n^NUMBER [equal].",
+    "--task-weight", type=TaskWeight(), default="0.5",
+    help="How much a task with n rows counts: equal, rows (each row the same), or n^NUMBER [0.5].",
 )  # fmt: skip
 @click.option("--weights", metavar="COL", help="Column with the weight of each row.")
 @click.option("--drop", metavar="COL", multiple=True, help="Column to leave out.")

@@ -26,8 +26,8 @@ PARAMETERS = {
     "task_weight": """{{"equal", "rows"}} or float
         How much a task counts in the objective. "equal" counts the mean loss of each task the same, as in the paper.
         "rows" counts every row the same, so that a task with few rows hardly shapes the relations. A number gamma
-        between 0 (equal) and 1 (rows) gives a task with n rows a weight proportional to n^gamma. With sample weights,
-        n is their sum.""",
+        between 0 (equal) and 1 (rows) gives a task with n rows a weight proportional to n^gamma, with mean one over
+        the tasks. With sample weights, n is their sum.""",
     "feature_map": """"rff" or transformer
         Transformation of the features. "rff" gives 300 random Fourier features; pass `RFF(n_components, gamma)` for
         others, or any scikit-learn transformer. `coef_` refers to the transformed features.""",

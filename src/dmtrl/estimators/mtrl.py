@@ -107,7 +107,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         relationship: Any = "learned",
         common: float | str = "auto",
         own: float = 0.0,
-        task_weight: float | str = "equal",
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,

@@ -82,4 +82,10 @@ def _is_whole(text: str) -> bool:
 def _shared(study: Study) -> dict[str, Any]:
     loss = study.loss
     named = loss == get_loss(loss.name)  # a name is easier to read in a saved model
-    return {"loss": loss.name if named else loss, "tol": study.fit.tolerance, "random_state": study.fit.seed}
+    # a site checks that its tasks have the weight one
+    return {
+        "task_weight": "equal",
+        "loss": loss.name if named else loss,
+        "tol": study.fit.tolerance,
+        "random_state": study.fit.seed,
+    }

@@ -66,7 +66,7 @@ class FitRequest:
     reg_lambda: float | None = None
     common: bool | None = None
     own: float | None = None
-    task_weight: str | float = "equal"
+    task_weight: str | float = 0.5
     weights: str | None = None
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
