@@ -1,5 +1,7 @@
 """Cross-validation where the rows lie: the same sums as doing it by hand, and only sums."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
