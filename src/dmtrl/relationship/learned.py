@@ -73,8 +73,9 @@ class Learned:
         centre, of_common = (None, 0.0) if self.tau == 0 else (common, 0.5 * float(common @ common) / self.tau)
         if self.kappa == 0:
             return 0.5 * nuclear_norm(W, centre) ** 2 + of_common
-        shared, _, size = nuclear_prox(W, self.kappa, centre)
-        own = W - shared
+        away = W if centre is None else W - centre
+        related, _, size = nuclear_prox(away, self.kappa)
+        own = away - related
         return 0.5 * size**2 + of_common + 0.5 * float(np.vdot(own, own)) / self.kappa
 
     def conjugate(self, B: np.ndarray) -> float:
