@@ -51,12 +51,12 @@ def print_summary(summary: dict[str, Any]) -> None:
             f"{summary['rows']:,} in {summary['tasks']:,} tasks ({summary['task']}), {summary['features']:,} features"
         ),
     )
-    facts.add_row("rows per task", _text(_rows_per_task(summary["per_task"])))
+    facts.add_row("per task", _text(_rows_per_task(summary["per_task"])))
     facts.add_row("target", _text(f"{summary['target']}: {summary['kind']}, {summary['loss']} loss"))
     facts.add_row("lambda", _strengths(summary))
     if summary["tasks"] > 1:
         shares = ", ".join(f"{share:.0%} {part}" for part, share in summary["shares"].items())
-        facts.add_row("coefficients", f"{shares} (mean over tasks)")
+        facts.add_row("shares", f"{shares} (mean over tasks)")
     if summary["held_out"] is not None:
         facts.add_row("held out", _held_out(summary))
     certificate = summary["certificate"]
