@@ -39,6 +39,10 @@ class TaskModel(ABC):
     common_intercept_: float
     reg_lambda_: float
     common_strength_: float
+    own_strength_: float
+    weight_shares_: np.ndarray
+    task_weights_: np.ndarray
+    task_rows_: np.ndarray | None
     certificate_: Certificate
     coordinates_: Coordinates
     feature_map_: Any
@@ -51,6 +55,8 @@ class TaskModel(ABC):
         reg_lambda: float = 0.1,
         relationship: Any = "learned",
         common: float | str = "auto",
+        own: float = 0.0,
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -72,6 +78,8 @@ class TaskModel(ABC):
         self.reg_lambda = reg_lambda
         self.relationship = relationship
         self.common = common
+        self.own = own
+        self.task_weight = task_weight
         self.feature_map = feature_map
         self.fit_intercept = fit_intercept
         self.tol = tol

@@ -65,7 +65,7 @@ def held_out_error(
     path = getattr(model, "cv_path_", None)
     if path is not None:
         measure, over = measure_name(model.scoring_), "rows"
-        error = path.mean(model.scoring_)[path.cell(model.reg_lambda_, model.common_strength_)]
+        error = path.mean(model.scoring_)[path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)]
     elif comparison is not None:
         measure, over = measure_name(comparison.measure), "tasks"
         error = np.nanmean(comparison.together)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.estimators.diagnostics import format_shares
 from dmtrl.report.content import (
     ChartGrid,
     DotPlot,
@@ -129,6 +130,8 @@ def _accuracy(facts: ModelFacts) -> Section:
         ("loss", facts.loss),
         ("lambda", f"{facts.reg_lambda:.3g}"),
         ("common component", f"{facts.tau:.3g}" if facts.tau > 0 else "none"),
+        *([("own parts", f"{facts.kappa:.3g}")] if facts.kappa > 0 else []),
+        *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and facts.tasks > 1 else []),
         *facts.more,
     ]
     best = (
@@ -147,7 +150,8 @@ def _accuracy(facts: ModelFacts) -> Section:
         )
     text += (
         "\n\n**What the certificate does not cover.** It bounds the objective: the sum over tasks of each task's mean "
-        "loss on the rows of the fit, plus the penalty. It says nothing about the error on new rows, or about whether "
+        "loss on the rows of the fit, times the weight of the task, plus the penalty. It says nothing about the error "
+        "on new rows, or about whether "
         f"lambda, the loss and the features were chosen well. {_where_to_look(facts)}"
     )
     if facts.held_out is not None:
