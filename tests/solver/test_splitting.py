@@ -64,6 +64,7 @@ def test_weights_that_were_reported_are_never_written_over() -> None:
     for number in range(8):
         b = rng.standard_normal((m, d))
         loss_u = 0.0 if number % 3 else np.inf  # sometimes U is reported, sometimes not
+        method.requests(state, [0], ROUGH)
         report = method.step(state, {0: answer(b, loss_w=5.0 / m, bracket_w=5.0 / m, loss_u=loss_u)})
         kept += [(one.W, one.W.copy()) for one in report.candidates]
     assert len(kept) > 8

@@ -120,7 +120,7 @@ class Coordinator:
                 raise interrupt
         best = run.best
         run.method = None  # frees its weights, to make room for Sigma
-        covariance = relationship.update(best.W - best.common)
+        covariance = relationship.update(best.W - best.common if best.common.any() else best.W)
         converged = run.certificate.relative_gap <= self._settings.tol
         return Outcome(best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name)
 
