@@ -165,7 +165,7 @@ class _Search:
     def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
         """The paths of some folds; `after` more folds may follow."""
         self.total = self.done + len(candidates) * (len(folds) + after)
-        threads = int(getattr(self.engine, "threads", 1))
+        threads = self.engine.paths
         inner = max(1, threads // len(folds))
         turns = Turns(max(1, threads // inner))
         group = PathGroup(self.session, turns)
@@ -175,7 +175,7 @@ class _Search:
             with turns, nullcontext(self.engine) if sibling is None else sibling as engine:
                 self._follow(group, turns, fold, engine, candidates)
 
-        if threads == 1 or self.engine.sibling(0) is None:
+        if threads == 1:
             for fold in folds:
                 follow(fold)
         else:

@@ -101,8 +101,8 @@ class Splitting:
         return report
 
     def _renew(self, state: SplittingState) -> None:
-        """New weights from where the workers arrived (16). Not before the next round is due: the last one of a run needs
-        none, and by then what the round before made obsolete is freed."""
+        """New weights from where the workers arrived (16). Only when the next round is due: a run needs none after its
+        last round, and by then what the round before made obsolete is freed."""
         if state.turned is None:
             return
         assert state.U is not None
