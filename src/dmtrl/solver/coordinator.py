@@ -221,7 +221,7 @@ class Coordinator:
 
     def _gap_to_close(self, run: RunState) -> GapToClose:
         finish = 0.5 * self._settings.tol * abs(run.dual.bound) if run.history else np.inf
-        return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish)
+        return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish, best=run.best.W)
 
     def _learn(self, run: RunState, report: Report) -> Candidate:
         """Keep the best of what is known; returns the best candidate of this report."""

@@ -85,6 +85,7 @@ class GapToClose:
     accuracy: float  # share of it at which the sum of the local gaps aims
     finish: float  # sum of local gaps that ends the run, if the units are independent of each other
     new: bool = True  # whether it was computed after the last answer
+    best: np.ndarray | None = None  # the best weights so far, which must not be written over
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class SplittingState:
     evaluate_u: bool = False  # whether the loss at U is worth a pass
     lowest: float = np.inf  # objective at Z so far
     turned: float | None = None  # how far B moved in the last round, until new weights are made from it
-    keep_u: bool = field(default=False, metadata={"saved": False})  # U is a candidate: do not write over it
+    keep_u: bool = field(default=False, metadata={"saved": False})  # U are the best weights: do not write over it
 
 
 class Splitting:
@@ -74,6 +74,7 @@ class Splitting:
 
     def requests(self, state: SplittingState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
         self._renew(state)
+        state.keep_u = state.U is not None and state.U is gap.best
         layout = self._context.layout
         W, step = layout.per_unit(state.Z), self._context.steps(state.s)
         relax = 0.0 if state.U is None else self._context.settings.relaxation - 1.0
@@ -143,14 +144,12 @@ class Splitting:
         at_z_and_b = float(np.vdot(state.Z, B_before))
         w_gap = totals.bracket_w + lam * state.penalty + state.w_conjugate / lam - at_z_and_b
         candidates = [Candidate(state.Z, state.common, objective)]
-        state.keep_u = False
         if not self._context.layout.split:
             loss_u, at_u = _least_loss(totals, U), np.inf
             if loss_u < objective:  # otherwise its penalty cannot make it better
                 at_u = loss_u + lam * relationship.penalty(U, state.common)
             if totals.loss_u < objective:
                 candidates.append(Candidate(U, state.common, at_u))
-                state.keep_u = True
             state.evaluate_u = not objective < state.lowest or at_u < objective
             state.lowest = min(state.lowest, objective)
         return Report(
