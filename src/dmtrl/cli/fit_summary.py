@@ -10,12 +10,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dmtrl.cli.errors import printable
+from dmtrl.cli.errors import note_text, printable
 
 MAX_LINES = 20  # of the table of columns
 MAX_NAME = 40  # characters of a task name
 _MEASURES = {"squared_error": "mean squared error", "wrong": "error rate", "loss": "mean loss"}
-_BASELINES = {"squared_error": "each task's mean", "wrong": "each task's most frequent class"}
+_BASELINES = {
+    "squared_error": "each task's mean",
+    "wrong": "each task's most frequent class",
+    "loss": "each task's best constant",
+}
 
 
 def print_columns(lines: Sequence[tuple[str, str, str, int]], notes: Sequence[str]) -> None:
@@ -117,7 +121,7 @@ def _strengths(summary: dict[str, Any]) -> str:
 
 
 def _as_lines(notes: Sequence[str]) -> list[Text]:
-    return [_text(f"- {note}") for note in notes]
+    return [_text(f"- {note_text(note)}") for note in notes]
 
 
 def _text(words: str) -> Text:

@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 from dmtrl.data.blocks import as_rows
 from dmtrl.engines import choose_engine
 from dmtrl.estimators.feature_maps import get_feature_map
+from dmtrl.estimators.folds import labels_of
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import (
     Coordinates,
@@ -89,17 +90,23 @@ class MTRLBase(TaskModel):
             The fitted estimator.
         """
         self._check_parameters()
-        table = self._read(X, y, tasks, sample_weight)
+        self._fit_rows(self._read(X, y, tasks, sample_weight), checkpoint, resume)
+        return self
+
+    def _fit_rows(
+        self,
+        table: LabelledRows,
+        checkpoint: PathLike | Checkpoint | CheckpointSession | None,
+        resume: PathLike | bool | None,
+    ) -> None:
         self.layout_ = table.layout
-        problem = self._build_problem(table)
-        del table  # frees what was only needed to lay the rows
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost, open_session(checkpoint, resume))
         with choose_engine(self.engine).session():
-            lam, common = self._strengths(problem, place)
-            outcome = self._solve(problem, lam, common, place)
-        warn_unless_converged(outcome, self._settings(0), stacklevel=3)
-        self._keep(problem, outcome, lam, common)
-        return self
+            problem, strengths = self._choose(table, place)
+            del table  # frees what was only needed to lay the rows and to choose
+            outcome = self._solve(problem, *strengths, place)
+        warn_unless_converged(outcome, self._settings(0), stacklevel=4)
+        self._keep(problem, outcome, *strengths)
 
     def fit_problem(self, problem: FitProblem, place: Placement) -> Outcome:
         """Fit a problem whose rows are held by the workers of a running engine.
@@ -170,13 +177,22 @@ class MTRLBase(TaskModel):
         tol = self.tol if tol is None else tol
         return Settings(tol=tol, max_rounds=self.max_rounds, max_staleness=self.max_staleness, seed=seed)
 
-    def _build_problem(self, rows: LabelledRows) -> FitProblem:
+    def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, tuple[float, float]]:
+        """The problem to solve, and lambda and common for it."""
+        problem = self._build_problem(table)
+        return problem, self._strengths(problem, place)
+
+    def _build_problem(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
+        """`splits`: of a cross-validation, for each label."""
         feature_map = get_feature_map(self.feature_map, self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
         units, weight = self.label_units(rows), rows.sample_weight
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
         coordinates = Coordinates.for_rows(X, units, weight, self.fit_intercept, centre_y)
-        return build_problem(X, units, weight, coordinates, rows.names, feature_map)
+        problem = build_problem(X, units, weight, coordinates, rows.names, feature_map)
+        if splits is None:
+            return problem
+        return replace(problem, data=replace(problem.data, splits=splits[:, labels_of(units, rows)]))
 
     def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
         """Return lambda and the strength of the common component, in units of 1/m. With common="auto" it is that of a

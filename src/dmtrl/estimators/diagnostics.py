@@ -8,6 +8,7 @@ import numpy as np
 from scipy.stats import t as student
 from sklearn.utils.validation import check_is_fitted
 
+from dmtrl import notebook
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
@@ -39,6 +40,10 @@ class Related(NamedTuple):
     related: list[tuple[Any, float]]
     opposed: list[tuple[Any, float]]
 
+    def _repr_html_(self) -> str:
+        rows = [(name, f"{value:.2f}") for name, value in (*self.related, *self.opposed[::-1])]
+        return notebook.section(notebook.table(["task", "correlation"], rows))
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -69,6 +74,15 @@ class Comparison:
         unknown = "" if known.all() else f"; {int((~known).sum())} tasks have no held-out row"
         return f"mean held-out {self.measure} over tasks: {means}; {hurt}{unknown}"
 
+    def _repr_html_(self) -> str:
+        errors = zip(self.together, self.alone, self.pooled, strict=True)
+        rows = [
+            (task, *map(notebook.number, found), "sharing hurts" if hurts else "")
+            for task, found, hurts in zip(self.tasks, errors, self.hurts, strict=True)
+        ]
+        header = ["task", "together", "alone", "pooled", ""]
+        return notebook.section(notebook.text(str(self)), notebook.table(header, rows, "call table()"))
+
 
 @dataclass(frozen=True)
 class CorrelationIntervals:
@@ -86,6 +100,16 @@ class CorrelationIntervals:
         sure = (np.asarray(self.lower) > 0) | (np.asarray(self.upper) < 0)
         pairs = np.triu_indices(len(sure), 1)
         return f"{int(sure[pairs].sum())} of {len(pairs[0])} correlations have a {self.level:.0%} interval without zero"
+
+    def _repr_html_(self) -> str:
+        low, high = np.asarray(self.lower), np.asarray(self.upper)
+        if len(low) > notebook.MAX_CELLS:
+            return notebook.section(notebook.text(str(self)))
+        names = list(getattr(self.lower, "index", range(len(low))))
+        labels = [[f"{a:.2f} to {b:.2f}" for a, b in zip(*rows, strict=True)] for rows in zip(low, high, strict=True)]
+        # coloured by the end that is nearer to zero: an interval that contains zero has no colour
+        nearer = np.where((low > 0) | (high < 0), np.where(low > 0, low, high), 0.0)
+        return notebook.section(notebook.text(str(self)), notebook.heat_map(nearer, names, labels))
 
 
 @dataclass(frozen=True)

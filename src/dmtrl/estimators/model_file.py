@@ -35,18 +35,18 @@ from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import DualPoint, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.settings import Settings
 from dmtrl.storage import whole_file
-from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Preparation
+from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Preparation, Words
 
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 3
+FORMAT = 4
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (
     Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, cross_validation.Path,
-    Preparation, Number, Category, Date, Block, Dropped,
+    Preparation, Number, Category, Date, Words, Block, Dropped,
 )  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _AGAIN = "copy the file again, or save the model again"

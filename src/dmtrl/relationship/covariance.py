@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import eigsh
 
+from dmtrl import notebook
 from dmtrl.numerics.rowwise import gram
 
 DENSE_LIMIT = 5000  # tasks; above it no (m, m) array is built
@@ -263,6 +264,12 @@ class TaskCovariance:
             correlation = np.where(np.outer(scale, scale) > 0, sigma / np.outer(scale, scale), 0.0)
         np.fill_diagonal(correlation, 1.0)
         return np.clip(correlation, -1.0, 1.0)
+
+    def _repr_html_(self) -> str:
+        facts = [("tasks", self.m), ("rank", len(self.values)), ("floor", f"{self.floor:.3g}")]
+        small = self.m <= notebook.MAX_CELLS
+        shown = notebook.text("Correlations") + notebook.heat_map(self.correlation(), range(self.m)) if small else ""
+        return notebook.section(notebook.text("Task covariance"), notebook.facts(facts), shown)
 
     def plus_common(self, tau: float) -> "TaskCovariance":
         """Return Sigma + tau 1 1^T: a component that all tasks share (docs/math.md section 7).

@@ -3,8 +3,9 @@
 import numpy as np
 
 from dmtrl.relationship.base import Prox, check_tau
+from dmtrl.relationship.common import common_prox
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.nuclear import common_component, nuclear_prox
+from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side
 
 
@@ -47,21 +48,9 @@ class Learned:
         if self.tau == 0:
             W, covariance, size = nuclear_prox(V, t, out=out)
             return Prox(W, 0.5 * size**2, covariance, common)
-        w0 = self._common(V, t, common)
-        W, covariance, size = nuclear_prox(V, t, w0, out)
-        return Prox(W, 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau, covariance, w0)
-
-    def _common(self, V: np.ndarray, t: float, common: np.ndarray) -> np.ndarray:
-        m, d = V.shape
-        if d <= m:
-            return common_component(V, t, m + t / self.tau, common)
-        # w_0 lies in the span of the rows of V and its starting point: m + 1 coordinates.
-        span = np.vstack([V, common])
-        s, vectors = short_side(span)
-        nonzero = s > 1e-7 * s[0]
-        s, vectors = s[nonzero], vectors[:, nonzero]
-        inside = vectors * s
-        return np.asarray((vectors @ (common_component(inside[:m], t, m + t / self.tau, inside[m]) / s)) @ span)
+        found = common_prox(V, t, self.tau, common, out)
+        shared = 0.5 * float(found.common @ found.common) / self.tau
+        return Prox(found.W, found.own_penalty + shared, found.covariance, found.common)
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         if self.tau == 0:

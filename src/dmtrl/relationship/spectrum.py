@@ -66,6 +66,17 @@ def from_gram(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.sqrt(np.maximum(values[::-1], 0.0)), vectors[:, ::-1]
 
 
+def shrink(s: np.ndarray, t: float) -> np.ndarray:
+    """Return the positive singular values of the proximal point of t times half the squared nuclear norm (18)."""
+    sizes = np.cumsum(s) / (1.0 + t * np.arange(1, len(s) + 1))
+    active = np.flatnonzero(s > t * sizes)
+    if len(active) == 0:
+        return s[:0]
+    rank = active[-1] + 1
+    kept: np.ndarray = s[:rank] - t * sizes[rank - 1]
+    return kept
+
+
 def _is_long(V: np.ndarray) -> bool:
     return max(V.shape) > 1.5 * min(V.shape)
 

@@ -1,8 +1,9 @@
 """Cross-validation of lambda and tau, with the rows where they are.
 
-Every worker holds out its own folds, stratified by task and class, and only sums over the held-out rows come back. The
-fits of a fold are a path: each starts where the one before ended. Paths are independent of each other and run at the
-same time where the engine can share its rows between them; the results do not depend on that.
+Rows either come with their splits, or every worker holds out its own folds, stratified by task and class. Only sums
+over the held-out rows come back. The fits of a split are a path: each starts where the one before ended. Paths are
+independent of each other and run at the same time where the engine can share its rows between them; the results do not
+depend on that.
 """
 
 import sys
@@ -14,19 +15,24 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.messages import HoldOut, Score, Scores
 from dmtrl.solver.api import Placement, ProblemSpec, solve_on, thread_count
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession, PathStopped
-from dmtrl.solver.checkpoint.session import CheckpointSession, PathEnd
+from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.race import FIRST_FOLDS, Race
 from dmtrl.solver.turns import Turns
 
 _SWITCH_SECONDS = 5e-4
-MEASURES = ("loss", "squared_error", "wrong")
+MEASURES = ("loss", "squared_error", "wrong")  # errors: sums over held-out rows
+SCORE = "score"  # of a scorer, one number for all held-out rows of a split, greater is better
+BEST, ONE_SE = RULES = ("best", "one_se")
+Candidate = tuple[int, int]  # the numbers of a tau and a lambda of the grid
+Scorer = Callable[[int, tuple[float, float], Outcome], float]  # of a fold, (lambda, tau) and the fit
 _PATHS_PER_THREAD = 2  # up to here all paths of a stage share the threads evenly; each needs memory for its weights
 
 
@@ -41,6 +47,7 @@ class Path:
     squared_error: np.ndarray
     wrong: np.ndarray
     rounds: np.ndarray  # (commons, lambdas, folds); zero for fits that were left out
+    score: np.ndarray  # (commons, lambdas, folds): of a scorer; NaN without one
 
     @property
     def complete(self) -> np.ndarray:
@@ -48,22 +55,42 @@ class Path:
         return np.asarray((self.rounds > 0).all(axis=2))
 
     def mean(self, measure: str, over: str = "rows") -> np.ndarray:
-        """(commons, lambdas): the mean over all held-out rows, or over tasks of each task's mean.
+        """(commons, lambdas): the mean over held-out rows, or over tasks of each task's mean; of scores, over folds.
 
         For a candidate that is not `complete` it is the mean over the folds on which it was tried.
         """
-        total, weight = getattr(self, measure).sum(axis=2), self.weight.sum(axis=2)
-        if over == "rows":
-            return np.asarray(total.sum(axis=-1) / weight.sum(axis=-1))
-        by_task = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
-        return np.asarray(by_task.sum(axis=-1) / (weight > 0).sum(axis=-1))
+        if measure == SCORE:
+            return np.asarray(self.score.mean(axis=2))
+        return _mean(getattr(self, measure).sum(axis=2), self.weight.sum(axis=2), over)
 
-    def best(self, measure: str, over: str = "rows") -> tuple[float, float]:
-        """(lambda, tau) with the least mean of those tried on all folds; ties by loss, then by the strongest lambda."""
+    def standard_error(self, measure: str, over: str = "rows") -> np.ndarray:
+        """(commons, lambdas): of the mean, from the variation between folds; zero for a single fold."""
+        if measure == SCORE:
+            folds = self.score
+        else:
+            with np.errstate(invalid="ignore"):
+                folds = _mean(getattr(self, measure), self.weight, over)  # NaN where a fold holds nothing out
+        count = np.isfinite(folds).sum(axis=2)
+        centred = folds - np.nansum(folds, axis=2, keepdims=True) / np.maximum(count, 1)[..., None]
+        return np.asarray(np.sqrt(np.nansum(centred**2, axis=2) / np.maximum(count * (count - 1), 1)))
+
+    def best(self, measure: str, over: str = "rows", rule: str = BEST) -> tuple[float, float]:
+        """(lambda, tau) with the least mean error, or the greatest score, of those tried on all folds.
+
+        Ties are broken by the loss, then by the strongest lambda. The rule "one_se" takes the strongest lambda whose
+        mean is within one standard error of the best, at the same tau.
+        """
         first, second = self.mean(measure, over), self.mean("loss", over)
+        if measure == SCORE:
+            first = -first
+        if not np.isfinite(first[self.complete]).any():
+            raise ValueError(f"no candidate has a finite {measure.replace('_', ' ')} on the held-out rows")
         strength = -np.broadcast_to(self.lambdas, first.shape)
         order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12), ~self.complete.ravel()))
         tau, lam = np.unravel_index(order[0], first.shape)
+        if rule == ONE_SE:
+            limit = first[tau, lam] + self.standard_error(measure, over)[tau, lam]
+            lam = np.flatnonzero(self.complete[tau] & (first[tau] <= limit))[0]  # the strongest comes first
         return float(self.lambdas[lam]), float(self.commons[tau])
 
     def cell(self, reg_lambda: float, common: float) -> tuple[int, int]:
@@ -84,20 +111,23 @@ def cross_validate(
     on_round: Callback | None = None,
     on_fit: Callable[[int, int], object] = lambda done, total: None,
     race: Race | None = None,
+    scorer: Scorer | None = None,
 ) -> Path:
     """Held-out errors of every lambda and tau, on an engine whose workers hold the tasks.
 
     `on_round` is called with the record of every round, `on_fit(done, total)` after every fit, one call at a time and
     from any thread; either may raise KeyboardInterrupt, and then new results are written to the session's checkpoint
     first. Fits that the session has finished are not repeated. With a `race`, candidates that are significantly worse
-    than the best after two folds are not tried on the others, and `total` becomes smaller.
+    than the best after two folds are not tried on the others, and `total` becomes smaller. `scorer(fold,
+    strengths, outcome)` returns the score of a fit with (lambda, common) on the rows that its fold holds out; it is
+    called one at a time and from any thread.
     """
     path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
-    if folds < 2:
+    if folds < 2 and _splits(spec) is None:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
     if len(path) == 0 or len(taus) == 0:
         raise ValueError("cross-validation needs at least one lambda and one common to try")
-    search = _Search(engine, spec, path, taus, folds, session or CheckpointSession(), on_round, on_fit)
+    search = _Search(engine, spec, path, taus, folds, session or CheckpointSession(), on_round, on_fit, scorer)
     search.session.resume_cross_validation(search.grid() | {"race": None if race is None else asdict(race)})
     everything = search.in_order(np.ones((len(taus), len(path)), dtype=bool))
     first = folds if race is None else min(FIRST_FOLDS, folds)
@@ -114,6 +144,45 @@ def cross_validate(
     return result
 
 
+def fit_folds(
+    engine: Engine,
+    spec: ProblemSpec,
+    reg_lambda: float,
+    common: float,
+    folds: int,
+    receive: Callable[[int, Outcome], None],
+) -> None:
+    """Fit one candidate on the training rows of each fold.
+
+    `receive(fold, outcome)` is called one at a time and from any thread. Every fit starts from zero, so the results do
+    not depend on what the engine did before.
+    """
+    search = _Search(engine, spec, np.array([reg_lambda]), np.array([common]), folds, CheckpointSession())
+
+    def follow(group: PathGroup, turns: Turns, fold: int, engine: Engine) -> None:
+        layout = search.hold_out(engine, fold)
+        outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession(), layout=layout)
+        with search.one_at_a_time:
+            receive(fold, outcome)
+
+    with single_threaded_blas():
+        search.in_paths(range(folds), follow)
+    engine.broadcast(HoldOut(fold=-1, folds=folds, seed=spec.settings.seed))
+
+
+def _splits(spec: ProblemSpec) -> np.ndarray | None:
+    """The splits that come with the rows."""
+    return getattr(spec.data, "splits", None)
+
+
+def _mean(total: np.ndarray, weight: np.ndarray, over: str) -> np.ndarray:
+    """The mean over rows, or over tasks of each task's mean; the last axis of both arguments is tasks."""
+    if over == "rows":
+        return np.asarray(total.sum(axis=-1) / weight.sum(axis=-1))
+    by_task = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
+    return np.asarray(by_task.sum(axis=-1) / (weight > 0).sum(axis=-1))
+
+
 def for_paths(place: Placement, folds: int, race: Race | None = None) -> Placement:
     """The placement of a cross-validation. Threads of this process share the folds, not the tasks, as far as there are
     folds enough."""
@@ -121,9 +190,6 @@ def for_paths(place: Placement, folds: int, race: Race | None = None) -> Placeme
         return place
     at_once = folds if race is None else min(FIRST_FOLDS, folds)
     return replace(place, workers=max(1, thread_count(place.n_jobs) // at_once))
-
-
-Candidate = tuple[int, int]  # the numbers of a tau and a lambda of the grid
 
 
 @dataclass
@@ -136,18 +202,21 @@ class _Search:
     taus: np.ndarray
     folds: int
     session: CheckpointSession
-    on_round: Callback | None
-    on_fit: Callable[[int, int], object]
+    on_round: Callback | None = None
+    on_fit: Callable[[int, int], object] = lambda done, total: None
+    scorer: Scorer | None = None
     done: int = 0
     total: int = 0
 
     def __post_init__(self) -> None:
-        self._callback = threading.Lock()  # callbacks are called one at a time
+        self.one_at_a_time = threading.Lock()  # for callbacks
 
     def grid(self) -> dict[str, object]:
         """What a checkpoint must agree on."""
-        settings = asdict(self.spec.settings)
+        settings, splits = asdict(self.spec.settings), _splits(self.spec)
         return {
+            "the splits": None if splits is None else storage.digest(np.ascontiguousarray(splits))[:16],
+            "a scorer": self.scorer is not None,
             "lambdas": self.lambdas.tolist(),
             "commons": self.taus.tolist(),
             "folds": self.folds,
@@ -165,6 +234,10 @@ class _Search:
     def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
         """The paths of some folds; `after` more folds may follow."""
         self.total = self.done + len(candidates) * (len(folds) + after)
+        self.in_paths(folds, lambda group, turns, fold, engine: self._follow(group, turns, fold, engine, candidates))
+
+    def in_paths(self, folds: Sequence[int], work: Callable[[PathGroup, Turns, int, Engine], None]) -> None:
+        """Do some work for each fold, at the same time where the engine allows it."""
         threads = self.engine.paths
         inner = max(1, threads // len(folds))
         turns = Turns(max(1, threads // inner))
@@ -173,7 +246,7 @@ class _Search:
         def follow(fold: int) -> None:
             sibling = self.engine.sibling(fold, inner)
             with turns, nullcontext(self.engine) if sibling is None else sibling as engine:
-                self._follow(group, turns, fold, engine, candidates)
+                work(group, turns, fold, engine)
 
         if threads == 1:
             for fold in folds:
@@ -186,8 +259,7 @@ class _Search:
         self, group: PathGroup, turns: Turns, fold: int, engine: Engine, candidates: Iterable[Candidate]
     ) -> None:
         """One path."""
-        held = engine.broadcast(HoldOut(fold=fold, folds=self.folds, seed=self.spec.settings.seed))
-        layout = Layout.from_descriptions(held, self.spec.m)
+        layout = self.hold_out(engine, fold)
         path = group.enter(fold, engine)
         fits = self.session.fits
         for i, j in candidates:
@@ -201,6 +273,7 @@ class _Search:
             answers = _score(engine, layout, outcome.W)
             scores = {name: layout.per_task(layout.gather(answers, name)) for name in ("weight", *MEASURES)}
             scores["rounds"] = np.array(len(outcome.history))
+            scores[SCORE] = np.array(self._score(cell, outcome))
             end = PathEnd(StartPoint(outcome.W, outcome.common), outcome.history[-1].step)
             interrupt = self._count_fit()
             path.fit_done(cell, scores, end, interrupt is not None)
@@ -210,9 +283,19 @@ class _Search:
                 pass
         group.leave(fold)
 
-    def _fit(
-        self, path: PathSession, engine: Engine, layout: Layout, cell: tuple[float, float, int], before: PathEnd | None
-    ) -> Outcome:
+    def hold_out(self, engine: Engine, fold: int) -> Layout:
+        """Tell the workers which rows train."""
+        held = engine.broadcast(HoldOut(fold=fold, folds=self.folds, seed=self.spec.settings.seed))
+        return Layout.from_descriptions(held, self.spec.m)
+
+    def _score(self, cell: Cell, outcome: Outcome) -> float:
+        if self.scorer is None:
+            return float("nan")
+        tau, lam, fold = cell
+        with self.one_at_a_time:
+            return float(self.scorer(fold, (lam, tau), outcome))
+
+    def _fit(self, path: PathSession, engine: Engine, layout: Layout, cell: Cell, before: PathEnd | None) -> Outcome:
         tau, lam, fold = cell
         spec = self.spec
         if before is not None and spec.settings.initial_step is None and np.isfinite(before.step):
@@ -231,11 +314,11 @@ class _Search:
 
     def _call_on_round(self, record: RoundRecord) -> None:
         assert self.on_round is not None
-        with self._callback:
+        with self.one_at_a_time:
             self.on_round(record)
 
     def _count_fit(self) -> KeyboardInterrupt | None:
-        with self._callback:
+        with self.one_at_a_time:
             self.done += 1
             try:
                 self.on_fit(self.done, self.total)
@@ -254,14 +337,14 @@ class _Search:
     def result(self) -> Path:
         shape = (len(self.taus), len(self.lambdas), self.folds)
         sums = {name: np.zeros((*shape, self.spec.m)) for name in ("weight", *MEASURES)}
-        rounds = np.zeros(shape, dtype=int)
+        rounds, score = np.zeros(shape, dtype=int), np.full(shape, np.nan)
         for i, j, fold in np.ndindex(shape):
             scores = self.session.fits.scores.get((float(self.taus[i]), float(self.lambdas[j]), fold))
             if scores is not None:
-                rounds[i, j, fold] = scores["rounds"]
+                rounds[i, j, fold], score[i, j, fold] = scores["rounds"], scores[SCORE]
                 for name, values in sums.items():
                     values[i, j, fold] = scores[name]
-        return Path(self.lambdas, self.taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
+        return Path(self.lambdas, self.taus, **sums, rounds=rounds, score=score)
 
 
 def _in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, group: PathGroup) -> None:
