@@ -20,10 +20,13 @@ from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation import messages, models, preparation
 from dmtrl.federation.asking import Asker, Subset, refused_by
+from dmtrl.federation.privacy.fitting import Answer, PrivateProblem, fit
+from dmtrl.federation.privacy.releases import release_size
 from dmtrl.federation.study import Study
 from dmtrl.solver.api import Placement
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.outcome import Outcome, RoundRecord
+from dmtrl.solver.settings import Settings
 from dmtrl.tables.preparation import Preparation
 
 MODEL, RESULT = "model.dmtrl", "result.json"
@@ -98,6 +101,8 @@ class StudyResult:
         The certificate.
     rounds : int
         Rounds of the final fit.
+    privacy : str
+        The guarantee for the rows of the sites, in one sentence.
     model : MTRLClassifier, MTRLRegressor or their CV versions, or None
         The model of all tasks; None if the study gives the coordinator only a summary.
     """
@@ -113,6 +118,7 @@ class StudyResult:
     dual: float
     relative_gap: float
     rounds: int
+    privacy: str
     model: Any = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -218,15 +224,22 @@ class _Run:
         self._report("greeting the sites")
         sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
         tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
-        self._report("adding up statistics", 0.2)
-        prepared, coordinates, mean_square = self._prepare(sites, sum(task.rows for task in tasks))
+        if study.privacy.private:
+            prepared, coordinates = preparation.declared(study)
+            mean_square = 1.0
+        else:
+            self._report("adding up statistics", 0.2)
+            prepared, coordinates, mean_square = self._prepare(sites, sum(task.rows for task in tasks))
         self._begin(sites, tasks, prepared, coordinates)
         model = models.unfitted(study, mean_square)
-        model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
         constant = np.array([task.constant for task in tasks])
         problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
-        outcome = self._fit(model, problem, tasks, session)
-        model.set_params(callbacks=None)
+        if study.privacy.private:
+            outcome = self._fit_privately(sites, model, problem, tasks)
+        else:
+            model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
+            outcome = self._fit(model, problem, tasks, session)
+            model.set_params(callbacks=None)
         model.preparation_ = prepared
         self._report("sending results")
         sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
@@ -245,6 +258,37 @@ class _Run:
         except WorkerLostError as error:
             error.worker = fitted[error.worker]
             raise
+
+    def _fit_privately(self, sites: Asker, model: Any, problem: FitProblem, tasks: Sequence[_Task]) -> Outcome:
+        """Fit from noisy releases, which the sites make once and for all."""
+        study, owner = self._study, np.array([task.site for task in tasks])
+
+        def ask(number: int, point: np.ndarray, step: float) -> Answer:
+            answers = sites.ask({
+                k: messages.Release(study=study.hash, number=number, point=point[owner == k], step=step)
+                for k in np.unique(owner).tolist()
+            })  # fmt: skip
+            for k, answer in answers.items():
+                size = release_size(study.privacy, study.loss, point.shape[1] - 1)
+                good = answer.values.shape == (len(point[owner == k]), size) and np.isfinite(answer.values).all()
+                if not good or answer.point.shape != point[owner == k].shape or answer.std.shape != answer.values.shape[:1]:
+                    raise RefusedBySiteError("sent a release that does not fit the study", site=self._names[k])
+            parts = [answers[k] for k in np.unique(owner).tolist()]
+            return Answer(*(np.concatenate([getattr(part, name) for part in parts])
+                            for name in ("point", "values", "std")))  # fmt: skip
+
+        def report(done: int, total: int) -> None:
+            self._report("collecting noisy releases", done / total, f"{done} of {total}")
+
+        common = 0.0 if len(tasks) == 1 else (study.fit.common or (1.0,))[0]
+        private = PrivateProblem(
+            study.privacy, study.loss, [task.name for task in tasks], len(problem.coordinates.x_centre),
+            study.fit.reg_lambda[0], common, model.intercept_ridge(problem.coordinates),
+            Settings(tol=study.fit.tolerance, seed=study.fit.seed),
+        )  # fmt: skip
+        outcome = fit(private, ask, report)
+        model.set_outcome(problem, outcome, private.reg_lambda, common)
+        return outcome
 
     def _report(self, stage: str, done: float = 0.0, detail: str = "", **more: Any) -> None:
         self._progress(StudyEvent(stage, done, detail, sites=tuple(self._names), **more))
@@ -330,7 +374,7 @@ class _Run:
         result = StudyResult(
             study.name, study.hash, tuple(self._names), tuple(self._lost), tuple(results), model.reg_lambda_,
             model.common_strength_, certificate.primal, certificate.dual, certificate.relative_gap, model.n_rounds_,
-            model if study.results.coordinator == "weights" else None,
+            study.privacy.guarantee(), model if study.results.coordinator == "weights" else None,
         )  # fmt: skip
         model.study_ = result.as_dict()  # for the page about the model
         return result

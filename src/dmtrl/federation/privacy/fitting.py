@@ -12,8 +12,8 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.federation.privacy.accounting import sigma_of
-from dmtrl.federation.privacy.moments import Noise, Quadratics, clip_rows
-from dmtrl.federation.privacy.releases import Releases, moment_format
+from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows
+from dmtrl.federation.privacy.releases import Releases, moment_format, step_size
 from dmtrl.federation.privacy.terms import ROUNDS, Privacy
 from dmtrl.losses import AnyLoss
 from dmtrl.relationship import FreeIntercept, Learned
@@ -58,7 +58,7 @@ def fit(problem: PrivateProblem, ask: Ask, report: Report = lambda done, total: 
     W = np.zeros((len(problem.names), problem.features + 1))
     models = list[Quadratics]()
     for t in range(problem.privacy.releases):
-        answer = ask(t, W, 0.0)
+        answer = ask(t, W, step_size(problem.privacy, problem.loss))
         models.append(_quadratics(form, answer))
         # the first model was made far from the solution; all later ones are averaged
         model = Quadratics.mean(models[1:] or models)
@@ -68,7 +68,7 @@ def fit(problem: PrivateProblem, ask: Ask, report: Report = lambda done, total: 
     return outcome
 
 
-def _quadratics(form, answer: Answer) -> Quadratics:  # type: ignore[no-untyped-def]
+def _quadratics(form: MomentFormat, answer: Answer) -> Quadratics:
     parts = [form.quadratic(values) for values in answer.values]
     A = np.array([A for A, _ in parts])
     c = np.array([c + A @ w for (A, c), w in zip(parts, answer.point, strict=True)])
@@ -80,7 +80,7 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
     of the rounds are averaged."""
     m, width, lam, total = len(problem.names), problem.features + 1, problem.reg_lambda, problem.privacy.releases
     relationship = FreeIntercept(Learned(problem.common / m), problem.intercept_ridge / lam)
-    step = step_size(problem)
+    step = step_size(problem.privacy, problem.loss)
     centre, common = np.zeros((m, width)), np.zeros(width)
     B, kept, commons = np.zeros((m, width)), np.zeros((m, width)), np.zeros(width)
     for t in range(total):
@@ -96,12 +96,6 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
     unknown = Certificate(np.inf, -np.inf)
     dual = DualPoint(B, 0.0, 0.0, -np.inf)
     return Outcome(kept, commons, relationship.update(kept - commons), unknown, dual, [], False, "private rounds")
-
-
-def step_size(problem: PrivateProblem) -> float:
-    """The step size of mode C: about the inverse of the curvature of a typical loss."""
-    smoothness = problem.loss.smoothness if np.isfinite(problem.loss.smoothness) else 1.0
-    return float(4.0 / smoothness / problem.privacy.row_norm**2)
 
 
 def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:

@@ -43,6 +43,14 @@ def release_size(privacy: Privacy, loss: AnyLoss, features: int) -> int:
     return features + 1 if privacy.mode == ROUNDS else moment_format(privacy, loss, features).size
 
 
+def step_size(privacy: Privacy, loss: AnyLoss) -> float:
+    """The step size of mode C, a few times the inverse of the largest curvature; 0 in the other modes."""
+    if privacy.mode != ROUNDS:
+        return 0.0
+    smoothness = loss.smoothness if math.isfinite(loss.smoothness) else 1.0
+    return float(4.0 / smoothness / privacy.row_norm**2)
+
+
 class Releases:
     """The releases of the tasks of one site. `blocks`: rows that are clipped already, without sample weights."""
 
