@@ -101,6 +101,8 @@ class StudyResult:
         The certificate.
     rounds : int
         Rounds of the final fit.
+    noisy : bool
+        Whether the sites added noise, so that the certificate is that of a noisy problem, or infinite.
     privacy : str
         The guarantee for the rows of the sites, in one sentence.
     model : MTRLClassifier, MTRLRegressor or their CV versions, or None
@@ -118,12 +120,15 @@ class StudyResult:
     dual: float
     relative_gap: float
     rounds: int
+    noisy: bool
     privacy: str
     model: Any = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without the model."""
         values = {name: value for name, value in vars(self).items() if name not in ("model", "tasks")}
+        for name in ("primal", "dual", "relative_gap"):  # JSON has no infinity
+            values[name] = values[name] if math.isfinite(values[name]) else None
         return {**values, "tasks": [asdict(task) for task in self.tasks]}
 
 
@@ -374,7 +379,7 @@ class _Run:
         result = StudyResult(
             study.name, study.hash, tuple(self._names), tuple(self._lost), tuple(results), model.reg_lambda_,
             model.common_strength_, certificate.primal, certificate.dual, certificate.relative_gap, model.n_rounds_,
-            study.privacy.guarantee(), model if study.results.coordinator == "weights" else None,
+            study.privacy.private, study.privacy.guarantee(), model if study.results.coordinator == "weights" else None,
         )  # fmt: skip
         model.study_ = result.as_dict()  # for the page about the model
         return result
