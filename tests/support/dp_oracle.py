@@ -1,7 +1,7 @@
 """The accounting compared with Google's dp-accounting, which needs an environment of its own because of its pins.
 
-    python -m venv oracle && oracle/bin/pip install dp-accounting
-    PYTHONPATH=src:tests oracle/bin/python -m support.dp_oracle
+python -m venv oracle && oracle/bin/pip install dp-accounting
+PYTHONPATH=src:tests oracle/bin/python -m support.dp_oracle
 """
 
 from dmtrl.federation.privacy.accounting import epsilon_of, total_mu

@@ -276,7 +276,11 @@ class _Run:
             for k, answer in answers.items():
                 size = release_size(study.privacy, study.loss, point.shape[1] - 1)
                 good = answer.values.shape == (len(point[owner == k]), size) and np.isfinite(answer.values).all()
-                if not good or answer.point.shape != point[owner == k].shape or answer.std.shape != answer.values.shape[:1]:
+                if (
+                    not good
+                    or answer.point.shape != point[owner == k].shape
+                    or answer.std.shape != answer.values.shape[:1]
+                ):
                     raise RefusedBySiteError("sent a release that does not fit the study", site=self._names[k])
             parts = [answers[k] for k in np.unique(owner).tolist()]
             return Answer(*(np.concatenate([getattr(part, name) for part in parts])

@@ -160,9 +160,7 @@ def declared(study: Study) -> tuple[Preparation, Coordinates]:
             days = float((np.datetime64(column.range[1]) - np.datetime64(column.range[0])) / np.timedelta64(1, "D"))
             scaled = _scaled_by_range(f"{column.name} days", 0.0, max(days, 1.0))
             columns.append(Date(column.name, _first(column), scaled, _PARTS))
-    prepared = Preparation(
-        tuple(columns), study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing
-    )
+    prepared = Preparation(tuple(columns), study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing)
     low, high = study.target.range or (-1.0, 1.0)
     centre = (low + high) / 2 if study.loss.name in SHIFT_INVARIANT else 0.0
     x_centre = np.zeros(len(prepared.feature_names))

@@ -265,7 +265,9 @@ class _Reader(TomlFields):
                 self.fail(f"{column.name!r} is also used in [{table}]; remove it here", ("columns", column.name))
         study = replace(study, privacy=read_privacy(self, content.get("privacy", {}), study))
         if study.privacy.masked and study.limits.sites < 3:
-            self.fail("sites must be at least 3 with masked sums: with two, each could compute the other's", ("limits",))
+            self.fail(
+                "sites must be at least 3 with masked sums: with two, each could compute the other's", ("limits",)
+            )
         return study
 
     def _target(self, table: dict[str, Any]) -> Target:

@@ -85,7 +85,8 @@ class Releases:
         return Exact(b, dual_sensitivity(norm, self._privacy.slope, self._rows, allowed, step))
 
     def _solve(self, centre: np.ndarray, step: float, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """b and the duality gap f(u) + f*(-b) + <u, b> at u = c + s b, from dual variables zero."""
+        """b and the duality gap f(u) + f*(-b) + <u, b> at u = c + s b with what rounding can hide, from dual variables
+        zero."""
         if self._worker is None:
             self._worker = Worker(self._blocks, self._loss)
         m, steps = len(centre), np.full(len(centre), float(step))
@@ -102,7 +103,9 @@ class Releases:
                 intercept_step=steps,
             ))  # fmt: skip
             b = improved.b
-            gap = improved.loss_u + improved.conjugate + ((centre + step * b) * b).sum(axis=1)
+            parts = improved.loss_u, improved.conjugate, ((centre + step * b) * b).sum(axis=1)
+            rounding = 1e-15 * np.sum([np.abs(part) for part in parts], axis=0)
+            gap = np.maximum(np.sum(parts, axis=0), 0.0) + rounding
             if (gap <= allowed).all():
                 break
         return b, gap

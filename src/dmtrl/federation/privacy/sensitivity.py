@@ -31,20 +31,19 @@ def moments_sensitivity(weights: MomentWeights, varying: bool) -> float:
 
     `varying`: the curvature of a row lies in [0, 1]; otherwise it is always 1, and its mean is not released.
 
-    |phi - phi'|^2 = |phi|^2 + |phi'|^2 - 2 <phi, phi'>. With q = x . x', k = k k' and s = a a',
-    <phi, phi'> = k (w1 q^2 + w2 q + w3) + s (w4 q + w5) is linear in k and in s, so that its minimum lies at their ends,
-    and quadratic in q in [-1, 1]. The bound is attained from two features on.
+    The squared distance |phi - phi'|^2 = |phi|^2 + |phi'|^2 - 2 <phi, phi'> is convex in each curvature, so its maximum
+    lies at curvatures of 0 and 1. With q = x . x' in [-1, 1] and s = a a' in [-1, 1], and both curvatures 1, <phi, phi'>
+    = w1 q^2 + w2 q + w3 + s (w4 q + w5): linear in s and quadratic in q. With one of them 0 only s (w4 q + w5) is left,
+    and |phi'|^2 loses its first part. The bound is attained from two features on.
     """
     w1, w2, w3, w4, w5 = (w * w for w in (weights.curvature, weights.cross, weights.constant, weights.slope,
                                           weights.intercept))  # fmt: skip
     if not varying:
         w3 = 0.0
-    largest = w1 + w2 + w3 + w4 + w5
-    least = math.inf
-    for k in (0.0, 1.0) if varying else (1.0,):
-        for s in (-1.0, 1.0):
-            least = min(least, _minimum(k * w1, k * w2 + s * w4, k * w3 + s * w5))
-    return math.sqrt(2.0 * (largest - least))
+    curved, sloped = w1 + w2 + w3, w4 + w5
+    least = min(_minimum(w1, w2 + s * w4, w3 + s * w5) for s in (-1.0, 1.0))
+    squared = 2.0 * (curved + sloped - least)
+    return math.sqrt(max(squared, curved + 4.0 * sloped) if varying else squared)
 
 
 def _minimum(a: float, b: float, c: float) -> float:
