@@ -20,13 +20,11 @@ from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation import messages, models, preparation
 from dmtrl.federation.asking import Asker, Subset, refused_by
-from dmtrl.federation.privacy.fitting import Answer, PrivateProblem, fit
-from dmtrl.federation.privacy.releases import release_size
+from dmtrl.federation.privacy.collecting import fit_privately
 from dmtrl.federation.study import Study
 from dmtrl.solver.api import Placement
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.outcome import Outcome, RoundRecord
-from dmtrl.solver.settings import Settings
 from dmtrl.tables.preparation import Preparation
 
 MODEL, RESULT = "model.dmtrl", "result.json"
@@ -240,7 +238,8 @@ class _Run:
         constant = np.array([task.constant for task in tasks])
         problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
         if study.privacy.private:
-            outcome = self._fit_privately(sites, model, problem, tasks)
+            owner = np.array([task.site for task in tasks])
+            outcome = fit_privately(study, sites, self._names, owner, model, problem, self._report_release)
         else:
             model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
             outcome = self._fit(model, problem, tasks, session)
@@ -264,40 +263,8 @@ class _Run:
             error.worker = fitted[error.worker]
             raise
 
-    def _fit_privately(self, sites: Asker, model: Any, problem: FitProblem, tasks: Sequence[_Task]) -> Outcome:
-        """Fit from noisy releases, which the sites make once and for all."""
-        study, owner = self._study, np.array([task.site for task in tasks])
-
-        def ask(number: int, point: np.ndarray, step: float) -> Answer:
-            answers = sites.ask({
-                k: messages.Release(study=study.hash, number=number, point=point[owner == k], step=step)
-                for k in np.unique(owner).tolist()
-            })  # fmt: skip
-            for k, answer in answers.items():
-                size = release_size(study.privacy, study.loss, point.shape[1] - 1)
-                good = answer.values.shape == (len(point[owner == k]), size) and np.isfinite(answer.values).all()
-                if (
-                    not good
-                    or answer.point.shape != point[owner == k].shape
-                    or answer.std.shape != answer.values.shape[:1]
-                ):
-                    raise RefusedBySiteError("sent a release that does not fit the study", site=self._names[k])
-            parts = [answers[k] for k in np.unique(owner).tolist()]
-            return Answer(*(np.concatenate([getattr(part, name) for part in parts])
-                            for name in ("point", "values", "std")))  # fmt: skip
-
-        def report(done: int, total: int) -> None:
-            self._report("collecting noisy releases", done / total, f"{done} of {total}")
-
-        common = 0.0 if len(tasks) == 1 else (study.fit.common or (1.0,))[0]
-        private = PrivateProblem(
-            study.privacy, study.loss, [task.name for task in tasks], len(problem.coordinates.x_centre),
-            study.fit.reg_lambda[0], common, model.intercept_ridge(problem.coordinates),
-            Settings(tol=study.fit.tolerance, seed=study.fit.seed),
-        )  # fmt: skip
-        outcome = fit(private, ask, report)
-        model.set_outcome(problem, outcome, private.reg_lambda, common)
-        return outcome
+    def _report_release(self, done: int, total: int) -> None:
+        self._report("collecting noisy releases", done / total, f"{done} of {total}")
 
     def _report(self, stage: str, done: float = 0.0, detail: str = "", **more: Any) -> None:
         self._progress(StudyEvent(stage, done, detail, sites=tuple(self._names), **more))

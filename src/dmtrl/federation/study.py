@@ -7,7 +7,7 @@ the line of a mistake.
 import hashlib
 import re
 import tomllib
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ class Study:
     source: bytes
     description: str = ""
     missing: tuple[str, ...] = ()
-    privacy: Privacy = Privacy()
+    privacy: Privacy = field(default_factory=Privacy)
 
     @property
     def hash(self) -> str:
@@ -265,9 +265,7 @@ class _Reader(TomlFields):
                 self.fail(f"{column.name!r} is also used in [{table}]; remove it here", ("columns", column.name))
         study = replace(study, privacy=read_privacy(self, content.get("privacy", {}), study))
         if study.privacy.masked and study.limits.sites < 3:
-            self.fail(
-                "sites must be at least 3 with masked sums: with two, each could compute the other's", ("limits",)
-            )
+            self.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", ("limits",))
         return study
 
     def _target(self, table: dict[str, Any]) -> Target:

@@ -49,7 +49,8 @@ def test_composition_is_one_release_of_the_sum() -> None:
 
 
 def test_no_noise_is_no_privacy_and_no_release_costs_nothing() -> None:
-    assert delta_of(1.0, 0.0) == 0.0 and epsilon_of(0.0, 1e-5) == 0.0
+    assert delta_of(1.0, 0.0) == 0.0
+    assert epsilon_of(0.0, 1e-5) == 0.0
     assert delta_of(1.0, 100.0) > 0.999
 
 

@@ -36,7 +36,8 @@ def test_a_private_study_sends_noisy_releases_and_nothing_else(tmp_path: Path) -
     for site in SITES:
         left = [entry.name for entry in entries(tmp_path / "out" / "sites" / site / "ledger.jsonl")]
         assert left == ["welcome", "begun", *["released"] * study.privacy.releases, "finished"]
-    assert result.noisy and "(4, 1e-05)-differentially private" in result.privacy
+    assert result.noisy
+    assert "(4, 1e-05)-differentially private" in result.privacy
     assert all(task.error is None and task.cv_error is None for task in result.tasks)
     model = dmtrl.load(tmp_path / "out" / "model.dmtrl")
     assert model.certificate_.relative_gap <= 1e-3, "of the noisy problem"
@@ -203,8 +204,10 @@ def test_the_approval_states_the_guarantee_and_the_mode(tmp_path: Path) -> None:
     study, files = private_study("rounds"), clinic_files(tmp_path)
     policy = Policy("north", str(files["north"]), epsilon_per_study=2.0)
     text = approval_text(study, policy, check_file(study, files["north"]))
-    assert "is (2, 1e-05)-differentially private" in text and "Mode 'rounds'" in text
-    assert "no noise is added" not in text and "folds" not in text
+    assert "is (2, 1e-05)-differentially private" in text
+    assert "Mode 'rounds'" in text
+    assert "no noise is added" not in text
+    assert "folds" not in text
     write_policy(tmp_path, policy)
     assert read_policy(tmp_path) == policy
 
@@ -294,7 +297,8 @@ def test_a_killed_and_resumed_run_spends_no_more_and_repeats_no_noise(tmp_path: 
 def test_killed_between_the_charge_and_the_release(tmp_path: Path) -> None:
     _kill_when_waiting(tmp_path, "one release")
     site = Site(tmp_path / "site")
-    assert not (site.folder / "private").exists() and (site.folder / "budget.jsonl").exists()
+    assert not (site.folder / "private").exists()
+    assert (site.folder / "budget.jsonl").exists()
     first = site.answer(messages.encode(release(site.study)))
     assert len((site.folder / "budget.jsonl").read_bytes().splitlines()) == 1
     assert Site(site.folder).answer(messages.encode(release(site.study))).encode() == first.encode()

@@ -6,7 +6,7 @@ So the modes use the point of the answer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class PrivateProblem:
     reg_lambda: float
     common: float  # in units of 1/m
     intercept_ridge: float = 1e-6
-    settings: Settings = Settings()
+    settings: Settings = field(default_factory=Settings)
 
 
 def fit(problem: PrivateProblem, ask: Ask, report: Report = lambda done, total: None) -> Outcome:

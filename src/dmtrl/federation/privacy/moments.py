@@ -5,10 +5,12 @@ loss, and everything after that is post-processing: lambda, relations, certifica
 """
 
 import math
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.special import ndtri
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.federation.privacy.accounting import mu_of, sigma_of
@@ -38,7 +40,7 @@ class MomentFormat:
     curvature: float
     slope: float
     varying: bool
-    weights: MomentWeights = MomentWeights()
+    weights: MomentWeights = field(default_factory=MomentWeights)
 
     @property
     def size(self) -> int:
@@ -187,9 +189,5 @@ def private_moments(
 
 def system_noise(shape: tuple[int, ...]) -> np.ndarray:
     """Standard normal numbers from the operating system's randomness, which no seed can repeat."""
-    import os
-
-    from scipy.special import ndtri
-
     bits = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64) >> np.uint64(11)
     return np.asarray(ndtri((bits.astype(float) + 0.5) * 2.0**-53)).reshape(shape)

@@ -117,7 +117,7 @@ class Releases:
 
 def _derivatives(loss: AnyLoss, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """-l' and l'' at each row, of a smooth loss."""
-    slope = np.asarray(loss.slope(z, y), dtype=float)  # type: ignore[attr-defined]
+    slope: np.ndarray = loss.slope(z, y)  # type: ignore[attr-defined]
     if loss.id == scalar.SQUARED:
         return slope, np.ones(len(z))
     if loss.id == scalar.LOGISTIC:

@@ -76,6 +76,4 @@ class SiteReleases:
         if not are_finite(request.point, (rows.n_units, rows.X.shape[1] + 1)) or np.abs(request.point).max() > most:
             raise RefusedBySiteError("the coordinator asked for a release at a point that does not fit the study")
         if request.step != step_size(self._study.privacy, self._study.loss):
-            raise RefusedBySiteError(
-                "the coordinator asked for a release with another step size than the study implies"
-            )
+            raise RefusedBySiteError("the coordinator asked for a release with another step size than the study")

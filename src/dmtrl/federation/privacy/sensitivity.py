@@ -32,8 +32,8 @@ def moments_sensitivity(weights: MomentWeights, varying: bool) -> float:
     `varying`: the curvature of a row lies in [0, 1]; otherwise it is always 1, and its mean is not released.
 
     The squared distance |phi - phi'|^2 = |phi|^2 + |phi'|^2 - 2 <phi, phi'> is convex in each curvature, so its maximum
-    lies at curvatures of 0 and 1. With q = x . x' in [-1, 1] and s = a a' in [-1, 1], and both curvatures 1, <phi, phi'>
-    = w1 q^2 + w2 q + w3 + s (w4 q + w5): linear in s and quadratic in q. With one of them 0 only s (w4 q + w5) is left,
+    lies at curvatures of 0 and 1. Let q = x . x' and s = a a', both in [-1, 1]. If both curvatures are 1, <phi, phi'> =
+    w1 q^2 + w2 q + w3 + s (w4 q + w5): linear in s and quadratic in q. If one of them is 0, only s (w4 q + w5) is left,
     and |phi'|^2 loses its first part. The bound is attained from two features on.
     """
     w1, w2, w3, w4, w5 = (w * w for w in (weights.curvature, weights.cross, weights.constant, weights.slope,
@@ -58,7 +58,7 @@ def dual_sensitivity(row_norm: float, slope: float, rows: np.ndarray, gap: np.nd
     """By how much the vector b of each task can change: 2 L R / n for the exact proximal point, and 2 sqrt(2 g / s) for
     a point whose duality gap is at most g (docs/math.md (7.1), once for each of the two data sets).
 
-    Exact: let u and u' be the proximal points of F + l/n and F + l'/n with the same centre. Their optimality conditions,
+    Exact: let u, u' be the proximal points of F + l/n and F + l'/n with the same centre. Their optimality conditions,
     subtracted and multiplied by u - u', give |u - u'|^2 / s <= <a x - a' x', u - u'> / n, because F is monotone. Hence
     |b - b'| = |u - u'| / s <= |a x - a' x'| / n <= 2 L R / n, whatever s, the loss and the other rows are.
     """

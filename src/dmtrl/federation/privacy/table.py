@@ -81,8 +81,6 @@ def _require_ranges(reader: TomlFields, study: Any) -> None:
     """Scales come from the study: means and deviations of the rows would be releases."""
     for column in study.used:
         if column.kind == "number" and (column.range is None or column.range[0] == column.range[1]):
-            reader.fail(
-                "a private study needs a range, from which the scale is taken", ("columns", column.name), "range"
-            )
+            reader.fail("a private study needs a range, which sets the scale", ("columns", column.name), "range")
     if not study.classification and study.target.range is None:
         reader.fail("a private study needs a range of the target", ("target",), "range")
