@@ -62,8 +62,10 @@ class Comparison:
 
     def table(self) -> Any:
         """A pandas data frame with one row per task."""
-        import pandas as pd
-
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError('table() needs pandas: pip install "dmtrl[frames]"') from error
         columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
         return pd.DataFrame(columns, index=pd.Index(self.tasks, name="task"))
 

@@ -291,7 +291,7 @@ class TaskCovariance:
         return TaskCovariance(basis[:, keep], s[keep] ** 2, self.floor)
 
     def paper_rho(self, unit_tasks: np.ndarray | None = None) -> float:
-        """Return max_i sum_i' |sigma_ii'| / sigma_ii, the paper's bound (8).
+        """Return `max_i sum_i' |sigma_ii'| / sigma_ii`, the paper's bound (8).
 
         Parameters
         ----------
