@@ -1,5 +1,7 @@
 """Problems with several classes: cvxpy's optimum, certificates, engines, shards, formats, checkpoints, folds."""
 
+from dataclasses import replace
+
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -7,9 +9,12 @@ from scipy import sparse
 from scipy.special import logsumexp
 
 from dmtrl import Settings, TaskData, losses, solve
+from dmtrl.data.folds import TEST, TRAIN
 from dmtrl.engines.local import LocalEngine
+from dmtrl.protocol.messages import HoldOut, Prepare, Score, decode, encode
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.cross_validation import cross_validate
+from dmtrl.worker.worker import Worker
 
 M, N, D, K = 4, 14, 3, 3
 LAM = 0.05
@@ -184,18 +189,53 @@ def test_a_resumed_run_has_the_same_bits(kind, tmp_path):
     assert [record.gap for record in resumed.history] == [record.gap for record in whole.history]
 
 
+@pytest.mark.parametrize("kind", ["softmax", "logistic"])
+def test_held_out_rows_are_scored_by_their_answers(kind):
+    """The sums that a worker sends for given weights, computed by hand."""
+    absent, rng = True, np.random.default_rng(5)
+    data = problem(4, weighted=True, absent=absent)
+    tested = rng.random(len(data.y)) < 0.4
+    data = replace(data, splits=np.where(tested, TEST, TRAIN)[None].astype(np.int8))
+    W = rng.normal(size=(M, (D + 1) * K))
+    worker = Worker(data.partition(1)[0], losses_of(kind, absent))
+    held = decode(worker.answer(encode(HoldOut(fold=0, folds=1, seed=0))))
+    prepare = Prepare(
+        seed=0,
+        local_solver="auto",
+        sampling="shuffled",
+        max_passes=1,
+        keep=False,
+        density=1.0,
+        intercept=True,
+        total_weight=held.weight,
+        steps=np.zeros(M, dtype=np.int64),
+    )
+    worker.answer(encode(prepare))
+    found = decode(worker.answer(encode(Score(w=W))))
+    for i in range(M):
+        rows = data.starts[i] + np.flatnonzero(tested[data.starts[i] : data.starts[i + 1]])
+        some = np.array([1, 2] if i == M - 1 else [0, 1, 2])
+        Z, weight = data.X[rows] @ W[i, : K * D].reshape(K, D).T + W[i, K * D :], data.sample_weight[rows]
+        y = data.y[rows].astype(int)
+        if kind == "softmax":
+            each = logsumexp(Z[:, some], axis=1) - Z[np.arange(len(y)), y]
+        else:
+            each = np.logaddexp(0, -np.where(y[:, None] == some, 1, -1) * Z[:, some]).sum(axis=1)
+        assert found.weight[i] == pytest.approx(weight.sum())
+        assert found.loss[i] == pytest.approx(weight @ each)
+        assert found.wrong[i] == pytest.approx(weight @ (some[Z[:, some].argmax(axis=1)] != y))
+
+
 @pytest.mark.parametrize("kind", ["softmax", "hinge"])
-def test_folds_are_scored_by_wrong_answers(kind):
-    """The sums over held-out rows are those of the same weights, computed by hand."""
+def test_cross_validation_counts_wrong_answers(kind):
     data, given = problem(4, weighted=True), losses_of(kind)
     spec = ProblemSpec(data, given, "learned", Settings(tol=1e-4), 1, 1e-6)
     with LocalEngine(data.sources(2), given) as engine:
         path = cross_validate(engine, spec, [LAM, 1e3], [1.0], 2)
-    assert path.wrong.shape == (1, 2, 2, M)
     assert path.weight[0, 0].sum() == pytest.approx(data.sample_weight.sum())  # every row was held out once
     assert (path.wrong <= path.weight).all()
     assert path.mean("wrong")[0, 1] < path.mean("wrong")[0, 0]  # with lambda 1e3 nothing is learned
-    assert path.best("wrong", "tasks") == (LAM, 1.0)
+    assert path.best("wrong", "tasks")[:2] == (LAM, 1.0)
 
 
 def test_all_losses_must_have_the_same_classes():

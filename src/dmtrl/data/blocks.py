@@ -23,6 +23,7 @@ class Blocks:
     tasks: np.ndarray  # number of each unit's task in the whole problem
     shards: np.ndarray  # number of the shard within its task; 0 for a whole task
     names: Sequence[str]  # name of each unit's task, for error messages
+    splits: np.ndarray | None = None  # (splits, n): what each row does in a split of a cross-validation; data/folds.py
 
     def __post_init__(self) -> None:
         n = self.X.shape[0]

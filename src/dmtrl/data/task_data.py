@@ -31,6 +31,9 @@ class TaskData:
         The first row of each task, and the number of rows.
     names : ndarray of shape (m,)
         Task names.
+    splits : ndarray of shape (splits, n), default=None
+        What each row does in each split of a cross-validation: 0 trains, 1 is tested, 2 is not used. None means that
+        the workers draw folds.
     """
 
     X: Any
@@ -38,6 +41,7 @@ class TaskData:
     sample_weight: np.ndarray | None
     starts: np.ndarray
     names: np.ndarray
+    splits: np.ndarray | None = None
 
     @property
     def m(self) -> int:
@@ -127,7 +131,8 @@ class TaskData:
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
         weight = None if self.sample_weight is None else self.sample_weight[rows]
-        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks])
+        splits = None if self.splits is None else self.splits[:, rows]
+        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], splits)
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
         """Split the rows into contiguous pieces with about the same amount of work.
@@ -180,7 +185,14 @@ class TaskData:
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         names = [str(name) for name in self.names[tasks]]
         starts = np.append(starts, end) - starts[0]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names)
+        splits = None if self.splits is None else self.splits[:, rows]
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, splits)
+
+
+def tiny_tasks(rows: np.ndarray) -> np.ndarray:
+    """Which tasks have so few rows that what is learned about them is mostly chance: fewer than 3, or than a tenth of
+    the median."""
+    return np.asarray((rows < 3) | (rows < 0.1 * np.median(rows)))
 
 
 def shards_per_task(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:

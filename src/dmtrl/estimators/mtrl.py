@@ -125,6 +125,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         reg_lambda: float = 0.001,
         relationship: Any = "learned",
         common: float | str = "auto",
+        own: float = 0.0,
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -150,6 +152,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
             reg_lambda=reg_lambda,
             relationship=relationship,
             common=common,
+            own=own,
+            task_weight=task_weight,
             feature_map=feature_map,
             fit_intercept=fit_intercept,
             tol=tol,
@@ -212,12 +216,10 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
                 "or set on_single_class='constant' to always predict that class there"
             )
 
-    def _score_rows(self, rows: Any, codes: np.ndarray | None) -> np.ndarray:
-        scores = super()._score_rows(rows, codes)
-        if self._outputs > 1 and self.absent_classes == "never" and not self.seen_classes_.all():
-            seen = np.vstack([self.seen_classes_, np.ones(self._outputs, dtype=bool)])  # the last row: unknown tasks
-            scores[~np.broadcast_to(seen[:-1] if codes is None else seen[codes], scores.shape)] = ABSENT_CLASS_SCORE
-        return scores
+    def score_intercepts(self) -> np.ndarray:
+        if self._outputs == 1 or self.absent_classes == "share":
+            return self.intercept_
+        return np.where(self.seen_classes_, self.intercept_, self.intercept_.dtype.type(ABSENT_CLASS_SCORE))
 
     def _predictions(self, scores: np.ndarray) -> np.ndarray:
         two = len(self.classes_) == 2

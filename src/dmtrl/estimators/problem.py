@@ -111,6 +111,8 @@ class FitProblem:
     feature_map: Any = None
     seen: np.ndarray | None = None  # (m, k): whether a task has a class; None for regression
 
+    rows: np.ndarray | None = None  # number of rows of each task, where it is known
+
     @property
     def outputs(self) -> int:
         """Scores of a row: one, or one for each of more than two classes."""
@@ -205,16 +207,6 @@ def pad(covariance: TaskCovariance, problem: FitProblem) -> TaskCovariance:
     basis[used] = covariance.basis
     trace = 1.0 + (total - len(used)) * covariance.floor
     return TaskCovariance(basis, covariance.values / trace, covariance.floor / trace)
-
-
-def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.ndarray:
-    """tau 1^T (Sigma + tau 1 1^T)^-1 W: the common component for a given Sigma."""
-    total = covariance.plus_common(tau)
-    inside = total.basis.T @ W
-    solved = total.basis @ (inside / (total.values + total.floor)[:, None])
-    if total.floor > 0:
-        solved += (W - total.basis @ inside) / total.floor
-    return np.asarray(tau * solved.sum(axis=0))
 
 
 def row_products(X: Any, coef: np.ndarray, codes: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The softmax loss of a row with k scores, as compiled functions of vectors (docs/math.md section 13).
+"""The softmax loss of a row with k scores, as compiled functions of vectors (docs/math.md section 15).
 
 z are the scores of a row, y the number of its class, `possible` marks the classes that its task has. The dual variable
 a has one number per class: e_y - a is a distribution over the possible classes. The kernels of `dmtrl.worker.softmax`

@@ -49,6 +49,7 @@ class OneVsRestProblem:
         apart = replace(
             order,
             total_weight=np.repeat(order.total_weight, self._k),
+            task_weight=None if order.task_weight is None else np.repeat(order.task_weight, self._k),
             steps=np.repeat(order.steps, self._k),
             w=None if order.w is None else self._apart(order.w),
         )
@@ -102,7 +103,7 @@ class OneVsRestProblem:
         )
 
     def dual_vectors(self, state: DualState) -> np.ndarray:
-        return self._together(state.B.copy())
+        return self._together(state.B)
 
     def conjugates(self, alpha: np.ndarray) -> np.ndarray:
         return self._sums(self._problem.conjugates(alpha))

@@ -1,4 +1,4 @@
-"""The local problems of units whose rows have a score for each class and the softmax loss (docs/math.md section 13).
+"""The local problems of units whose rows have a score for each class and the softmax loss (docs/math.md section 15).
 
 The weights of a unit are one vector: d numbers for each of k classes, then the k intercepts. A row has k dual
 variables, which one coordinate step changes together.
@@ -30,7 +30,6 @@ from dmtrl.worker.rows import row_axpy, row_dot
 
 discard_stale(__file__, vector.__file__, rows.__file__, kernels.__file__)
 
-_CURVATURE = Softmax.smoothness
 _SEPARABLE = 3000  # rows; with fewer a unit may well be separable
 
 
@@ -44,6 +43,7 @@ class ClassRows(NamedTuple):
     starts: np.ndarray
     possible: np.ndarray  # (units, k)
     intercept: bool
+    weight: np.ndarray  # of each unit's task in the objective: what p sums to over the task
 
 
 class RowWork(NamedTuple):
@@ -203,7 +203,7 @@ def _passes(units, duals, order, i, u, evaluate, state, shuffled, rest, work):  
                 _visit(units, order, i, j, alpha, u, work)
         return taken, loss_w, bracket_w
     n_blocks = (n + block - 1) // block
-    calm_below = CALM * target if 0 <= target < np.inf else -1.0
+    calm_below = CALM * target / units.weight[i] if 0 <= target < np.inf else -1.0
     for k in range(n_blocks):
         shuffled[k] = k
     while n > 0 and taken < steps and passes * n < 4 * steps:
@@ -278,16 +278,19 @@ class SoftmaxProblem:
     def __init__(self, rows: LocalRows, held: np.ndarray, order: Prepare, gram: object = None):
         blocks = rows.blocks
         self._blocks, self._order = blocks, order
-        p = np.repeat(1.0 / order.total_weight, np.diff(blocks.starts))
+        weight = np.ones(blocks.n_units) if order.task_weight is None else order.task_weight
+        p = np.repeat(weight / order.total_weight, np.diff(blocks.starts))
         p[held] = 0.0
         if blocks.sample_weight is not None:
             p *= blocks.sample_weight
         masks = [loss.mask for loss in rows.losses if isinstance(loss, Softmax)]
         possible = np.array(masks).reshape(blocks.n_units, -1)
         y, starts = blocks.y.astype(np.int64), blocks.starts.astype(np.int64)
-        self.units = ClassRows(rows.arrays(order.density), y, p, rows.q, starts, possible, bool(order.intercept))
+        self.units = ClassRows(
+            rows.arrays(order.density), y, p, rows.q, starts, possible, bool(order.intercept), weight
+        )
         self._labels = self.units._replace(X=None)
-        self._k = possible.shape[1]
+        self._k, self._curvature = possible.shape[1], weight * Softmax.smoothness
         self._stream_ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
         self._mean_q = sum_by_unit(p * rows.q, blocks.starts) / np.maximum(sum_by_unit(p, blocks.starts), 1e-200)
         self._block = rows_in_block(blocks, rows.numbers_in_row(order.density), order.sampling)
@@ -311,7 +314,8 @@ class SoftmaxProblem:
         steps, target = amount_of_work(np.diff(self.units.starts), self._order, order)
         centre = local_centre(state, order, step)
         before = state.alpha.copy() if order.eta < 1 else None
-        state.U = np.empty(centre.shape)
+        # B is replaced, not changed: the coordinator may have the last one, which was not copied for the answer
+        state.B, state.U = state.B.copy(), np.empty(centre.shape)
         plan = kernels.Order(
             ids=self._stream_ids,
             W=np.ascontiguousarray(order.w),
@@ -336,7 +340,7 @@ class SoftmaxProblem:
             state.alpha[:] = before + order.eta * (state.alpha - before)
             dual_vectors(self.units, state.alpha, state.B)
         return Improved(
-            b=state.B.copy(),
+            b=state.B,
             loss_w=out[:, 0].copy(),
             bracket_w=out[:, 1].copy(),
             loss_u=out[:, 2].copy(),
@@ -354,7 +358,7 @@ class SoftmaxProblem:
 
     def dual_vectors(self, state: DualState) -> np.ndarray:
         """b of each unit."""
-        return state.B.copy()
+        return state.B
 
     def losses_at(self, W: np.ndarray, alpha: np.ndarray) -> np.ndarray:
         """The weighted loss of each unit at W."""
@@ -377,7 +381,7 @@ class SoftmaxProblem:
     def longest_step(self) -> np.ndarray:
         """The step size beyond which coordinate ascent hardly moves."""
         n = np.maximum(np.diff(self.units.starts), 1)
-        return np.asarray(1e3 * n / np.maximum(self._mean_q * _CURVATURE, 1e-200))
+        return np.asarray(1e3 * n / np.maximum(self._mean_q * self._curvature, 1e-200))
 
     def intercept_step(self) -> np.ndarray | None:
         """The step size of the intercepts: as long as coordinate ascent hardly notices. A unit with few rows is often
@@ -385,6 +389,6 @@ class SoftmaxProblem:
         if not self.units.intercept:
             return None
         if self._order.intercept_ridge < 0:
-            return np.full(self._blocks.n_units, 20.0 / _CURVATURE)
+            return np.asarray(20.0 / self._curvature)
         n = np.maximum(np.diff(self.units.starts), 1)
-        return np.clip(_SEPARABLE, n, 30 * n) / _CURVATURE
+        return np.asarray(np.clip(_SEPARABLE, n, 30 * n) / self._curvature)
