@@ -22,7 +22,7 @@ from dmtrl.worker import rows as row_access
 from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks, row_products
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
-_EXACT_LIMIT = 512  # features or rows; above it an exact solution costs more than passes
+EXACT_LIMIT = 512  # features or rows; above it an exact solution costs more than passes
 FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense rows stay dense
@@ -289,7 +289,7 @@ class LocalProblem:
 
     def _solved_exactly(self) -> np.ndarray:
         """Whether an exact solver can take over from coordinate ascent where a unit is stiff."""
-        return self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= _EXACT_LIMIT))
+        return self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= EXACT_LIMIT))
 
     def _typical_curvature(self, bounds: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """The second derivative of each unit's loss where it is smooth, else the slope over the spread of the labels
@@ -309,7 +309,7 @@ class LocalProblem:
     def _solvable_in_span(self) -> np.ndarray:
         """Units with so few rows that linear solves with the products of the rows are cheap."""
         fixed_work = self._order.sampling == "uniform" or bool(self._order.steps.all())
-        few = np.diff(self.units.starts) <= _EXACT_LIMIT
+        few = np.diff(self.units.starts) <= EXACT_LIMIT
         return few & (self.units.loss != scalar.CUSTOM) & (not fixed_work)
 
     def _bytes(self) -> float:
