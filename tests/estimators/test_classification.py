@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import sklearn
 from scipy import sparse
+from sklearn.base import clone
 from sklearn.datasets import load_digits, make_classification
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
@@ -163,6 +164,16 @@ def test_a_class_that_a_task_never_had(multi_class):
     missing = (tasks == "b") & (y == 2)
     assert (model.predict(X[missing], tasks=only_b[missing]) == 2).mean() > 0.4
     assert model.score(X, y, tasks=tasks) > 0.85
+
+
+def test_softmax_weights_are_repetitions():
+    X, y, tasks = related_tasks(k=3)
+    times = np.random.default_rng(0).integers(0, 4, size=len(y))
+    model = MTRLClassifier(reg_lambda=0.05, tol=1e-8, task_weight="equal")
+    weighted = clone(model).fit(X, y, tasks=tasks, sample_weight=times)
+    repeated = clone(model).fit(X.repeat(times, axis=0), y.repeat(times), tasks=tasks.repeat(times))
+    expected = repeated.predict_proba(X, tasks=tasks)
+    np.testing.assert_allclose(weighted.predict_proba(X, tasks=tasks), expected, atol=2e-3)
 
 
 def test_softmax_is_for_the_logistic_loss():
