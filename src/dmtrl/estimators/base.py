@@ -1,6 +1,7 @@
 """MTRLBase: what the estimators share when they fit. A subclass defines how labels become units."""
 
 from abc import abstractmethod
+from copy import copy
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
@@ -263,6 +264,14 @@ class MTRLBase(TaskModel):
         coef = self.coef_.reshape(len(problem.unit_names), -1)[problem.used].astype(float)
         weights = problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used])
         return StartPoint(weights, before.common)
+
+    def _fold_model(self, problem: FitProblem, outcome: Outcome, strengths: tuple[float, float]) -> Self:
+        """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`."""
+        model = copy(self)
+        model.task_column = None
+        vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
+        model._keep(problem, outcome, *strengths)
+        return model
 
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""

@@ -24,7 +24,9 @@ from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.blocks import as_rows
+from dmtrl.estimators.held_out import Metrics
 from dmtrl.estimators.inputs import lookup
+from dmtrl.estimators.intervals import FoldModels
 from dmtrl.estimators.problem import Coordinates, build_problem
 from dmtrl.exceptions import NotAModelError
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
@@ -40,13 +42,13 @@ from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Pre
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 3
+FORMAT = 4
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (
     Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, cross_validation.Path,
-    Preparation, Number, Category, Date, Block, Dropped,
+    Metrics, FoldModels, Preparation, Number, Category, Date, Block, Dropped,
 )  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _AGAIN = "copy the file again, or save the model again"

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
+from dmtrl.estimators.held_out import Metrics
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
-from dmtrl.report.model_page.held_out import held_out_error
+from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metrics_of
 from dmtrl.workflows.fit import FOLDS, Prepared
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
@@ -20,6 +21,11 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
     for name, values in _task_errors(model, comparison).items():
         for row, value in zip(per_task, values, strict=True):
             row[name] = float(value) if np.isfinite(value) else None
+    metrics = metrics_of(model, comparison)
+    if metrics is not None:
+        for i, row in enumerate(per_task):
+            row["metrics"] = {name: _number(values[i]) for name, values in metrics.per_task.items()}
+            row["baseline"] = {name: _number(values[i]) for name, values in metrics.baseline_per_task.items()}
     path = getattr(model, "cv_path_", None)
     columns = ("column", "kind", "done", "features")
     return {
@@ -37,6 +43,7 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
         "common": model.common_strength_,
         "chosen": None if path is None else _choice(path, model.scoring_),
         **_held_out(model, prepared),
+        "metrics": None if metrics is None else _overall(metrics),
         "certificate": {
             "primal": certificate.primal,
             "dual": certificate.dual,
@@ -53,6 +60,18 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
     }
 
 
+def _overall(metrics: Metrics) -> dict[str, dict[str, float | None]]:
+    """Each metric over all held-out rows, with that of the baseline."""
+    return {
+        name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
+        for name, value in metrics.overall.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
 def _choice(path: Any, measure: str) -> dict[str, Any]:
     tried = path.rounds > 0
     return {"candidates": tried[..., 0].size, "fits": int(tried.sum()), "folds": FOLDS, "by": measure}
@@ -65,7 +84,7 @@ def _held_out(model: Any, prepared: Prepared) -> dict[str, Any]:
         return {"held_out": None, "baseline": None}
     path = model.cv_path_
     loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_)]
-    return {"held_out": {"loss": float(loss), model.scoring_: found.error}, "baseline": found.baseline}
+    return {"held_out": {"loss": float(loss), cv_measure(model): found.error}, "baseline": found.baseline}
 
 
 def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
@@ -76,7 +95,7 @@ def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     if path is None or path.weight.shape[-1] != len(model.tasks_):
         return {}
     cell = path.cell(model.reg_lambda_, model.common_strength_)
-    total, weight = getattr(path, model.scoring_)[cell].sum(axis=0), path.weight[cell].sum(axis=0)
+    total, weight = getattr(path, cv_measure(model))[cell].sum(axis=0), path.weight[cell].sum(axis=0)
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
 
 
