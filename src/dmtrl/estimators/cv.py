@@ -1,4 +1,4 @@
-"""MTRLRegressorCV and MTRLClassifierCV: estimators that choose lambda and common by cross-validation.
+"""MTRLRegressorCV and MTRLClassifierCV: estimators that choose lambda, common and own by cross-validation.
 
 For every fold, a path of warm-started fits runs from large to small lambda. The workers send only sums over held-out
 rows; scores of scikit-learn's scorers are computed here, from the weights of the fold.
@@ -34,7 +34,7 @@ from dmtrl.estimators.task_model import check_choice
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
-from dmtrl.solver.api import Placement, ProblemSpec, on_engine
+from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, fit_folds, for_paths
@@ -46,6 +46,8 @@ SEARCH_PARAMETERS = {
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
     "commons": """sequence of float
         Values of `common` to try. Ignored for a single task and for more than two classes, which use 0.""",
+    "owns": """sequence of float
+        Values of `own` to try. Ignored for a single task, which uses 0.""",
     "cv": """int, splitter or iterable
         Number of folds, drawn within each task and class; a scikit-learn splitter such as GroupKFold or
         TimeSeriesSplit; or an iterable of (train, test) row numbers. The last two split the rows as passed to `fit`,
@@ -58,7 +60,7 @@ SEARCH_PARAMETERS = {
         average="tasks")` averages over tasks first.""",
     "choice": """{{"best", "one_se"}}
         "best" takes the candidate with the best mean. "one_se" takes the strongest lambda whose mean is within one
-        standard error (over folds) of the best one, at the same `common`.""",
+        standard error (over folds) of the best one, at the same `common` and `own`.""",
     "exhaustive": """bool
         True tries every candidate on every fold. False tries candidates that are significantly worse than the best
         after two folds (paired t-test over the tasks at the 1 % level) on no further fold. With a scorer every
@@ -66,7 +68,8 @@ SEARCH_PARAMETERS = {
 }
 SEARCH_ATTRIBUTES = {
     "cv_path_": """Path
-        Held-out errors of each lambda, common and fold. `cv_path_.complete` says which were tried on all folds.""",
+        Held-out errors of each lambda, common, own and fold. `cv_path_.complete` says which were tried on all
+        folds.""",
     "metrics_": """Metrics
         Metrics of the choice on held-out rows, overall and per task, each with its baseline. Not set if the rows were
         not in this process.""",
@@ -81,11 +84,12 @@ FOLD_MODELS = {
 
 
 class _StrengthSearch(MTRLBase):
-    """Chooses lambda and common before the final fit."""
+    """Chooses lambda, common and own before the final fit."""
 
     __metadata_request__fit: ClassVar = {"tasks": True, "sample_weight": True, "groups": True}
     lambdas: Sequence[float] | None
     commons: Sequence[float]
+    owns: Sequence[float]
     cv: Any
     scoring: Any
     choice: str
@@ -102,7 +106,7 @@ class _StrengthSearch(MTRLBase):
         resume: PathLike | bool | None = None,
         groups: Any = None,
     ) -> Self:
-        """Choose lambda and common by cross-validation and fit one linear model per task with them.
+        """Choose lambda, common and own by cross-validation and fit one linear model per task with them.
 
         Parameters
         ----------
@@ -114,7 +118,7 @@ class _StrengthSearch(MTRLBase):
         tasks : array-like of shape (n,), default=None
             The task label of each row: text, integers or categories. None means a single task.
         sample_weight : array-like of shape (n,), default=None
-            Weights of the rows. Only proportions within a task matter: each task has the same weight in the objective.
+            Weights of the rows. With task_weight="equal" only proportions within a task matter.
         checkpoint : str, path or Checkpoint, default=None
             Folder or fsspec URL to write checkpoints to. A path means one checkpoint per minute.
         resume : str, path or True, default=None
@@ -162,7 +166,7 @@ class _StrengthSearch(MTRLBase):
             raise ValueError(f"scoring must be a name or a callable scorer(model, X, y), got {scoring!r}")
         return TaskScorer(scoring)
 
-    def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, tuple[float, float]]:
+    def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, Strengths]:
         splits = label_splits(self.cv, table, self._kind == CLASSIFICATION, self._seed())
         problem = self._build_problem(table, splits)
         held = HeldOutRows(table, splits)
@@ -173,7 +177,7 @@ class _StrengthSearch(MTRLBase):
     def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
         self.metrics_ = held.metrics(problem.classes, get_loss(self.loss).name == "poisson")
 
-    def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
+    def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
         """For rows that only the workers hold, which draw the folds."""
         self._check_search()
         if not is_whole(self.cv) or self._scorer() is not None:
@@ -186,7 +190,7 @@ class _StrengthSearch(MTRLBase):
         place: Placement,
         folds: int,
         held: HeldOutRows | None = None,
-    ) -> tuple[float, float]:
+    ) -> Strengths:
         """`held`: the rows, if they are in this process; it receives the predictions of the folds at the choice."""
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
         # a common component is for several tasks that share labels; one task has none
@@ -202,7 +206,8 @@ class _StrengthSearch(MTRLBase):
         self.scoring_ = measure if scorer is None else SCORE
         over = "tasks" if self._kind == CLASSIFICATION else "rows"
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
-        total = len(lambdas) * len(commons) * folds
+        owns = [0.0] if len(problem.tasks) == 1 else list(self.owns)
+        total = len(lambdas) * len(commons) * len(owns) * folds
         callbacks = self.callbacks or ()
         rounds = [callback.on_cv_round for callback in callbacks if hasattr(callback, "on_cv_round")]
         fits = [callback.on_cv_fit for callback in callbacks if hasattr(callback, "on_cv_fit")]
@@ -211,12 +216,12 @@ class _StrengthSearch(MTRLBase):
             for callback in rounds:
                 callback(record)
 
-        def score(fold: int, strengths: tuple[float, float], outcome: Outcome) -> float:
+        def score(fold: int, strengths: Strengths, outcome: Outcome) -> float:
             assert scorer is not None
             assert held is not None
             return scorer(self._fold_model(problem, outcome, strengths), *held.arguments(fold))
 
-        with bar(self.verbose, "choosing lambda and common", total) as step:
+        with bar(self.verbose, "choosing lambda, common and own", total) as step:
 
             def on_fit(done: int, total: int) -> None:
                 step(total)
@@ -225,14 +230,16 @@ class _StrengthSearch(MTRLBase):
 
             def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> Path:
                 hook = None if scorer is None else score
-                path = cross_validate(engine, spec, lambdas, commons, folds, session, on_round, on_fit, race, hook)
+                path = cross_validate(
+                    engine, spec, lambdas, commons, folds, session, on_round, on_fit, race, hook, owns
+                )
                 strengths = path.best(self.scoring_, over, self.choice)
                 if held is not None:
 
                     def receive(fold: int, outcome: Outcome) -> None:
                         held.predict(fold, self._fold_model(problem, outcome, strengths))
 
-                    fit_folds(engine, spec, *strengths, folds, receive)
+                    fit_folds(engine, spec, strengths, folds, receive)
                 return path
 
             path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
@@ -242,7 +249,7 @@ class _StrengthSearch(MTRLBase):
 
 @documented(REGRESSOR_WORDS, SEARCH_PARAMETERS | {"loss": REGRESSION_LOSS}, SEARCH_ATTRIBUTES | FOLD_MODELS)
 class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
-    """MTRLRegressor that chooses reg_lambda and common by cross-validation.
+    """MTRLRegressor that chooses reg_lambda, common and own by cross-validation.
 
     <sections>
     """
@@ -252,11 +259,13 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         loss: str | AnyLoss = "squared",
         lambdas: Sequence[float] | None = None,
         commons: Sequence[float] = (0.0, 1.0, 10.0),
+        owns: Sequence[float] = (0.0, 1.0),
         cv: Any = 5,
         scoring: Any = None,
         choice: str = "best",
         exhaustive: bool = False,
         relationship: Any = "learned",
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -276,6 +285,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         super().__init__(
             loss=loss,
             relationship=relationship,
+            task_weight=task_weight,
             feature_map=feature_map,
             fit_intercept=fit_intercept,
             tol=tol,
@@ -294,6 +304,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         )
         self.lambdas = lambdas
         self.commons = commons
+        self.owns = owns
         self.cv = cv
         self.scoring = scoring
         self.choice = choice
@@ -353,7 +364,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
     SEARCH_ATTRIBUTES | {"classes_": CLASSES},
 )
 class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
-    """MTRLClassifier that chooses reg_lambda and common by cross-validation.
+    """MTRLClassifier that chooses reg_lambda, common and own by cross-validation.
 
     <sections>
     """
@@ -363,11 +374,13 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         loss: str | AnyLoss = "logistic",
         lambdas: Sequence[float] | None = None,
         commons: Sequence[float] = (0.0, 1.0, 10.0),
+        owns: Sequence[float] = (0.0, 1.0),
         cv: Any = 5,
         scoring: Any = None,
         choice: str = "best",
         exhaustive: bool = False,
         relationship: Any = "learned",
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -388,6 +401,7 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         super().__init__(
             loss=loss,
             relationship=relationship,
+            task_weight=task_weight,
             feature_map=feature_map,
             fit_intercept=fit_intercept,
             tol=tol,
@@ -407,6 +421,7 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         )
         self.lambdas = lambdas
         self.commons = commons
+        self.owns = owns
         self.cv = cv
         self.scoring = scoring
         self.choice = choice
