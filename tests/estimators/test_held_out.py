@@ -50,7 +50,7 @@ def _out_of_fold(model: Any, plain: Any, X: np.ndarray, y: np.ndarray, tasks: np
 def test_regression_metrics_are_those_of_the_folds_by_hand() -> None:
     X, y, tasks = _rows([30, 20, 25])
     cv = KFold(3, shuffle=True, random_state=0)
-    model = MTRLRegressorCV(lambdas=[0.1, 0.01], commons=[1.0], cv=cv).fit(X, y, tasks=tasks)
+    model = MTRLRegressorCV(lambdas=[0.1, 0.01], commons=[1.0], owns=[0.0], cv=cv).fit(X, y, tasks=tasks)
     plain = MTRLRegressor(reg_lambda=model.reg_lambda_, common=1.0, tol=3e-3)
     predicted = _out_of_fold(model, plain, X, y, tasks, cv, "predict")
     found = model.metrics_
@@ -70,7 +70,7 @@ def test_regression_metrics_are_those_of_the_folds_by_hand() -> None:
 def test_counts_have_a_deviance() -> None:
     X, y, tasks = _rows([40, 40])
     counts = np.random.default_rng(0).poisson(np.exp(np.clip(y / 3, -2, 2)))
-    model = MTRLRegressorCV("poisson", lambdas=[0.1], commons=[1.0], cv=4).fit(X, counts, tasks=tasks)
+    model = MTRLRegressorCV("poisson", lambdas=[0.1], commons=[1.0], owns=[0.0], cv=4).fit(X, counts, tasks=tasks)
     others = np.array([np.delete(counts, i)[np.delete(tasks, i) == task].mean() for i, task in enumerate(tasks)])
     assert model.metrics_.baseline["deviance"] == pytest.approx(reference.mean_poisson_deviance(counts, others))
     assert 0 < model.metrics_.overall["deviance"] < model.metrics_.baseline["deviance"]
@@ -82,10 +82,10 @@ def test_classification_metrics_are_scikit_learns(classes: int) -> None:
     names = np.array(["a", "b", "c"])[:classes]
     labels = names[np.digitize(y, [0.0] if classes == 2 else [-1.0, 1.0])]
     cv = KFold(3, shuffle=True, random_state=0)
-    model = MTRLClassifierCV(lambdas=[0.01], commons=[0.0], cv=cv).fit(X, labels, tasks=tasks)
+    model = MTRLClassifierCV(lambdas=[0.01], commons=[0.0], owns=[0.0], cv=cv).fit(X, labels, tasks=tasks)
     # the predictions that the metrics were computed from, from the models of the folds
     probability = _out_of_fold(
-        model, MTRLClassifierCV(lambdas=[0.01], commons=[0.0]), X, labels, tasks, cv, "predict_proba"
+        model, MTRLClassifierCV(lambdas=[0.01], commons=[0.0], owns=[0.0]), X, labels, tasks, cv, "predict_proba"
     )
     found, answers = model.metrics_.overall, names[probability.argmax(axis=1)]
     expected = {
@@ -104,7 +104,7 @@ def test_classification_metrics_are_scikit_learns(classes: int) -> None:
 
 def test_a_loss_without_probabilities_has_fewer_metrics() -> None:
     X, y, tasks = _rows([30, 30])
-    model = MTRLClassifierCV("hinge", lambdas=[0.1], commons=[0.0], cv=3).fit(X, y > 0, tasks=tasks)
+    model = MTRLClassifierCV("hinge", lambdas=[0.1], commons=[0.0], owns=[0.0], cv=3).fit(X, y > 0, tasks=tasks)
     assert set(model.metrics_.overall) == {"error_rate", "auc"} == set(model.metrics_.baseline)
 
 
@@ -149,7 +149,7 @@ def test_bounds_are_those_of_the_definition(coverage: float) -> None:
 
 def test_too_few_rows_give_infinite_intervals() -> None:
     X, y, tasks = _rows([4, 4])
-    model = MTRLRegressorCV(lambdas=[0.1], commons=[0.0], cv=2).fit(X, y, tasks=tasks)
+    model = MTRLRegressorCV(lambdas=[0.1], commons=[0.0], owns=[0.0], cv=2).fit(X, y, tasks=tasks)
     assert np.isinf(model.predict_interval(X, tasks, coverage=0.95)).all()
     assert np.isfinite(model.predict_interval(X, tasks, coverage=0.8)).all()
 
@@ -168,7 +168,9 @@ def test_coverage_of_simulated_rows() -> None:
     inside = []
     for seed in range(8):
         X, y, tasks = draw(sizes)
-        model = MTRLRegressorCV(lambdas=[0.1, 0.01], commons=[1.0], cv=4, random_state=seed).fit(X, y, tasks=tasks)
+        model = MTRLRegressorCV(lambdas=[0.1, 0.01], commons=[1.0], owns=[0.0], cv=4, random_state=seed).fit(
+            X, y, tasks=tasks
+        )
         X, y, tasks = draw(np.full(6, 300))
         ends = model.predict_interval(X, tasks)
         hit = (ends[:, 0] <= y) & (y <= ends[:, 1])
@@ -182,7 +184,7 @@ def test_coverage_of_simulated_rows() -> None:
 def test_intervals_of_columns_of_counts_and_after_saving(tmp_path: Any) -> None:
     X, y, _ = _rows([60])
     Y = np.column_stack([y, -y]) + np.random.default_rng(0).normal(size=(60, 2))
-    wide = MTRLRegressorCV(lambdas=[0.1], commons=[0.0], cv=3).fit(X, Y)
+    wide = MTRLRegressorCV(lambdas=[0.1], commons=[0.0], owns=[0.0], cv=3).fit(X, Y)
     ends = wide.predict_interval(X[:7])
     assert ends.shape == (7, 2, 2)
     column = wide.predict_interval(X[:7], tasks=np.ones(7, dtype=int))
@@ -197,7 +199,9 @@ def test_intervals_of_columns_of_counts_and_after_saving(tmp_path: Any) -> None:
 
 def test_what_intervals_cannot_do_is_refused() -> None:
     X, y, tasks = _rows([30, 30])
-    model = MTRLRegressorCV(lambdas=[0.1], commons=[1.0], cv=3, unknown_tasks="common").fit(X, y, tasks=tasks)
+    model = MTRLRegressorCV(lambdas=[0.1], commons=[1.0], owns=[0.0], cv=3, unknown_tasks="common").fit(
+        X, y, tasks=tasks
+    )
     with pytest.raises(ValueError, match="coverage must be between 0 and 1, got 90"):
         model.predict_interval(X, tasks, coverage=90)
     with pytest.raises(ValueError, match="predict_interval knows only the tasks of fit"):
