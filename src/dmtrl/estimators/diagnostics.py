@@ -80,8 +80,10 @@ class Comparison:
 
     def table(self) -> Any:
         """A pandas data frame with one row per task."""
-        import pandas as pd
-
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError('table() needs pandas: pip install "dmtrl[frames]"') from error
         columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
         known = {} if self.rows is None else {"rows": self.rows, "few_rows": self.tiny}
         parts = {} if self.shares is None else dict(zip(PARTS, self.shares.T, strict=True))

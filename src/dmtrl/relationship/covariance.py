@@ -323,7 +323,7 @@ class TaskCovariance:
         return self if kappa == 0 else TaskCovariance(self.basis, self.values, self.floor + kappa)
 
     def paper_rho(self, unit_tasks: np.ndarray | None = None) -> float:
-        """Return max_i sum_i' |sigma_ii'| / sigma_ii, the paper's bound (8).
+        """Return `max_i sum_i' |sigma_ii'| / sigma_ii`, the paper's bound (8).
 
         Parameters
         ----------

@@ -12,7 +12,7 @@ from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, sh
 
 
 class Learned:
-    """Sigma learned with trace one: penalty |W|_*^2 / 2, conjugate |B|_op^2 / 2; with tau > 0 see (22)-(24), with
+    """Sigma learned with trace one: penalty `|W|_nuc^2 / 2`, conjugate `|B|_op^2 / 2`; with tau > 0 see (22)-(24), with
     kappa > 0 see (37)-(39)."""
 
     learned = True

@@ -101,7 +101,8 @@ def solve(
         Functions that are called with the RoundRecord of each round. One that raises KeyboardInterrupt stops the run;
         the checkpoint is written first.
     watch : callable, default=None
-        Called with the RoundRecord and the weights of each round.
+        Called with the RoundRecord and the weights of each round, which a later round may write over: copy what you
+        keep.
     verbose : int, default=0
         1 shows a progress line on a terminal, 2 prints a line per round.
     checkpoint : str, path or Checkpoint, default=None

@@ -128,7 +128,7 @@ class Coordinator:
                 raise interrupt
         best = run.best
         run.method = None  # frees its weights, to make room for Sigma
-        covariance = relationship.update(best.W - best.common)
+        covariance = relationship.update(best.W - best.common if best.common.any() else best.W)
         converged = run.certificate.relative_gap <= self._settings.tol
         return Outcome(
             best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name,
@@ -235,7 +235,7 @@ class Coordinator:
 
     def _gap_to_close(self, run: RunState) -> GapToClose:
         finish = 0.5 * self._settings.tol * abs(run.dual.bound) if run.history else np.inf
-        return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish)
+        return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish, best=run.best.W)
 
     def _learn(self, run: RunState, report: Report) -> Candidate:
         """Keep the best of what is known; returns the best candidate of this report."""

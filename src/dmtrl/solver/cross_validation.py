@@ -252,7 +252,7 @@ class _Search:
 
     def in_paths(self, folds: Sequence[int], work: Callable[[PathGroup, Turns, int, Engine], None]) -> None:
         """Do some work for each fold, at the same time where the engine allows it."""
-        threads = int(getattr(self.engine, "threads", 1))
+        threads = self.engine.paths
         inner = max(1, threads // len(folds))
         turns = Turns(max(1, threads // inner))
         group = PathGroup(self.session, turns)
@@ -262,7 +262,7 @@ class _Search:
             with turns, nullcontext(self.engine) if sibling is None else sibling as engine:
                 work(group, turns, fold, engine)
 
-        if threads == 1 or self.engine.sibling(0) is None:
+        if threads == 1:
             for fold in folds:
                 follow(fold)
         else:

@@ -148,7 +148,8 @@ class LocalProblem:
         steps, target = self._amount_of_work(order)
         centre = _centre(state, order, step)
         before = state.alpha.copy() if order.eta < 1 else None
-        state.U = np.empty(centre.shape)
+        # B is replaced, not changed: the coordinator may have the last one, which was not copied for the answer
+        state.B, state.U = state.B.copy(), np.empty(centre.shape)
         duals = kernels.Duals(state.alpha, state.B, state.U, state.calm)
         plan = kernels.Order(
             ids=self._stream_ids,
@@ -170,7 +171,7 @@ class LocalProblem:
             kernels.dual_vectors(self.units, state.alpha, state.B)
             out[:, 3] = self.conjugates(state.alpha)
         return Improved(
-            b=state.B.copy(),
+            b=state.B,
             loss_w=out[:, 0].copy(),
             bracket_w=out[:, 1].copy(),
             loss_u=out[:, 2].copy(),

@@ -136,7 +136,7 @@ class Worker:
         if request.evaluate:
             loss_w = loss_at_zero if request.w is None else problem.losses_at(request.w, state.alpha)
         return Prepared(
-            b=state.B.copy(),
+            b=state.B,
             conjugate=problem.conjugates(state.alpha) if state.alpha.any() else at_zero,
             conjugate_at_zero=at_zero,
             longest_step=problem.longest_step(),
@@ -203,7 +203,7 @@ class Worker:
         prepare = Prepare(**scalars, **kept)
         _, state = self._begin(prepare, arrays["state.alpha"])
         state.calm, state.U = arrays["state.calm"], arrays.get("state.U")
-        return Restored(b=state.B.copy())
+        return Restored(b=state.B)
 
     def _file_name(self) -> str:
         """Named after its first unit, which only its siblings hold too, and after its number among them."""

@@ -61,6 +61,11 @@ class ModelFacts:
     study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/coordinate.py
 
     @property
+    def noisy(self) -> bool:
+        """Whether the model was made from noisy releases of a private study."""
+        return bool(self.study and self.study.get("noisy"))
+
+    @property
     def units(self) -> str:
         """What the rows are: tasks, or pairs of a task and a class."""
         return "tasks" if len(self.names) == self.tasks else "pairs of task and class"
@@ -147,6 +152,8 @@ def percent(share: float) -> str:
     """A share as a percentage with two digits, rounded up so that it is an upper bound."""
     if share <= 0:
         return "0 %"
+    if share == float("inf"):
+        return "unknown"
     size = floor(log10(100 * share)) - 1
     if size < -9:
         return "less than 0.00000001 %"
