@@ -1,7 +1,7 @@
 """TaskModel: the parameters of an estimator, the reading of rows, and predictions of a fitted model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -39,6 +39,10 @@ class TaskModel(ABC):
     common_intercept_: float
     reg_lambda_: float
     common_strength_: float
+    own_strength_: float
+    weight_shares_: np.ndarray
+    task_weights_: np.ndarray
+    task_rows_: np.ndarray | None
     certificate_: Certificate
     coordinates_: Coordinates
     feature_map_: Any
@@ -51,6 +55,8 @@ class TaskModel(ABC):
         reg_lambda: float = 0.1,
         relationship: Any = "learned",
         common: float | str = "auto",
+        own: float = 0.0,
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -72,6 +78,8 @@ class TaskModel(ABC):
         self.reg_lambda = reg_lambda
         self.relationship = relationship
         self.common = common
+        self.own = own
+        self.task_weight = task_weight
         self.feature_map = feature_map
         self.fit_intercept = fit_intercept
         self.tol = tol
@@ -114,11 +122,20 @@ class TaskModel(ABC):
         """
         return self._read(X, y, tasks, sample_weight, reset=False)
 
-    def _read(self, X: Any, y: Any, tasks: Any, sample_weight: Any, reset: bool = True) -> inputs.LabelledRows:
+    def _read(
+        self,
+        X: Any,
+        y: Any,
+        tasks: Any,
+        sample_weight: Any,
+        reset: bool = True,
+        splits: Callable[[inputs.LabelledRows], np.ndarray | None] = lambda rows: None,
+    ) -> inputs.LabelledRows:
+        """`splits` is called with the rows as they were passed and returns the splits of a cross-validation."""
         if y is None and not inputs.is_list_of_tasks(X):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         rows = inputs.read(X, y, tasks, sample_weight, self.task_column)
-        rows = replace(rows, X=self._validate(rows.X, reset))
+        rows = replace(rows, X=self._validate(rows.X, reset), splits=splits(rows))
         rows.check_X(getattr(self, "feature_names_in_", None))
         rows = rows.without_zero_weights().to_long()
         rows.check_y()
