@@ -171,7 +171,7 @@ class Masked:
 
 @dataclass(frozen=True, kw_only=True)
 class Publish:
-    """Asks for the final weights of the site's tasks, in a study with masked sums whose results name the coordinator."""
+    """Asks for the final weights of the site's tasks, if the study gives them to the coordinator."""
 
     study: str
 

@@ -73,9 +73,8 @@ def cell_counts(study: Study, table: Any) -> CellCounts:
 
 def split_counts(study: Study, sums: np.ndarray) -> CellCounts:
     """The counts of all sites from one vector: present cells, sums of cells, and rows of levels."""
-    numbers = sum(
-        1 if column.kind == "number" else 1 + len(_PARTS) for column in study.used if column.kind != "category"
-    )
+    parts = {"number": 1, "date": 1 + len(_PARTS), "category": 0}
+    numbers = sum(parts[column.kind] for column in study.used)
     present, totals, levels = np.split(sums, [numbers, 2 * numbers])
     return CellCounts(present=np.round(present).astype(np.int64), sums=totals, levels=np.round(levels).astype(np.int64))
 

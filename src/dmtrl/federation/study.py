@@ -265,9 +265,7 @@ class _Reader(TomlFields):
                 self.fail(f"{column.name!r} is also used in [{table}]; remove it here", ("columns", column.name))
         study = replace(study, privacy=read_privacy(self, content.get("privacy", {}), study))
         if study.privacy.masked and study.results == Results("summary", "all"):
-            self.fail(
-                "sites = 'all' needs coordinator = 'weights': else nobody knows all weights", ("results",), "sites"
-            )
+            self.fail("sites = 'all' needs coordinator = 'weights': nobody knows them else", ("results",), "sites")
         if study.privacy.masked and study.limits.sites < 3:
             self.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", ("limits",))
         return study

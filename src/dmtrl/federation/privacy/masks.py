@@ -65,9 +65,7 @@ def _encoded(values: np.ndarray, sites: int) -> np.ndarray:
     values = np.asarray(values, dtype=float).ravel()
     coarse = np.round(values * 2.0**_COARSE)
     if not np.isfinite(values).all() or np.abs(coarse).max(initial=0.0) > _LARGEST / sites:
-        raise RefusedBySiteError(
-            "one of its numbers is beyond the range of masked sums; scale the columns of the study"
-        )
+        raise RefusedBySiteError("one of its numbers is beyond the range of masked sums; scale the columns")
     fine = np.round((values - coarse * 2.0**-_COARSE) * 2.0**_FINE)
     return np.concatenate([coarse, fine]).astype(np.int64).astype(np.uint64)
 
