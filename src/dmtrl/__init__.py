@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         LossError,
         NotConvergedWarning,
         RelationshipError,
+        ScaleWarning,
         TasksLeftOutWarning,
         WorkerLostError,
     )
@@ -42,6 +43,7 @@ _HOMES = {
         "LossError",
         "NotConvergedWarning",
         "RelationshipError",
+        "ScaleWarning",
         "TasksLeftOutWarning",
         "WorkerLostError",
     ],
@@ -84,6 +86,7 @@ __all__ = [
     "RayOptions",
     "RelationshipError",
     "RoundRecord",
+    "ScaleWarning",
     "Settings",
     "SourcePlan",
     "TaskComparisonDisplay",

@@ -4,10 +4,12 @@ For every fold, a path of warm-started fits runs from large to small lambda. The
 and send only sums over held-out rows.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
@@ -24,6 +26,7 @@ from dmtrl.estimators.mtrl import (
     MTRLRegressor,
 )
 from dmtrl.estimators.problem import FitProblem
+from dmtrl.exceptions import ScaleWarning
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.progress import bar
 from dmtrl.solver.api import Placement, ProblemSpec, on_engine
@@ -32,6 +35,7 @@ from dmtrl.solver.cross_validation import MEASURES, Path, cross_validate, for_pa
 from dmtrl.solver.outcome import Callback, RoundRecord
 from dmtrl.solver.race import Race
 
+SCALES = 1e4  # how many times as much as all others a column may vary without a warning
 SEARCH_PARAMETERS = {
     "lambdas": """sequence of float
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
@@ -54,6 +58,39 @@ SEARCH_ATTRIBUTES = {
 }
 
 
+def check_numbers(name: str, values: Any) -> None:
+    """Raise ValueError unless `values` is None or a list of numbers."""
+    try:
+        array = np.asarray(() if values is None else values, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a list of numbers, got {values!r}") from None
+    if array.ndim != 1:
+        advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 else ""
+        raise ValueError(f"{name} must be a list of numbers, got {values!r}{advice}")
+
+
+def warn_of_scales(X: Any, names: Any = None) -> None:
+    """Warn if one column varies so much more than the others that lambda can suit only that one."""
+    n, d = X.shape
+    if n < 2 or d < 2:
+        return
+    if sparse.issparse(X):
+        means, squares = np.asarray(X.mean(axis=0)).ravel(), np.asarray(X.multiply(X).mean(axis=0)).ravel()
+    else:
+        means, squares = X.mean(axis=0), np.einsum("ij,ij->j", X, X) / n
+    sizes = np.sqrt(np.maximum(squares - means**2, 0.0))
+    j = int(np.argmax(sizes))
+    others = np.delete(sizes, j).max()
+    if sizes[j] > SCALES * others > 0:
+        column = j if names is None else names[j]
+        warnings.warn(
+            f"column {column!r} of X varies {sizes[j] / others:.0e} times as much as any other, so that lambda suits "
+            "this column only; scale the columns, for example with StandardScaler",
+            ScaleWarning,
+            stacklevel=5,
+        )
+
+
 class _StrengthSearch(MTRLBase):
     """Chooses lambda and common before the final fit."""
 
@@ -70,6 +107,9 @@ class _StrengthSearch(MTRLBase):
             raise ValueError("scoring='wrong' counts wrong signs and is for classification; use loss or squared_error")
         if self.scoring == "squared_error" and get_loss(self.loss).name not in SHIFT_INVARIANT:
             raise ValueError(f"scoring='squared_error' makes no sense with the {self.loss} loss; use loss")
+        check_numbers("lambdas", self.lambdas)
+        check_numbers("commons", self.commons)
+        warn_of_scales(problem.data.X, getattr(self, "feature_names_in_", None))
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
         if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
             raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
