@@ -19,6 +19,7 @@ from dmtrl.protocol.messages import Improved, Prepare, Round
 from dmtrl.protocol.steps import Steps
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker import rows as row_access
+from dmtrl.worker.box import box_work
 from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks, row_products
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
@@ -29,6 +30,7 @@ _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense 
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
 _PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
 _WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is worth for the sake of its intercept
+_FEW_ROWS = 64  # with so few, an exact solution is always cheap
 _WORTH_TIMES = 5  # the most passes: what an exact solution is worth where they do not suffice
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
@@ -215,12 +217,13 @@ class LocalProblem:
         """Returns which of the units were solved."""
         alpha, r, steps = duals.alpha.copy(), np.empty(len(duals.alpha)), np.zeros(len(out))
         work = span.span_work(int(np.diff(self.units.starts)[which].max()))
+        box = box_work(work.M)
         span.centre_scores(self.units, plan.C, which, r)
         widest = 0.01 / self._curvature
         accuracy = np.clip(plan.target, 1e-7 * widest, widest)
         for products, part in self._rows.products(which, self._stored):
             span.solve_units(
-                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work
+                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work, box
             )
         solved = steps[which] >= 0
         span.take_round(self.units, duals, plan, which[solved], alpha, steps, out)
@@ -263,7 +266,8 @@ class LocalProblem:
         solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
         newton, in_span = self._exact_costs(_ROUNDS_AHEAD)
         cheap = np.minimum(newton, in_span) <= _WORTH_PASSES * 4 * n * self._numbers_in_row
-        exact = (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
+        few = self._in_span & (n <= _FEW_ROWS)
+        exact = few | (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
         return np.where(exact, long, n / self._curvature)
 
     def _solved_exactly(self) -> np.ndarray:
