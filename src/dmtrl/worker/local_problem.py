@@ -30,7 +30,7 @@ _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense 
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
 _PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
 _WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is worth for the sake of its intercept
-_FEW_ROWS = 64  # with so few, an exact solution is always cheap
+_FEW_ROWS = 128  # with so few, an exact solution is always cheap
 _WORTH_TIMES = 5  # the most passes: what an exact solution is worth where they do not suffice
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
@@ -252,7 +252,7 @@ class LocalProblem:
         """The step size beyond which a unit's local problem is too stiff: coordinate ascent then hardly moves, and the
         exact solvers lose the digits of s b."""
         n, q = np.diff(self.units.starts), np.maximum(self._mean_q * self._curvature, scalar.TINY)
-        return np.where(self._solved_exactly(), 1e8, 1e3 * np.maximum(n, 1)) / q
+        return np.where(self._solved_exactly(), 1e11, 1e3 * np.maximum(n, 1)) / q
 
     def intercept_step(self) -> np.ndarray | None:
         """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
@@ -336,7 +336,8 @@ class LocalProblem:
         # where passes do not suffice, an exact solution may cost several times as much as the most passes allowed
         most = _WORTH_TIMES * one_pass * int(self._order.max_passes)
         ahead = max(pace * _ROUNDS_AHEAD, 1.0)
-        newton, in_span = (np.where(cost <= most, cost, np.inf) for cost in self._exact_costs(ahead))
+        few = n <= _FEW_ROWS
+        newton, in_span = (np.where((cost <= most) | few, cost, np.inf) for cost in self._exact_costs(ahead))
         gram = 4 * d**2 + (n * per_row**2 + 10 * d**3) / ahead
         # a quarter of the rows' bytes: with a user's array and the solver's own, all stays below 2.5 times the data
         gram_fits = 8 * n_units * d * d <= max(self._bytes() / 4, 8e6)
