@@ -8,6 +8,8 @@ from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side
 
+_SLACK = 1e-7  # by which the penalty may be above its exact value, where that saves a decomposition
+
 
 class Learned:
     """Sigma learned with trace one: penalty |W|_*^2 / 2, conjugate |B|_op^2 / 2; with tau > 0 see (22)-(24)."""
@@ -54,8 +56,8 @@ class Learned:
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         if self.tau == 0:
-            return 0.5 * nuclear_norm(W) ** 2
-        return 0.5 * nuclear_norm(W, common) ** 2 + 0.5 * float(common @ common) / self.tau
+            return 0.5 * nuclear_norm(W, slack=_SLACK) ** 2
+        return 0.5 * nuclear_norm(W, common, _SLACK) ** 2 + 0.5 * float(common @ common) / self.tau
 
     def conjugate(self, B: np.ndarray) -> float:
         shared = B.sum(axis=0)
