@@ -115,6 +115,26 @@ class Setting:
         return self.name if self.value is None else f"{self.name}={self.value!r}"
 
 
+class Note(str):
+    """A remark for the user, in pieces as `InputError`, so that the shell can write each `Setting` as an option.
+
+    Attributes
+    ----------
+    parts : tuple of str and Setting
+    """
+
+    parts: tuple[str | Setting, ...]
+
+    def __new__(cls, *parts: str | Setting) -> "Note":
+        note = super().__new__(cls, "".join(map(str, parts)))
+        note.parts = parts
+        return note
+
+    def message(self, write: Callable[[Setting], str]) -> str:
+        """The remark with each setting as `write` returns it."""
+        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
+
+
 class FederationError(DmtrlError, RuntimeError):
     """A server, a site or the connection between them failed."""
 

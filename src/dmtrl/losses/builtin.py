@@ -32,7 +32,7 @@ class Loss:
     smoothness : float
         Upper bound of l''.
     lipschitz : float
-        Upper bound of |l'|.
+        Upper bound of the absolute value of l'.
     param : float, default=0.0
         Parameter of the loss: gamma, epsilon, delta or the quantile.
     """
@@ -180,7 +180,7 @@ class CustomLoss:
     smoothness : float
         Upper bound of l''.
     lipschitz : float
-        Upper bound of |l'|.
+        Upper bound of the absolute value of l'.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The local problem of a loss with kinks, in the span of the rows: a quadratic program in a box.
 
-With a_j = p_j alpha_j and A = s K + s0 1 1^T the dual of (6) is to minimise a^T A a / 2 + r . a + sum_j p_j l*(-alpha_j),
-and for these losses l*(-alpha) is linear on intervals. An iteration is a pass of coordinate steps (5), which finds the
-rows at an end of their interval, and a Newton step on the others.
+With a_j = p_j alpha_j and A = s K + s0 1 1^T the dual of (6) is to minimise a^T A a / 2 + r . a + sum p l*(-alpha), and
+for these losses l*(-alpha) is linear on intervals. An iteration is a pass of coordinate steps (5), which finds the rows
+at an end of their interval, and a Newton step on the others.
 """
 
 from typing import NamedTuple
@@ -38,7 +38,8 @@ class BoxWork(NamedTuple):
 
 
 def box_work(M: np.ndarray) -> BoxWork:
-    return BoxWork(M, np.empty(len(M), dtype=np.int64), *np.empty((8, len(M))))
+    a, z, g, low, high, direction, move, along = np.empty((8, len(M)))
+    return BoxWork(M, np.empty(len(M), dtype=np.int64), a, z, g, low, high, direction, move, along)
 
 
 @njit(**INNER)

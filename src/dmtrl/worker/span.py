@@ -56,7 +56,9 @@ class SpanWork(NamedTuple):
 
 
 def span_work(longest: int) -> SpanWork:
-    return SpanWork(np.empty((longest, longest)), *np.empty((7, longest)), np.empty(longest, dtype=np.int64))
+    a, z, g, root, move, along, inner = np.empty((7, longest))
+    bent = np.empty(longest, dtype=np.int64)
+    return SpanWork(np.empty((longest, longest)), a, z, g, root, move, along, inner, bent)
 
 
 @njit(**KERNEL)
@@ -216,18 +218,19 @@ def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore
 
 
 @njit(**INNER)
-def _kinked(labels, i, enough, widest, K, n, r, s, s0, alpha, work, box_memory):  # type: ignore[no-untyped-def]
+def _kinked(labels, i, accuracy, widest, K, n, r, s, s0, alpha, work, box_memory):  # type: ignore[no-untyped-def]
     """Solve the unit as a quadratic program in a box; where that stalls, less and less smoothed: each solution is a
     good start for the next."""
-    steps, solved = box_unit(labels, i, 0.1 * enough, K, n, r, s, s0, alpha, box_memory)
+    weight = labels.weight[i]
+    steps, solved = box_unit(labels, i, 0.1 * accuracy * weight, K, n, r, s, s0, alpha, box_memory)
     if solved:
         return steps
-    mu = min(max(_gap(labels, i, K, n, r, s, s0, alpha, work), enough), widest)
+    mu = min(max(_gap(labels, i, K, n, r, s, s0, alpha, work) / weight, accuracy), widest)
     while True:
-        steps += abs(_newton(labels, i, mu, mu, K, n, r, s, s0, alpha, work))
-        if mu <= enough:
+        steps += abs(_newton(labels, i, mu, mu * weight, K, n, r, s, s0, alpha, work))
+        if mu <= accuracy:
             return steps
-        mu = max(0.1 * mu, enough)
+        mu = max(0.1 * mu, accuracy)
 
 
 @njit(**KERNEL)
@@ -235,7 +238,8 @@ def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alp
     """Solve (6) for the units `which` around centres with scores r, starting from alpha and leaving it in alpha.
 
     `labels` is a UnitRows without X; `kinked` says which losses have no derivative; `accuracy` is the local gap that is
-    wanted, `widest` the largest mu of use. The number of steps is negative where none was better than the start.
+    wanted, over the weight of the task, and `widest` the largest mu of use. The number of steps is negative where none
+    was better than the start.
     """
     for i in which:
         first, n, s = labels.starts[i], labels.starts[i + 1] - labels.starts[i], order.step[i]
@@ -244,8 +248,9 @@ def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alp
             continue
         s0 = order.intercept_step[i] if labels.intercept else 0.0
         K = products.K[products.start[i] : products.start[i] + n * n].reshape((n, n))
-        own, centre, enough = alpha[first : first + n], r[first : first + n], accuracy[i]
+        own, centre = alpha[first : first + n], r[first : first + n]
         if kinked[i]:
-            steps[i] = _kinked(labels, i, enough, widest[i], K, n, centre, s, s0, own, work, box_memory)
+            steps[i] = _kinked(labels, i, accuracy[i], widest[i], K, n, centre, s, s0, own, work, box_memory)
         else:  # Newton's last steps are worth their price
-            steps[i] = _newton(labels, i, 0.0, 1e-12 * enough, K, n, centre, s, s0, own, work)
+            enough = 1e-12 * accuracy[i] * labels.weight[i]
+            steps[i] = _newton(labels, i, 0.0, enough, K, n, centre, s, s0, own, work)

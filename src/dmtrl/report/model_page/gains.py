@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.diagnostics import PARTS, Comparison
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
 from dmtrl.report.displays import measure_name
 from dmtrl.report.model_page.facts import ModelFacts, format_number
@@ -27,8 +27,9 @@ def headline(facts: ModelFacts) -> str:
     """One sentence about gains for the top of the page; empty without a comparison."""
     if facts.comparison is None:
         return ""
-    gain = facts.comparison.alone - facts.comparison.together
-    helped, hurt = int((gain > 0).sum()), int(facts.comparison.hurts.sum())
+    counted = ~facts.comparison.tiny
+    gain = (facts.comparison.alone - facts.comparison.together)[counted]
+    helped, hurt = int((gain > 0).sum()), int(facts.comparison.hurts[counted].sum())
     sentence = f"On held-out rows, {helped:,} of {len(gain):,} tasks do better together than alone"
     if not hurt:
         return f"{sentence}, and no task is marked as hurt."
@@ -59,13 +60,28 @@ def gain_section(facts: ModelFacts) -> Section:
             *(float(getattr(comparison, model)[i]) for model in MODELS),
             float(gain[i]),
             "yes" if comparison.hurts[i] else None,
+            *_row_cells(comparison, int(i)),
+            *([] if comparison.shares is None else map(float, comparison.shares[i])),
         ]
         for i in order
     ]
     columns = ["task", *MODELS, "gain", "hurt"]
+    if comparison.rows is not None:
+        columns += ["rows", *(["few rows"] if comparison.tiny.any() else [])]
+    columns += [] if comparison.shares is None else PARTS
     caption = f"Mean held-out {comparison.measure}. The gain is alone minus together. Click a column heading to sort."
+    if comparison.shares is not None:
+        caption += " The last columns are the shares of the common, related and own parts in a task's coefficients."
     items.append(Table("Errors and gains", columns, rows, caption))
     return Section(TITLE, items)
+
+
+def _row_cells(comparison: Comparison, task: int) -> list[object]:
+    """The number of rows of a task and, if any task has very few, the mark of those."""
+    if comparison.rows is None:
+        return []
+    marks: list[object] = ["few" if comparison.tiny[task] else None] if comparison.tiny.any() else []
+    return [int(comparison.rows[task]), *marks]
 
 
 def _how_to_compare(facts: ModelFacts) -> str:
@@ -86,14 +102,17 @@ def _summary(comparison: Comparison, names: list[str]) -> str:
         "alone": "**Here, one model for each task alone has the lowest error.**",
         "pooled": "**Here, one model for all tasks has the lowest error**: the tasks hardly differ, or have few rows.",
     }[MODELS[int(np.argmin(means))]]
+    tiny = comparison.tiny
+    gain, count = gain[~tiny], int((~tiny).sum())
     helped, worse = int((gain > 0).sum()), int((gain < 0).sum())
-    hurt = [name for name, is_hurt in zip(names, comparison.hurts, strict=True) if is_hurt]
-    marked = f"{_marked(len(hurt), len(names))}: {literal(listed(hurt))}" if hurt else "No task is marked as hurt"
+    hurt = [names[i] for i in np.flatnonzero(comparison.hurts & ~tiny)]
+    marked = f"{_marked(len(hurt), count)}: {literal(listed(hurt))}" if hurt else "No task is marked as hurt"
+    few = f" (without {int(tiny.sum()):,} with fewer rows than 3 or than a tenth of the median)" if tiny.any() else ""
     shown = [format_error(mean, comparison.measure) for mean in means]
     return (
         f"Mean held-out {comparison.measure} over tasks with equal weight: **{shown[0]}** together, **{shown[1]}** "
         f"each task alone, **{shown[2]}** with one model for all tasks. {verdict}\n\n"
-        f"Of {len(names):,} tasks, {helped:,} do better together than alone and {worse:,} do worse. {marked}. A task "
+        f"Of {count:,} tasks{few}, {helped:,} do better together than alone and {worse:,} do worse. {marked}. A task "
         "is marked as hurt if a one-sided test at the 1 % level finds a larger error together than alone. Each task is "
         "tested separately."
     )

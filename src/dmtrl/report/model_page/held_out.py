@@ -11,9 +11,13 @@ from typing import Any
 import numpy as np
 
 from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
 from dmtrl.report.displays import measure_name
 
 SQUARED_ERROR, ERROR_RATE = measure_name("squared_error"), measure_name("wrong")
+BASELINES = {SQUARED_ERROR: "each task's mean", ERROR_RATE: "each task's most frequent class"}
+_FAR = 40.0  # scores beyond this change no loss of a class or a count: exp(-40) is 4e-18
+_STEPS = 100  # of a golden section search: the interval shrinks by 1e-21
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class HeldOut:
 
     @property
     def baseline_name(self) -> str:
-        return "each task's most frequent class" if self.measure == ERROR_RATE else "each task's mean"
+        return BASELINES.get(self.measure, "each task's best constant")
 
     def format(self, error: float) -> str:
         return format_error(error, self.measure)
@@ -61,17 +65,20 @@ def held_out_error(
     path = getattr(model, "cv_path_", None)
     if path is not None:
         measure, over = measure_name(model.scoring_), "rows"
-        error = path.mean(model.scoring_)[path.cell(model.reg_lambda_, model.common_strength_)]
+        error = path.mean(model.scoring_)[path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)]
     elif comparison is not None:
         measure, over = measure_name(comparison.measure), "tasks"
         error = np.nanmean(comparison.together)
     else:
         return None
     baseline = None
-    if X is not None and measure in (SQUARED_ERROR, ERROR_RATE):
+    if X is not None:
         table = model.read_rows(X, y, tasks, sample_weight)
         weight = None if table.sample_weight is None else table.sample_weight[table.rows]
-        baseline = baseline_error(table.y, table.codes, weight, measure, over)
+        if measure in BASELINES:
+            baseline = baseline_error(table.y, table.codes, weight, measure, over)
+        else:
+            baseline = baseline_loss(get_loss(model.loss), table.y, table.codes, weight, over)
     return HeldOut(measure, float(error), over, path is not None, baseline)
 
 
@@ -105,6 +112,51 @@ def baseline_error(
     if over == "rows":
         return float(errors.sum() / total.sum())
     return float((errors[known] / total[known]).mean())
+
+
+def baseline_loss(
+    loss: AnyLoss, y: Any, tasks: np.ndarray, sample_weight: np.ndarray | None, over: str = "rows"
+) -> float | None:
+    """The mean loss of the constant that suits each task best, over rows or over tasks; None if no task has two rows.
+
+    With more than two classes, one class against the rest after the other.
+    """
+    task = np.unique(tasks, return_inverse=True)[1]
+    weight = np.ones(len(task)) if sample_weight is None else np.asarray(sample_weight, dtype=float)
+    some = np.bincount(task)[task] > 1
+    task, weight, y = np.unique(task[some], return_inverse=True)[1], weight[some], np.asarray(y)[some]
+    if len(task) == 0:
+        return None
+    targets = [np.asarray(y, dtype=float)] if loss.kind == REGRESSION else []
+    if loss.kind == CLASSIFICATION:
+        classes = np.unique(y)
+        targets = [np.where(y == name, 1.0, -1.0) for name in (classes if len(classes) > 2 else classes[-1:])]
+    errors = sum(_least_losses(loss, target, task, weight) for target in targets) / len(targets)
+    total = np.bincount(task, weights=weight)
+    return float(errors.sum() / total.sum()) if over == "rows" else float((errors / total).mean())
+
+
+def _least_losses(loss: AnyLoss, y: np.ndarray, task: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """For each task, the least sum of weighted losses that one score for all of its rows attains.
+
+    The sum is convex in the score: a golden section search over all tasks at the same time finds it.
+    """
+    m = int(task.max()) + 1
+    low, high = np.full(m, -_FAR), np.full(m, _FAR)
+    if loss.kind == REGRESSION and loss.name != "poisson":  # the best score is among the labels
+        low, high = np.full(m, np.inf), np.full(m, -np.inf)
+        np.minimum.at(low, task, y)
+        np.maximum.at(high, task, y)
+
+    def total(score: np.ndarray) -> np.ndarray:
+        return np.bincount(task, weights=weight * loss.value(score[task], y), minlength=m)
+
+    ratio = (np.sqrt(5) - 1) / 2
+    for _ in range(_STEPS):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        first = total(left) <= total(right)
+        low, high = np.where(first, low, left), np.where(first, right, high)
+    return total((low + high) / 2)
 
 
 def headline(found: HeldOut | None) -> str:
