@@ -147,10 +147,10 @@ def _gap(labels, i, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def
 
 
 @njit(**INNER)
-def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
+def _newton(labels, i, mu, good, enough, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
     """Newton with line search on F(a) = sum p l(r + A a) + a^T A a / 2 with A = s K + s0 1 1^T. Where the gradient
     vanishes, a = p alpha(z). The server works with b = sum p alpha(z) x, whose scores are z - A (a - p alpha(z)): the
-    steps end where the local gap (7) there is at most `enough`, or falls no more.
+    steps end where the local gap (7) there is at most `enough`, or at most `good` and no longer falls fast.
 
     Leaves the best alpha. Returns the number of steps, negative if none was better than the start.
     """
@@ -166,6 +166,7 @@ def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore
         for j in range(n):  # zero is the better start
             a[j] = 0.0
             z[j] = r[j]
+    last = np.inf
     for taken in range(1, _NEWTON_STEPS + 1):
         for j in range(n):
             _, move[j], _ = _smoothed(loss, param, mu, z[j], labels.y[first + j])
@@ -180,8 +181,9 @@ def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore
             least = gap
             for j in range(n):
                 alpha[j] = move[j]
-        if least <= enough or gap <= 1e-15 * abs(now):
+        if least <= enough or gap <= 1e-15 * abs(now) or (least <= good and gap > 0.1 * last):
             return taken
+        last = gap
         size = 0  # of the system: rows whose loss is linear here do not enter it
         for j in range(n):
             _, _, curvature = _smoothed(loss, param, mu, z[j], labels.y[first + j])
@@ -227,7 +229,7 @@ def _kinked(labels, i, accuracy, widest, K, n, r, s, s0, alpha, work, box_memory
         return steps
     mu = min(max(_gap(labels, i, K, n, r, s, s0, alpha, work) / weight, accuracy), widest)
     while True:
-        steps += abs(_newton(labels, i, mu, mu * weight, K, n, r, s, s0, alpha, work))
+        steps += abs(_newton(labels, i, mu, mu * weight, mu * weight, K, n, r, s, s0, alpha, work))
         if mu <= accuracy:
             return steps
         mu = max(0.1 * mu, accuracy)
@@ -252,5 +254,5 @@ def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alp
         if kinked[i]:
             steps[i] = _kinked(labels, i, accuracy[i], widest[i], K, n, centre, s, s0, own, work, box_memory)
         else:  # Newton's last steps are worth their price
-            enough = 1e-12 * accuracy[i] * labels.weight[i]
-            steps[i] = _newton(labels, i, 0.0, enough, K, n, centre, s, s0, own, work)
+            wanted = accuracy[i] * labels.weight[i]
+            steps[i] = _newton(labels, i, 0.0, 0.01 * wanted, 1e-12 * wanted, K, n, centre, s, s0, own, work)
