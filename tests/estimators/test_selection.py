@@ -58,7 +58,8 @@ def test_weights_are_repetitions_in_a_classifier_too(classes: int) -> None:
 
 def test_the_choice_is_the_best_of_the_path() -> None:
     X, y, tasks = _long(m=5, d=6, rows=25)
-    model = MTRLRegressorCV(lambdas=[0.001, 0.1, 10.0], commons=[0.0, 1.0], cv=3).fit(X, y, tasks=tasks)
+    search = MTRLRegressorCV(lambdas=[0.001, 0.1, 10.0], commons=[0.0, 1.0], owns=[0.0], cv=3)
+    model = search.fit(X, y, tasks=tasks)
     mean = model.cv_path_.mean("squared_error")
     assert mean.shape == (2, 3)
     i, j = np.unravel_index(mean.argmin(), mean.shape)
