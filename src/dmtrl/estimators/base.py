@@ -1,6 +1,7 @@
 """MTRLBase: what the estimators share when they fit. A subclass defines how labels become units."""
 
 from abc import abstractmethod
+from copy import copy
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
@@ -21,7 +22,7 @@ from dmtrl.estimators.problem import (
     pad,
     restrict,
 )
-from dmtrl.estimators.task_model import TaskModel, check_choice
+from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
 from dmtrl.losses import BUILTIN, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
@@ -167,6 +168,7 @@ class MTRLBase(TaskModel):
         check_choice("fit_intercept", self.fit_intercept, (True, False, "penalised"))
         check_choice("unknown_tasks", self.unknown_tasks, ("raise", "common"))
         check_choice("on_lost", self.on_lost, ("stop", "go_on"))
+        check_callbacks(self.callbacks)
         for name in ("workers", "shards"):
             value = getattr(self, name)
             if not (is_whole(value) and value >= 1) and not (name == "workers" and value is None):
@@ -281,6 +283,14 @@ class MTRLBase(TaskModel):
         coef = self.coef_.reshape(len(problem.unit_names), -1)[problem.used].astype(float)
         weights = problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used])
         return StartPoint(weights, before.common)
+
+    def _fold_model(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> Self:
+        """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`."""
+        model = copy(self)
+        model.task_column = None
+        vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
+        model._keep(problem, outcome, strengths)
+        return model
 
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""

@@ -1,7 +1,8 @@
 """Questions to a fitted model: related tasks, the benefit of sharing, confidence intervals, and new tasks."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,9 @@ from dmtrl import notebook
 from dmtrl.data.task_data import TaskData, tiny_tasks
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
-from dmtrl.estimators.inputs import lookup
+from dmtrl.estimators.folds import given_splits, label_splits
+from dmtrl.estimators.held_out import HeldOutRows, Metrics
+from dmtrl.estimators.inputs import LabelledRows, lookup
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
 from dmtrl.losses import CLASSIFICATION, get_loss
@@ -22,6 +25,7 @@ from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_l
 from dmtrl.solver.api import (
     Placement,
     ProblemSpec,
+    Strengths,
     on_engine,
     solve_problem,
     thread_count,
@@ -29,8 +33,9 @@ from dmtrl.solver.api import (
 )
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession
-from dmtrl.solver.cross_validation import Path, cross_validate, for_paths
+from dmtrl.solver.cross_validation import Path, cross_validate, fit_folds, for_paths
 from dmtrl.solver.new_task import Extension, extend
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.race import Race
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import check_task_weight
@@ -72,6 +77,7 @@ class Comparison:
     measure: str
     rows: np.ndarray | None = None
     shares: np.ndarray | None = None
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)  # of "together", "alone" and "pooled"
 
     @property
     def tiny(self) -> np.ndarray:
@@ -200,9 +206,8 @@ class Diagnostics(MTRLBase):
             return np.zeros(count, dtype=bool)
         return np.repeat(tiny_tasks(self.task_rows_), count // len(self.tasks_))
 
-    def _problem_of_same_tasks(self, X: Any, y: Any, tasks: Any, sample_weight: Any) -> FitProblem:
-        check_is_fitted(self)
-        problem = self._build_problem(self.read_rows(X, y, tasks, sample_weight))
+    def _problem_of_same_tasks(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
+        problem = self._build_problem(rows, splits)
         different = set(self.tasks_.tolist()) ^ set(problem.tasks.tolist())
         if different:
             raise ValueError(
@@ -211,7 +216,9 @@ class Diagnostics(MTRLBase):
             )
         return problem
 
-    def compare(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5) -> Comparison:
+    def compare(
+        self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: Any = 5, groups: Any = None
+    ) -> Comparison:
         """Compare learning together, alone and pooled by cross-validation.
 
         "together" uses the relationship, common and own of this model, "alone" fits each task separately, and "pooled"
@@ -227,17 +234,20 @@ class Diagnostics(MTRLBase):
             The task label of each row.
         sample_weight : array-like of shape (n,), default=None
             Weights of the rows.
-        cv : int, default=5
-            Number of folds.
+        cv : int, splitter or iterable, default=5
+            Number of folds, a scikit-learn splitter, or an iterable of (train, test) row numbers.
+        groups : array-like of shape (n,), default=None
+            The group of each row, for a splitter that needs groups such as GroupKFold.
 
         Returns
         -------
         Comparison
-            Held-out errors of each task, and the tasks that sharing hurts.
+            Held-out errors and metrics of each task, and the tasks that sharing hurts.
         """
-        if not isinstance(cv, int | np.integer):
-            raise ValueError(f"cv must be a number of folds, got {cv!r}")
-        problem = self._problem_of_same_tasks(X, y, tasks, sample_weight)
+        check_is_fitted(self)
+        rows = self._read(X, y, tasks, sample_weight, False, lambda rows: given_splits(cv, rows, groups))
+        splits = label_splits(cv, rows, self._kind == CLASSIFICATION, 0)
+        folds, problem = len(splits), self._problem_of_same_tasks(rows, splits)
         m = problem.data.m
         lambdas = default_lambdas(problem.data)
         equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
@@ -253,22 +263,35 @@ class Diagnostics(MTRLBase):
             (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
         )
 
+        held = [HeldOutRows(rows, splits) for _ in searches]
+
         def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> list[Path]:
             paths = []
             with bar(self.verbose, "comparing", len(searches)) as step:
-                for variant, grid, tau in searches:
-                    paths.append(cross_validate(engine, variant, grid, [tau], cv, race=race))
+                for (variant, grid, tau), predictions in zip(searches, held, strict=True):
+                    path = cross_validate(engine, variant, grid, [tau], folds, race=race)
+                    best = path.best(measure, "tasks")
+
+                    def receive(
+                        fold: int, outcome: Outcome, best: Strengths = best, to: HeldOutRows = predictions
+                    ) -> None:
+                        to.predict(fold, self._fold_model(problem, outcome, best))
+
+                    fit_folds(engine, variant, best, folds, receive)
+                    paths.append(path)
                     step()
             return paths
 
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost)
-        paths, _ = on_engine(spec, run, for_paths(place, cv, race))
+        paths, _ = on_engine(spec, run, for_paths(place, folds, race))
         per_fold = [_held_out(path, measure, None) for path in paths]
         together, separate, pooled = (_held_out(path, measure, 0) for path in paths)
         hurts, names = _significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
-        rows = np.diff(problem.data.starts)
+        found = [one.metrics(problem.classes, get_loss(self.loss).name == "poisson") for one in held]
+        metrics = dict(zip(("together", "alone", "pooled"), found, strict=True))
+        counts = np.diff(problem.data.starts)
         shares = self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.task_of_units()]
-        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), rows, shares)
+        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), counts, shares, metrics)
 
     def correlation_intervals(
         self,
@@ -307,7 +330,8 @@ class Diagnostics(MTRLBase):
             raise ValueError(f"n_resamples must be at least 2, got {n_resamples!r}")
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
-        problem = self._problem_of_same_tasks(X, y, tasks, sample_weight)
+        check_is_fitted(self)
+        problem = self._problem_of_same_tasks(self.read_rows(X, y, tasks, sample_weight))
         threads = thread_count(self.n_jobs)
         seeds = np.random.SeedSequence(self._seed()).spawn(n_resamples)
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)

@@ -15,9 +15,10 @@ import numpy as np
 from dmtrl.data.labels import plain
 from dmtrl.data.task_data import tiny_tasks
 from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.held_out import Metrics
 from dmtrl.losses import get_loss
 from dmtrl.relationship import TaskCovariance, is_learned
-from dmtrl.report.model_page.held_out import HeldOut, held_out_error
+from dmtrl.report.model_page.held_out import HeldOut, held_out_error, metrics_of
 from dmtrl.solver.certificate import Certificate
 
 
@@ -53,6 +54,7 @@ class ModelFacts:
     target: str = ""
     task_column: str = ""
     held_out: HeldOut | None = None
+    metrics: Metrics | None = None  # on held-out rows
     comparison: Comparison | None = None
     comparable: bool = True  # whether the data of the fit allows a comparison
     truth: np.ndarray | None = None
@@ -117,6 +119,7 @@ def model_facts(
         target="" if preparation is None else str(preparation.target),
         task_column="" if preparation is None else str(preparation.task),
         held_out=held_out_error(model, comparison or None, X, y, tasks, sample_weight),
+        metrics=metrics_of(model, comparison or None),
         comparison=comparison or None,
         comparable=len(model.tasks_) > 1,
         record=_record(model),

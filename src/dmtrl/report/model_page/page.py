@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.labels import plain
 from dmtrl.estimators.diagnostics import format_shares
 from dmtrl.report.content import (
     ChartGrid,
@@ -168,7 +169,11 @@ def _accuracy(facts: ModelFacts) -> Section:
     )
     if facts.held_out is not None:
         text = f"{held_out.paragraph(facts.held_out)}\n\n{text}"
-    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text)])
+    tables: list[Item] = []
+    if facts.metrics is not None:
+        names = [str(plain(name)) for name in facts.metrics.tasks]
+        tables = held_out.metric_tables(facts.metrics, facts.comparison, names)
+    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text), *tables])
 
 
 def _held_out_figures(facts: ModelFacts) -> list[tuple[str, str]]:
