@@ -60,8 +60,11 @@ class Sites:
 def runs(quick: bool) -> list[Run]:
     if quick:
         return [Run({"data": "simulated", "size": 100, "repeats": 1, "quick": True}, 10)]
-    small = [Run({"data": "simulated", "size": size, "repeats": 3, "quick": False}, 60) for size in SIZES]
-    pooled = [Run({"data": "School", "size": size, "repeats": 3, "quick": False}, 60) for size in SCHOOLS]
+    small = [
+        Run({"data": "simulated", "size": size, "repeats": 3 if size <= 1000 else 1, "quick": False}, 40)
+        for size in SIZES
+    ]
+    pooled = [Run({"data": "School", "size": size, "repeats": 1, "quick": False}, 40) for size in SCHOOLS]
     return [*small, *pooled, Run({"data": "heart", "size": 4, "repeats": 5, "quick": False}, 20)]
 
 
