@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-CHOICES = ("all", "fit", "cv", "zoo", "startup", "scale", "stragglers", "cluster", "federation")
+CHOICES = ("all", "fit", "cv", "zoo", "startup", "scale", "stragglers", "cluster", "federation", "privacy")
 
 
 @click.command(name="bench")
@@ -22,7 +22,7 @@ def command(which: str, quick: bool, out: Path | None, only: int | None) -> None
     (random problems), startup (imports and first fits).
     The solver: scale (time and memory), stragglers (a slow worker), cluster
     (Ray compared with threads), federation (a study over NVIDIA FLARE compared
-    with one process). dmtrl reproduce convergence has the paper's preset and
+    with one process), privacy (error over epsilon). dmtrl reproduce convergence has the paper's preset and
     other methods for its problem.
 
     \b
