@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-CHOICES = ("all", "fit", "cv", "zoo", "startup", "scale", "stragglers", "cluster", "federation")
+CHOICES = ("all", "fit", "cv", "zoo", "startup", "memory", "scale", "stragglers", "cluster", "federation")
 
 
 @click.command(name="bench")
@@ -19,7 +19,7 @@ def command(which: str, quick: bool, out: Path | None, only: int | None) -> None
 
     The solvers run in turn, without compile time. Close other programs first.
     Default estimators: fit and cv (against scikit-learn task by task), zoo
-    (random problems), startup (imports and first fits).
+    (random problems), startup (imports and first fits), memory (large fits).
     The solver: scale (time and memory), stragglers (a slow worker), cluster
     (Ray compared with threads), federation (a study over NVIDIA FLARE compared
     with one process). dmtrl reproduce convergence has the paper's preset and
