@@ -194,6 +194,12 @@ class TaskData:
         return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, groups, splits)
 
 
+def tiny_tasks(rows: np.ndarray) -> np.ndarray:
+    """Which tasks have so few rows that what is learned about them is mostly chance: fewer than 3, or than a tenth of
+    the median."""
+    return np.asarray((rows < 3) | (rows < 0.1 * np.median(rows)))
+
+
 def shards_per_task(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:
     """The number of shards of each of m tasks."""
     if np.ndim(shards) > 0 and np.shape(shards) != (m,):

@@ -9,7 +9,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 
 class RFF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Random Fourier features of the kernel exp(-gamma |x - x'|^2).
+    """Random Fourier features of the kernel `exp(-gamma |x - x'|^2)`.
 
     Inner products of mapped rows approximate the kernel. The features are pairs of cosine and sine along directions
     that are orthogonal in blocks of d (orthogonal random features, Yu et al. 2016), which approximate the kernel better
@@ -26,7 +26,7 @@ class RFF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
 
     Attributes
     ----------
-    directions_ : ndarray of shape (n_features_in_, ceil(n_components / 2))
+    directions_ : ndarray of shape (d, ceil(n_components / 2))
         Directions of the cosines and sines.
     phase_ : float
         Phase of the last cosine if n_components is odd.

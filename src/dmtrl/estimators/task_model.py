@@ -39,6 +39,10 @@ class TaskModel(ABC):
     common_intercept_: float
     reg_lambda_: float
     common_strength_: float
+    own_strength_: float
+    weight_shares_: np.ndarray
+    task_weights_: np.ndarray
+    task_rows_: np.ndarray | None
     certificate_: Certificate
     coordinates_: Coordinates
     feature_map_: Any
@@ -51,6 +55,8 @@ class TaskModel(ABC):
         reg_lambda: float = 0.1,
         relationship: Any = "learned",
         common: float | str = "auto",
+        own: float = 0.0,
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -72,6 +78,8 @@ class TaskModel(ABC):
         self.reg_lambda = reg_lambda
         self.relationship = relationship
         self.common = common
+        self.own = own
+        self.task_weight = task_weight
         self.feature_map = feature_map
         self.fit_intercept = fit_intercept
         self.tol = tol
@@ -212,6 +220,10 @@ class TaskModel(ABC):
     def _scores(self, X: Any, tasks: Any) -> np.ndarray:
         """w . x + b of each row, of shape (n,), or (n, k) for k > 2 classes. If y was 2-D in fit and tasks is None, an
         axis of tasks follows the first axis."""
+        return self._score_rows(*self._read_unlabelled(X, tasks))
+
+    def _read_unlabelled(self, X: Any, tasks: Any) -> tuple[Any, np.ndarray | None]:
+        """Checked rows and the number of the task of each; None means all tasks for each row."""
         check_is_fitted(self)
         X, labels = inputs.split_tasks(X, tasks, self.task_column)
         X = self._validate(X, reset=False)
@@ -220,7 +232,7 @@ class TaskModel(ABC):
         rows = inputs.LabelledRows(X, None, names, codes, None, numbers)
         rows.check_X(getattr(self, "feature_names_in_", None))
         all_tasks = labels is None and self.layout_ == "wide"
-        return self._score_rows(X, None if all_tasks else self._task_numbers(names)[codes])
+        return X, None if all_tasks else self._task_numbers(names)[codes]
 
     def _score_rows(self, rows: Any, codes: np.ndarray | None) -> np.ndarray:
         """The scores of rows that belong to the tasks `codes`; None means all tasks for each row."""

@@ -9,6 +9,7 @@ from dmtrl import storage
 from dmtrl.exceptions import RefusedBySiteError, StudyError
 from dmtrl.federation import models
 from dmtrl.federation.policy import Policy, read_policy, write_policy
+from dmtrl.federation.privacy.releases import release_size
 from dmtrl.federation.request_checks import MOST_FOLDS
 from dmtrl.federation.site_data import SiteCheck
 from dmtrl.federation.study import SITE, SITE_NAME, Study, parse_study
@@ -123,6 +124,16 @@ def what_leaves(study: Study, policy: Policy) -> list[Leaving]:
     d, runs = most_features(study), policy.most_runs
     most, fits = min(study.limits.rounds, policy.most_rounds), runs * number_of_fits(study)
     folds = runs * (study.fit.folds + 2)
+    if study.privacy.private:
+        width, releases = study.declared_features + 1, study.privacy.releases
+        size = release_size(study.privacy, study.loss, study.declared_features)
+        return [
+            Leaving("welcome", "per task: its rows", 2 * tasks, runs),
+            Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
+            Leaving("released", f"per task: {_RELEASED[study.privacy.mode]}, with noise; and the point that was asked "
+                    "for", tasks * (size + width + 1) + 1, releases),
+            Leaving("finished", "zeros: errors stay here", 4 * tasks, runs),
+        ]  # fmt: skip
     return [
         Leaving("welcome", "per task: its rows, and whether all have one class", 2 * tasks, runs),
         Leaving("cell_counts", "per column: present cells, their sum; rows per level", 2 * moments + levels, runs),
@@ -138,6 +149,13 @@ def what_leaves(study: Study, policy: Policy) -> list[Leaving]:
         Leaving("restored", "after a restart, per task: the last vector b again", tasks * (d + 1), most),
         Leaving("finished", "per task: sums of errors over its held-out rows", 4 * tasks, runs),
     ]
+
+
+_RELEASED = {
+    "moments": "second moments of its rows",
+    "newton": "slope and curvature of its loss",
+    "rounds": "a vector b",
+}
 
 
 def most_features(study: Study) -> int:
@@ -180,15 +198,13 @@ def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
         count = "1 number" if item.numbers == 1 else f"{item.numbers:,} numbers"
         lines.append(f"  {item.message + ':':<14} {item.content}; {count}, {times}{allowed}")
     total = sum(item.numbers * item.times for item in leaving if item.message != "restored")
-    most = next(item.times for item in leaving if item.message == "improved")
+    most = next(item.times for item in leaving if item.message in ("improved", "released"))
     lines += [
         f"  In total at most {total:,} numbers, in at most {most:,} rounds and {policy.most_runs} different runs.",
         "  The same bytes again, after a restart, do not count. Every message is written to the ledger.",
         "",
         "What is never sent: rows, labels, texts of cells, dual variables, the name and the path of the data file.",
-        "Privacy: no noise is added. Sums and vectors b are not private by themselves: a malicious coordinator can",
-        "compute single rows and their labels from them, and no check at this site excludes that.",
-        "Approve only if you trust the operator of the server as if they saw the rows.",
+        *_privacy_lines(study, policy),
         f"Thresholds of this site: tasks of at least {policy.minimum_rows} rows, at most "
         f"{policy.parameters_per_row:g} weights per row of a task, errors over at least "
         f"{policy.minimum_held_out} rows.",
@@ -198,10 +214,27 @@ def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
     return "\n".join(lines)
 
 
+def _privacy_lines(study: Study, policy: Policy) -> list[str]:
+    """The guarantee in one sentence, or that there is none."""
+    privacy = study.privacy
+    if privacy.private:
+        budget = f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
+        return [
+            f"Privacy: {privacy.guarantee(policy.epsilon_per_study)}",
+            f"Mode {privacy.mode!r}: rows are shortened to the norm {privacy.row_norm:g}; this site's budget for all "
+            f"private studies together is {budget}.",
+        ]
+    return [
+        "Privacy: no noise is added. Sums and vectors b are not private by themselves: a malicious coordinator can",
+        "compute single rows and their labels from them, and no check at this site excludes that.",
+        "Approve only if you trust the operator of the server as if they saw the rows.",
+    ]
+
+
 def _fold_lines(study: Study, policy: Policy, check: SiteCheck) -> list[str]:
     """How many rows each fold of the cross-validation has, if there is one."""
     data, folds = check.data, study.fit.folds
-    if data is None or number_of_fits(study) == 1:
+    if data is None or study.privacy.private or number_of_fits(study) == 1:
         return []
     counted = zip(study.task_names(policy.site), data.rows_per_task // folds, data.fitted, strict=True)
     rows = {name: int(n) for name, n, fitted in counted if fitted}

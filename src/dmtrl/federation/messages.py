@@ -112,6 +112,27 @@ class Begun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Release:
+    """Asks for the release `number` of a private study, at a point for each fitted task: see privacy/releases.py."""
+
+    study: str
+    number: int
+    point: np.ndarray
+    step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """Noisy numbers of each task, the standard deviation of their noise, and the point at which they were made: that of
+    the first request for this release. Every later request gets the same bytes."""
+
+    number: int
+    point: np.ndarray
+    values: np.ndarray
+    std: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finish:
     """The result: weights of the tasks that the site receives, in the coordinates of `Begin`, and the certificate.
 
@@ -147,6 +168,7 @@ ANSWERS: dict[type, type] = {
     SumFeatures: FeatureSums,
     MeasureNorms: Norms,
     Begin: Begun,
+    Release: Released,
     Finish: Finished,
 }
 KINDS: dict[str, type] = {name_of(kind): kind for kind in (*ANSWERS, *ANSWERS.values())}

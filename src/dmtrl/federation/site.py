@@ -27,6 +27,8 @@ from dmtrl.federation import approval, messages, models, preparation
 from dmtrl.federation.ledger import Ledger, numbers_in
 from dmtrl.federation.policy import Policy, read_policy
 from dmtrl.federation.preparation import are_finite
+from dmtrl.federation.privacy.moments import clip_rows
+from dmtrl.federation.privacy.releasing import SiteReleases
 from dmtrl.federation.request_checks import check_folds, check_request
 from dmtrl.federation.site_data import SiteTable, check_file
 from dmtrl.federation.study import Study
@@ -38,6 +40,7 @@ from dmtrl.worker.worker import Worker
 
 LEDGER, MODEL = "ledger.jsonl", "model.dmtrl"
 MOST_REFUSALS = 1000  # lines about refusals in the ledger, for each study
+_PRIVATE = tuple(rounds.name_of(kind) for kind in (messages.Hello, messages.Begin, messages.Release, messages.Finish))
 _VERSION = re.compile(r"version-[0-9]{6,}-[0-9a-f]{8}")  # a folder of a checkpoint; see solver/checkpoint/versions.py
 logger = logging.getLogger("dmtrl")
 
@@ -67,6 +70,7 @@ class Site:
             messages.SumFeatures: self._sum_features,
             messages.MeasureNorms: self._measure_norms,
             messages.Begin: self._begin,
+            messages.Release: self._release,
             messages.Finish: self._finish,
         }
 
@@ -144,11 +148,16 @@ class Site:
             check = check_file(self.study, path, self.policy.minimum_rows)
             if check.data is None:
                 first = check.errors[0]
-                raise RefusedBySiteError(f"its file does not fit the study: {first.public}", first.text)
+                what = "" if self.study.privacy.private else f": {first.public}"  # which column is not told
+                raise RefusedBySiteError(f"its file does not fit the study{what}", first.text)
             self._data = check.data
         return self._data
 
     def _answer(self, message: Message) -> Message:
+        if self.study.privacy.private and message.name not in _PRIVATE:
+            raise RefusedBySiteError(
+                f"the study is private: the answer to {message.name!r} would leave without noise, and is withheld"
+            )
         if message.name in messages.KINDS:
             request = messages.decode(message)
             return messages.encode(self._handlers[type(request)](request))
@@ -165,6 +174,10 @@ class Site:
 
     def _hello(self, request: messages.Hello) -> messages.Welcome:
         self._require_approved(request.study)
+        if self.study.privacy.private:
+            self._releases.check_budget()
+        elif self.policy.private_only:
+            raise RefusedBySiteError("the policy of this site allows only studies that add noise")
         data = self.data
         single = np.where(data.usable, data.single, 0)
         return messages.Welcome(dmtrl=version("dmtrl"), rows=data.rows_per_task.astype(np.int64), single=single)
@@ -215,13 +228,24 @@ class Site:
             problem=hashlib.sha256(content).hexdigest(),
         )  # fmt: skip
         self._check_leaving(messages.encode(answer))
-        worker = self._build_worker(request) if self.data.fitted.any() else None
+        private = self.study.privacy.private
+        worker = self._build_worker(request) if self.data.fitted.any() and not private else None
         if not stored.exists() or stored.read_bytes() != content:
             shutil.rmtree(self._run, ignore_errors=True)  # checkpoints of another problem
             self._run.mkdir(parents=True)
             storage.write(str(stored), content)
         self._begun, self._worker = request, worker
         return answer
+
+    @property
+    def _releases(self) -> SiteReleases:
+        return SiteReleases(self.folder, self.policy, self.study, self.ledger)
+
+    def _release(self, request: messages.Release) -> messages.Released:
+        self._require_approved(request.study)
+        if not self.study.privacy.private:
+            raise RefusedBySiteError("the coordinator asked for a private release, but the study is not private")
+        return self._releases.answer(request, lambda: self._blocks(self.begun))
 
     def _check_begin(self, begin: messages.Begin) -> None:
         """Refuse a problem that does not fit the study, the policy or the tasks of this site."""
@@ -231,6 +255,8 @@ class Site:
             raise RefusedBySiteError("the coordinator numbered other tasks than those that this site takes part with")
         width = len(self._preparation(begin.preparation).feature_names)
         preparation.check_coordinates(self.study, width, _coordinates(begin))
+        if self.study.privacy.private:
+            preparation.check_declared(self.study, begin.preparation, _coordinates(begin))
         names, counts = self.study.task_names(self.name), data.rows_per_task
         for i in np.flatnonzero(data.fitted):
             self.policy.check_rows(names[i], int(counts[i]), width + 1)
@@ -259,7 +285,10 @@ class Site:
         return self._worker
 
     def _build_worker(self, begin: messages.Begin) -> Worker:
-        """The worker of a problem that `_check_begin` accepted."""
+        return Worker(self._blocks(begin), self.study.loss)
+
+    def _blocks(self, begin: messages.Begin) -> Blocks:
+        """The rows of a problem that `_check_begin` accepted, clipped if the study is private."""
         data, names = self.data, self.study.task_names(self.name)
         X, y = self._features(begin.preparation)
         used, mine = np.flatnonzero(data.fitted), data.fitted[data.codes[data.train]]
@@ -267,8 +296,9 @@ class Site:
         starts = np.concatenate([[0], np.cumsum(data.rows_per_task[used])])
         coordinates, zero = _coordinates(begin), np.zeros(len(used), dtype=int)
         rows, y = coordinates.rows(X), y - coordinates.y_centre
-        blocks = Blocks(rows, y, None, starts, begin.numbers[used], zero, [names[i] for i in used])
-        return Worker(blocks, self.study.loss)
+        if self.study.privacy.private:
+            rows = clip_rows(rows, self.study.privacy.row_norm)
+        return Blocks(rows, y, None, starts, begin.numbers[used], zero, [names[i] for i in used])
 
     def _checkpoint(self, folder: str) -> Path:
         """The folder of a checkpoint at this site, from the coordinator's name for it."""
@@ -303,10 +333,14 @@ class Site:
             Certificate(request.primal, request.dual),
         )  # fmt: skip
         answer = self._held_out_errors(model)
+        errors = {name: values.tolist() for name, values in vars(answer).items()}
+        if study.privacy.private:  # the site sees its errors, the coordinator does not
+            answer = messages.Finished(**{name: np.zeros(len(values)) for name, values in vars(answer).items()})
         self._check_leaving(messages.encode(answer))  # a result too many does not replace the model
         results = self.folder / "results"
         results.mkdir(exist_ok=True)
         model.save(results / MODEL)
+        storage.write(str(results / "held_out.json"), json.dumps(errors).encode())
         shutil.rmtree(self._run / "checkpoint", ignore_errors=True)
         return answer
 

@@ -105,7 +105,14 @@ def _fit(problem: SyntheticTasks, name: str) -> Fit:
     tasks = [None if name == POOLED else _labels(part) for part in (train, test)]
     began = time.perf_counter()
     model = MTRLClassifierCV(
-        relationship=relationship, lambdas=LAMBDAS, commons=(0.0,), cv=FOLDS, n_jobs=-1, on_single_class="constant"
+        relationship=relationship,
+        lambdas=LAMBDAS,
+        commons=(0.0,),
+        owns=(0.0,),
+        task_weight="equal",
+        cv=FOLDS,
+        n_jobs=-1,
+        on_single_class="constant",
     ).fit(train.X, train.y, tasks=tasks[0])
     return Fit(model, model.predict(test.X, tasks=tasks[1]) != test.y, time.perf_counter() - began)
 

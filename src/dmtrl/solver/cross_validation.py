@@ -1,4 +1,4 @@
-"""Cross-validation of lambda and tau, with the rows where they are.
+"""Cross-validation of lambda, common and own, with the rows where they are.
 
 Rows either come with their splits, or every worker holds out its own folds, stratified by task and class. Only sums
 over the held-out rows come back. The fits of a split are a path: each starts where the one before ended. Paths are
@@ -19,7 +19,7 @@ from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.messages import HoldOut, Score, Scores
-from dmtrl.solver.api import Placement, ProblemSpec, solve_on, thread_count
+from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_on, thread_count
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession, PathStopped
 from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
@@ -31,17 +31,19 @@ _SWITCH_SECONDS = 5e-4
 MEASURES = ("loss", "squared_error", "wrong")  # errors: sums over held-out rows
 SCORE = "score"  # of a scorer, one number for all held-out rows of a split, greater is better
 BEST, ONE_SE = RULES = ("best", "one_se")
-Candidate = tuple[int, int]  # the numbers of a tau and a lambda of the grid
-Scorer = Callable[[int, tuple[float, float], Outcome], float]  # of a fold, (lambda, tau) and the fit
+Candidate = tuple[int, int]  # the numbers of a pair (common, own) and of a lambda of the grid
+Scorer = Callable[[int, Strengths, Outcome], float]  # of a fold, its strengths and the fit
 _PATHS_PER_THREAD = 2  # up to here all paths of a stage share the threads evenly; each needs memory for its weights
 
 
 @dataclass(frozen=True)
 class Path:
-    """Held-out sums: arrays are (commons, lambdas, folds, m). They are zero for fits that a race left out."""
+    """Held-out sums: arrays are (commons, lambdas, folds, m). They are zero for fits that a race left out. The first
+    axis is for pairs: commons[i] was tried with owns[i]."""
 
     lambdas: np.ndarray
     commons: np.ndarray
+    owns: np.ndarray
     weight: np.ndarray
     loss: np.ndarray
     squared_error: np.ndarray
@@ -74,11 +76,11 @@ class Path:
         centred = folds - np.nansum(folds, axis=2, keepdims=True) / np.maximum(count, 1)[..., None]
         return np.asarray(np.sqrt(np.nansum(centred**2, axis=2) / np.maximum(count * (count - 1), 1)))
 
-    def best(self, measure: str, over: str = "rows", rule: str = BEST) -> tuple[float, float]:
-        """(lambda, tau) with the least mean error, or the greatest score, of those tried on all folds.
+    def best(self, measure: str, over: str = "rows", rule: str = BEST) -> Strengths:
+        """The candidate with the least mean error, or the greatest score, of those tried on all folds.
 
         Ties are broken by the loss, then by the strongest lambda. The rule "one_se" takes the strongest lambda whose
-        mean is within one standard error of the best, at the same tau.
+        mean is within one standard error of the best, at the same common and own.
         """
         first, second = self.mean(measure, over), self.mean("loss", over)
         if measure == SCORE:
@@ -87,17 +89,21 @@ class Path:
             raise ValueError(f"no candidate has a finite {measure.replace('_', ' ')} on the held-out rows")
         strength = -np.broadcast_to(self.lambdas, first.shape)
         order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12), ~self.complete.ravel()))
-        tau, lam = np.unravel_index(order[0], first.shape)
+        pair, lam = np.unravel_index(order[0], first.shape)
         if rule == ONE_SE:
-            limit = first[tau, lam] + self.standard_error(measure, over)[tau, lam]
-            lam = np.flatnonzero(self.complete[tau] & (first[tau] <= limit))[0]  # the strongest comes first
-        return float(self.lambdas[lam]), float(self.commons[tau])
+            limit = first[pair, lam] + self.standard_error(measure, over)[pair, lam]
+            lam = np.flatnonzero(self.complete[pair] & (first[pair] <= limit))[0]  # the strongest comes first
+        return Strengths(float(self.lambdas[lam]), float(self.commons[pair]), float(self.owns[pair]))
 
-    def cell(self, reg_lambda: float, common: float) -> tuple[int, int]:
-        """The index of a lambda and a tau of the grid, for the first two axes of the arrays."""
-        found = np.argwhere((self.commons[:, None] == common) & (self.lambdas == reg_lambda))
+    def cell(self, reg_lambda: float, common: float, own: float = 0.0) -> tuple[int, int]:
+        """The index of a candidate of the grid, for the first two axes of the arrays."""
+        pair = (self.commons == common) & (self.owns == own)
+        found = np.argwhere(pair[:, None] & (self.lambdas == reg_lambda))
         if not len(found):
-            raise ValueError(f"lambda {reg_lambda:g} with common {common:g} is not on the grid of the cross-validation")
+            raise ValueError(
+                f"lambda {reg_lambda:g} with common {common:g} and own {own:g} is not on the grid of the "
+                "cross-validation"
+            )
         return int(found[0, 0]), int(found[0, 1])
 
 
@@ -112,22 +118,25 @@ def cross_validate(
     on_fit: Callable[[int, int], object] = lambda done, total: None,
     race: Race | None = None,
     scorer: Scorer | None = None,
+    owns: Sequence[float] | np.ndarray | None = None,
 ) -> Path:
-    """Held-out errors of every lambda and tau, on an engine whose workers hold the tasks.
+    """Held-out errors of every lambda, common and own, on an engine whose workers hold the tasks.
 
     `on_round` is called with the record of every round, `on_fit(done, total)` after every fit, one call at a time and
     from any thread; either may raise KeyboardInterrupt, and then new results are written to the session's checkpoint
     first. Fits that the session has finished are not repeated. With a `race`, candidates that are significantly worse
     than the best after two folds are not tried on the others, and `total` becomes smaller. `scorer(fold,
-    strengths, outcome)` returns the score of a fit with (lambda, common) on the rows that its fold holds out; it is
-    called one at a time and from any thread.
+    strengths, outcome)` returns the score of a fit with these strengths on the rows that its fold holds out; it is
+    called one at a time and from any thread. Without `owns`, that of the problem is used.
     """
-    path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
+    path = np.sort(np.asarray(lambdas, dtype=float))[::-1]
+    kappas = np.asarray([spec.own] if owns is None else owns, dtype=float)
+    taus, kappas = (pairs.ravel() for pairs in np.meshgrid(np.asarray(commons, dtype=float), kappas))
     if folds < 2 and _splits(spec) is None:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
     if len(path) == 0 or len(taus) == 0:
-        raise ValueError("cross-validation needs at least one lambda and one common to try")
-    search = _Search(engine, spec, path, taus, folds, session or CheckpointSession(), on_round, on_fit, scorer)
+        raise ValueError("cross-validation needs at least one lambda, one common and one own to try")
+    search = _Search(engine, spec, path, taus, kappas, folds, session or CheckpointSession(), on_round, on_fit, scorer)
     search.session.resume_cross_validation(search.grid() | {"race": None if race is None else asdict(race)})
     everything = search.in_order(np.ones((len(taus), len(path)), dtype=bool))
     first = folds if race is None else min(FIRST_FOLDS, folds)
@@ -147,8 +156,7 @@ def cross_validate(
 def fit_folds(
     engine: Engine,
     spec: ProblemSpec,
-    reg_lambda: float,
-    common: float,
+    strengths: Strengths,
     folds: int,
     receive: Callable[[int, Outcome], None],
 ) -> None:
@@ -157,11 +165,13 @@ def fit_folds(
     `receive(fold, outcome)` is called one at a time and from any thread. Every fit starts from zero, so the results do
     not depend on what the engine did before.
     """
-    search = _Search(engine, spec, np.array([reg_lambda]), np.array([common]), folds, CheckpointSession())
+    lam, common, own = strengths
+    spec = replace(spec, own=own)
+    search = _Search(engine, spec, np.array([lam]), np.array([common]), np.array([own]), folds, CheckpointSession())
 
     def follow(group: PathGroup, turns: Turns, fold: int, engine: Engine) -> None:
         layout = search.hold_out(engine, fold)
-        outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession(), layout=layout)
+        outcome = solve_on(engine, spec, lam, common, CheckpointSession(), layout=layout)
         with search.one_at_a_time:
             receive(fold, outcome)
 
@@ -200,6 +210,7 @@ class _Search:
     spec: ProblemSpec
     lambdas: np.ndarray  # strongest first
     taus: np.ndarray
+    kappas: np.ndarray  # of the same length: candidates are pairs
     folds: int
     session: CheckpointSession
     on_round: Callback | None = None
@@ -219,15 +230,18 @@ class _Search:
             "a scorer": self.scorer is not None,
             "lambdas": self.lambdas.tolist(),
             "commons": self.taus.tolist(),
+            "owns": self.kappas.tolist(),
             "folds": self.folds,
             "tasks": self.spec.m,
+            "task_weight": np.asarray(self.spec.task_weight).tolist(),
             **settings,
         }
 
     def in_order(self, wanted: np.ndarray) -> list[Candidate]:
-        """Candidates in the order of a path: from strong to weak lambda, over the taus upwards and downwards in turn,
-        so that each is a neighbour of the one before."""
-        upwards = np.argsort(self.taus, kind="stable")
+        """Candidates in the order of a path: from strong to weak lambda, over the pairs (common, own) upwards and
+        downwards in turn, so that each is a neighbour of the one before."""
+        turned = np.searchsorted(np.unique(self.kappas), self.kappas) % 2 == 1
+        upwards = np.lexsort((np.where(turned, -self.taus, self.taus), self.kappas))
         turns = (upwards if j % 2 == 0 else upwards[::-1] for j in range(len(self.lambdas)))
         return [(int(i), j) for j, turn in enumerate(turns) for i in turn if wanted[i, j]]
 
@@ -263,7 +277,7 @@ class _Search:
         path = group.enter(fold, engine)
         fits = self.session.fits
         for i, j in candidates:
-            cell = float(self.taus[i]), float(self.lambdas[j]), fold
+            cell = self._cell(i, j, fold)
             if cell in fits.scores:
                 interrupt = self._count_fit()
                 if interrupt is not None:
@@ -291,13 +305,13 @@ class _Search:
     def _score(self, cell: Cell, outcome: Outcome) -> float:
         if self.scorer is None:
             return float("nan")
-        tau, lam, fold = cell
+        tau, kappa, lam, fold = cell
         with self.one_at_a_time:
-            return float(self.scorer(fold, (lam, tau), outcome))
+            return float(self.scorer(fold, Strengths(lam, tau, kappa), outcome))
 
     def _fit(self, path: PathSession, engine: Engine, layout: Layout, cell: Cell, before: PathEnd | None) -> Outcome:
-        tau, lam, fold = cell
-        spec = self.spec
+        tau, kappa, lam, fold = cell
+        spec = replace(self.spec, own=kappa)
         if before is not None and spec.settings.initial_step is None and np.isfinite(before.step):
             spec = replace(spec, settings=replace(spec.settings, initial_step=before.step))
         return solve_on(
@@ -306,11 +320,14 @@ class _Search:
             lam,
             tau,
             path,
-            name=f"tau={tau:g} lambda={lam:g} fold={fold}",
+            name=f"common={tau:g} own={kappa:g} lambda={lam:g} fold={fold}",
             start=None if before is None else before.point,
             callbacks=[] if self.on_round is None else [self._call_on_round],
             layout=layout,
         )
+
+    def _cell(self, pair: int, lam: int, fold: int) -> Cell:
+        return float(self.taus[pair]), float(self.kappas[pair]), float(self.lambdas[lam]), fold
 
     def _call_on_round(self, record: RoundRecord) -> None:
         assert self.on_round is not None
@@ -328,7 +345,7 @@ class _Search:
 
     def sums(self, folds: Iterable[int], candidates: list[Candidate]) -> dict[str, np.ndarray]:
         """Held-out sums over some folds: (candidates, m)."""
-        cells = [[(float(self.taus[i]), float(self.lambdas[j]), fold) for fold in folds] for i, j in candidates]
+        cells = [[self._cell(i, j, fold) for fold in folds] for i, j in candidates]
         scores = self.session.fits.scores
         return {
             name: np.array([sum(scores[cell][name] for cell in row) for row in cells]) for name in ("weight", *MEASURES)
@@ -339,12 +356,12 @@ class _Search:
         sums = {name: np.zeros((*shape, self.spec.m)) for name in ("weight", *MEASURES)}
         rounds, score = np.zeros(shape, dtype=int), np.full(shape, np.nan)
         for i, j, fold in np.ndindex(shape):
-            scores = self.session.fits.scores.get((float(self.taus[i]), float(self.lambdas[j]), fold))
+            scores = self.session.fits.scores.get(self._cell(i, j, fold))
             if scores is not None:
                 rounds[i, j, fold], score[i, j, fold] = scores["rounds"], scores[SCORE]
                 for name, values in sums.items():
                     values[i, j, fold] = scores[name]
-        return Path(self.lambdas, self.taus, **sums, rounds=rounds, score=score)
+        return Path(self.lambdas, self.taus, self.kappas, **sums, rounds=rounds, score=score)
 
 
 def _in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, group: PathGroup) -> None:

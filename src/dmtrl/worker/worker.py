@@ -37,6 +37,7 @@ from dmtrl.worker.input_check import check_blocks
 from dmtrl.worker.local_problem import DualState, LocalProblem, LocalRows, sum_by_unit
 
 _FILE_KIND = "dmtrl worker 3"
+_KEPT = ("total_weight", "steps", "task_weight")  # arrays of `Prepare` that a file holds
 
 
 class Worker:
@@ -144,8 +145,9 @@ class Worker:
         )
 
     def _begin(self, request: Prepare, alpha: np.ndarray | None) -> tuple[LocalProblem, DualState]:
-        gram = None if self._problem is None else self._problem.gram
-        self._order = request
+        before, self._order = self._order, request
+        same = before is not None and np.array_equal(before.task_weight, request.task_weight)  # type: ignore[arg-type]
+        gram = self._problem.gram if self._problem is not None and same else None
         self._problem = LocalProblem(self._rows, self._held, request, gram)
         self._state = self._problem.begin(alpha)
         return self._problem, self._state
@@ -170,7 +172,7 @@ class Worker:
         if self._order is not None and self._state is not None:
             order = encode(self._order)
             header["order"] = dict(order.scalars)
-            arrays |= {f"order.{name}": order.arrays[name] for name in ("total_weight", "steps")}
+            arrays |= {f"order.{name}": order.arrays[name] for name in _KEPT if name in order.arrays}
             state = {"alpha": self._state.alpha, "calm": self._state.calm, "U": self._state.U}
             arrays |= {f"state.{name}": value for name, value in state.items() if value is not None}
         try:
@@ -197,7 +199,8 @@ class Worker:
         if header["order"] is None:
             return Restored()
         scalars = header["order"] | {"keep": True, "evaluate": False}
-        prepare = Prepare(**scalars, total_weight=arrays["order.total_weight"], steps=arrays["order.steps"])
+        kept: dict[str, Any] = {name: arrays[f"order.{name}"] for name in _KEPT if f"order.{name}" in arrays}
+        prepare = Prepare(**scalars, **kept)
         _, state = self._begin(prepare, arrays["state.alpha"])
         state.calm, state.U = arrays["state.calm"], arrays.get("state.U")
         return Restored(b=state.B)

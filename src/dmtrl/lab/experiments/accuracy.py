@@ -175,7 +175,9 @@ def _fit_ours(case: Case, train: Part, test: Part, figures: dict[str, Any]) -> n
         MTRLRegressorCV(n_jobs=-1) if case.regression else MTRLClassifierCV(n_jobs=-1, on_single_class="constant")
     )
     model.fit(train.X, train.y, tasks=train.task)
-    figures["chosen"] = {"lambda": model.reg_lambda_, "common": model.common_strength_}
+    figures["chosen"] = {
+        "lambda": model.reg_lambda_, "common": model.common_strength_, "own": model.own_strength_,
+    }  # fmt: skip
     figures["gap"] = model.certificate_.relative_gap
     return np.asarray(model.predict(test.X, tasks=test.task))
 

@@ -61,6 +61,13 @@ class RunContext:
         V[:, -1] = U[:, -1] + step * B[:, -1]
         return self.relationship.prox_with_steps(V, t, step * self.lam, common)
 
+    def may_stride(self, s: float) -> bool:
+        """Whether a longer step can still bring the weights forward. The penalty is at least that of a ridge of lambda
+        over 1 + m tau + kappa, the largest variance there is. With longer steps the proximal map is near its limit, and
+        B stands still because the steps are long, not because the losses are linear."""
+        relationship = self.relationship
+        return s * self.lam <= 1.0 + self.layout.m * relationship.tau + relationship.kappa
+
     def features(self, A: np.ndarray) -> np.ndarray:
         """The columns of the features: a view without the intercept."""
         return A if self.intercept_step is None else A[:, :-1]

@@ -163,7 +163,7 @@ class Splitting:
         features = self._context.features
         U, Z, Z_before, B = features(U), features(Z), features(state.Z), features(B)
         moved, size, slope = distance(Z, Z_before), norm(Z), max(norm(B), 1e-300)
-        if is_straight(moved, size, turned, slope):
+        if is_straight(moved, size, turned, slope) and self._context.may_stride(state.s):
             change = STRIDE
         elif state.round > 1 and state.round % 2 == 0:
             primal = distance(U, self._context.layout.per_unit(Z)) / max(norm(U), size, 1e-300)
