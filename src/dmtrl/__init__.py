@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LossError,
         NotConvergedWarning,
         RelationshipError,
+        ScaleWarning,
         TasksLeftOutWarning,
         WorkerLostError,
     )
@@ -43,6 +44,7 @@ _HOMES = {
         "LossError",
         "NotConvergedWarning",
         "RelationshipError",
+        "ScaleWarning",
         "TasksLeftOutWarning",
         "WorkerLostError",
     ],
@@ -86,6 +88,7 @@ __all__ = [
     "RayOptions",
     "RelationshipError",
     "RoundRecord",
+    "ScaleWarning",
     "Settings",
     "SourcePlan",
     "TaskComparisonDisplay",

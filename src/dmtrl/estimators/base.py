@@ -22,7 +22,7 @@ from dmtrl.estimators.problem import (
     pad,
     restrict,
 )
-from dmtrl.estimators.task_model import TaskModel, check_choice
+from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
 from dmtrl.losses import BUILTIN, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
@@ -168,6 +168,7 @@ class MTRLBase(TaskModel):
         check_choice("fit_intercept", self.fit_intercept, (True, False, "penalised"))
         check_choice("unknown_tasks", self.unknown_tasks, ("raise", "common"))
         check_choice("on_lost", self.on_lost, ("stop", "go_on"))
+        check_callbacks(self.callbacks)
         for name in ("workers", "shards"):
             value = getattr(self, name)
             if not (is_whole(value) and value >= 1) and not (name == "workers" and value is None):

@@ -4,11 +4,13 @@ For every fold, a path of warm-started fits runs from large to small lambda. The
 rows; scores of scikit-learn's scorers are computed here, from the weights of the fold.
 """
 
+import warnings
 from collections.abc import Sequence
 from copy import copy
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy import sparse
 from sklearn.metrics import get_scorer_names
 
 from dmtrl.engines.base import Engine
@@ -31,6 +33,7 @@ from dmtrl.estimators.mtrl import (
 )
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import check_choice
+from dmtrl.exceptions import ScaleWarning
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
@@ -41,6 +44,7 @@ from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_va
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord
 from dmtrl.solver.race import Race
 
+SCALES = 1e4  # how many times as much as all others a column may vary without a warning
 SEARCH_PARAMETERS = {
     "lambdas": """sequence of float
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
@@ -81,6 +85,39 @@ FOLD_MODELS = {
         The models of the folds at the choice and their absolute residuals on held-out rows, for `predict_interval`.
         Not set if the rows were not in this process.""",
 }
+
+
+def check_numbers(name: str, values: Any) -> None:
+    """Raise ValueError unless `values` is None or a list of numbers."""
+    try:
+        array = np.asarray(() if values is None else values, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a list of numbers, got {values!r}") from None
+    if array.ndim != 1:
+        advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 else ""
+        raise ValueError(f"{name} must be a list of numbers, got {values!r}{advice}")
+
+
+def warn_of_scales(X: Any, names: Any = None) -> None:
+    """Warn if one column varies so much more than the others that lambda can suit only that one."""
+    n, d = X.shape
+    if n < 2 or d < 2:
+        return
+    if sparse.issparse(X):
+        means, squares = np.asarray(X.mean(axis=0)).ravel(), np.asarray(X.multiply(X).mean(axis=0)).ravel()
+    else:
+        means, squares = X.mean(axis=0), np.einsum("ij,ij->j", X, X) / n
+    sizes = np.sqrt(np.maximum(squares - means**2, 0.0))
+    j = int(np.argmax(sizes))
+    others = np.delete(sizes, j).max()
+    if sizes[j] > SCALES * others > 0:
+        column = j if names is None else names[j]
+        warnings.warn(
+            f"column {column!r} of X varies {sizes[j] / others:.0e} times as much as any other, so that lambda suits "
+            "this column only; scale the columns, for example with StandardScaler",
+            ScaleWarning,
+            stacklevel=5,
+        )
 
 
 class _StrengthSearch(MTRLBase):
@@ -141,6 +178,8 @@ class _StrengthSearch(MTRLBase):
 
     def _check_search(self) -> None:
         check_choice("choice", self.choice, RULES)
+        for name in ("lambdas", "commons", "owns"):
+            check_numbers(name, getattr(self, name))
         if self.lambdas is not None:
             lambdas = np.asarray(self.lambdas, dtype=float)
             if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
@@ -169,6 +208,7 @@ class _StrengthSearch(MTRLBase):
     def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, Strengths]:
         splits = label_splits(self.cv, table, self._kind == CLASSIFICATION, self._seed())
         problem = self._build_problem(table, splits)
+        warn_of_scales(problem.data.X, getattr(self, "feature_names_in_", None))
         held = HeldOutRows(table, splits)
         strengths = self._search(problem, place, len(splits), held)
         self._keep_held_out(held, problem)

@@ -339,6 +339,14 @@ def label_pairs(values: np.ndarray, names: np.ndarray) -> Any:
     return pd.DataFrame(values, index=names, columns=names)
 
 
+def check_callbacks(callbacks: Any) -> None:
+    """Raise TypeError unless `callbacks` is None or a list of functions."""
+    if callbacks is None or (isinstance(callbacks, list | tuple) and all(map(callable, callbacks))):
+        return
+    advice = "; pass a list with that function" if callable(callbacks) else ""
+    raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}{advice}")
+
+
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     """Raise ValueError unless `value` equals one of `allowed`, in type and value."""
     if not any(type(value) is type(choice) and value == choice for choice in allowed):

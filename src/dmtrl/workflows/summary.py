@@ -113,8 +113,11 @@ def _held_out(model: Any, X: Any, y: Any, tasks: Any, weight: Any) -> dict[str, 
 
 def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     """Held-out errors of each task: from the comparison, or from choosing lambda."""
-    if comparison is not None and len(comparison.tasks) == len(model.tasks_):
-        return {name: getattr(comparison, name) for name in ("together", "alone", "pooled")}
+    if comparison is not None:  # which has no task with a single class
+        place = {plain(name): i for i, name in enumerate(comparison.tasks)}
+        rows = np.array([place.get(plain(name), len(place)) for name in model.tasks_])
+        errors = {name: np.append(getattr(comparison, name), np.nan) for name in ("together", "alone", "pooled")}
+        return {name: values[rows] for name, values in errors.items()}
     path = getattr(model, "cv_path_", None)
     if path is None or path.weight.shape[-1] != len(model.tasks_):
         return {}

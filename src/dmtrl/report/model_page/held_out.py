@@ -142,7 +142,7 @@ def baseline_loss(
     if loss.kind == CLASSIFICATION:
         classes = np.unique(y)
         targets = [np.where(y == name, 1.0, -1.0) for name in (classes if len(classes) > 2 else classes[-1:])]
-    errors = sum(_least_losses(loss, target, task, weight) for target in targets) / len(targets)
+    errors = np.mean([_least_losses(loss, target, task, weight) for target in targets], axis=0)
     total = np.bincount(task, weights=weight)
     return float(errors.sum() / total.sum()) if over == "rows" else float((errors / total).mean())
 
