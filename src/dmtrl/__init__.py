@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dmtrl.data.task_data import TaskData
     from dmtrl.engines import RayOptions
     from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
+    from dmtrl.estimators.export import export
     from dmtrl.estimators.feature_maps import RFF
     from dmtrl.estimators.metrics import per_task_scores, task_scorer
     from dmtrl.estimators.model_file import load, verify
@@ -56,6 +57,7 @@ _HOMES = {
     "report.displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
     "engines": ["RayOptions"],
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
+    "estimators.export": ["export"],
     "estimators.feature_maps": ["RFF"],
     "losses.check": ["check_loss"],
     "losses.builtin": ["CustomLoss", "Loss", "get_loss"],
@@ -97,6 +99,7 @@ __all__ = [
     "WorkerLostError",
     "check_loss",
     "check_relationship",
+    "export",
     "get_loss",
     "load",
     "per_task_scores",

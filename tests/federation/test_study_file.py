@@ -54,7 +54,7 @@ BAD = [
     ("range = [2020-01-01, 2022-12-31]", "", 27, "a date needs a range"),
     ('kind = "date"', 'kind = "moment"', 28, "must be 'number' or"),
     ("[columns.age]", "[columns.ill]", 16, "also used in [target]"),
-    ("[fit]", '[privacy]\nmode = "gaussian"\n[fit]', 11, "adds no noise"),
+    ("[fit]", '[privacy]\nmode = "gaussian"\n[fit]', 11, "mode must be 'none' or 'auto'"),
     ("[fit]", '[tasks]\nby = "wing"\n[fit]', 11, "needs the list values"),
     ("[fit]", '[results]\nsites = "none"\n[fit]', 11, "must be 'own' or 'all'"),
     ("[fit]", "[limits]\nsites = 0\n[fit]", 11, "at least 1"),

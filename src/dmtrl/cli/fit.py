@@ -39,6 +39,21 @@ class Lambda(click.ParamType):  # not generic in click 8.2
         return number
 
 
+class TaskWeight(click.ParamType):
+    name = "equal|rows|NUMBER"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str | float:
+        if value in ("equal", "rows"):
+            return str(value)
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number <= 1:
+            self.fail(f"{value!r} is neither equal nor rows nor a number from 0 to 1", param, ctx)
+        return number
+
+
 class ColumnSetting(click.ParamType):
     """COL, or COL=VALUE. A column name may hold "=" only if a value follows."""
 
@@ -69,6 +84,14 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 )
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries both].")
+@click.option(
+    "--own", metavar="NUMBER", type=click.FloatRange(min=0),
+    help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 3].",
+)  # fmt: skip
+@click.option(
+    "--task-weight", type=TaskWeight(), default="0.5",
+    help="How much a task with n rows counts: equal, rows (each row the same), or n^NUMBER [0.5].",
+)  # fmt: skip
 @click.option("--weights", metavar="COL", help="Column with the weight of each row.")
 @click.option("--drop", metavar="COL", multiple=True, help="Column to leave out.")
 @click.option("--category", metavar="COL", multiple=True, help="Column of numbers to use as categories.")

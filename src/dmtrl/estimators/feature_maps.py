@@ -3,13 +3,13 @@
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin, clone
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 
-class RFF(TransformerMixin, BaseEstimator):
-    """Random Fourier features of the kernel exp(-gamma |x - x'|^2).
+class RFF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Random Fourier features of the kernel `exp(-gamma |x - x'|^2)`.
 
     Inner products of mapped rows approximate the kernel. The features are pairs of cosine and sine along directions
     that are orthogonal in blocks of d (orthogonal random features, Yu et al. 2016), which approximate the kernel better
@@ -26,7 +26,7 @@ class RFF(TransformerMixin, BaseEstimator):
 
     Attributes
     ----------
-    directions_ : ndarray of shape (n_features_in_, ceil(n_components / 2))
+    directions_ : ndarray of shape (d, ceil(n_components / 2))
         Directions of the cosines and sines.
     phase_ : float
         Phase of the last cosine if n_components is odd.
@@ -101,6 +101,11 @@ class RFF(TransformerMixin, BaseEstimator):
             np.cos(angle[:, pairs:] + X.dtype.type(self.phase_)),
         ]
         return np.hstack(parts) * X.dtype.type((2 / self.n_components) ** 0.5)
+
+    @property
+    def _n_features_out(self) -> int:
+        """For `get_feature_names_out` and `set_output` of scikit-learn."""
+        return self.n_components
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -34,6 +34,7 @@ class LabelledRows:
     rows: np.ndarray
     wide: bool = False  # y was 2-D, one column per task
     task_starts: np.ndarray | None = None  # first row of each task, if the tasks came as a list of (X_i, y_i)
+    splits: np.ndarray | None = None  # (splits, rows of X): what each row does in a cross-validation; data/folds.py
 
     @property
     def layout(self) -> str:
@@ -65,7 +66,8 @@ class LabelledRows:
             name = plain(self.names[absent[0]])
             raise ValueError(f"all rows of task {name!r} have sample weight zero; leave the task out")
         X, y, codes, weight = self.X[keep], self.y[keep], self.codes[keep], weight[keep]
-        return replace(self, X=X, y=y, codes=codes, sample_weight=weight, rows=np.arange(len(codes)), task_starts=None)
+        kept = replace(self, X=X, y=y, codes=codes, sample_weight=weight, rows=np.arange(len(codes)), task_starts=None)
+        return kept if self.splits is None else replace(kept, splits=self.splits[:, keep])
 
     def to_long(self) -> "LabelledRows":
         """Split a 2-D y into one label per row and task, task after task, without missing labels."""

@@ -24,7 +24,9 @@ from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.blocks import as_rows
+from dmtrl.estimators.held_out import Metrics
 from dmtrl.estimators.inputs import lookup
+from dmtrl.estimators.intervals import FoldModels
 from dmtrl.estimators.problem import Coordinates, build_problem
 from dmtrl.exceptions import NotAModelError
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
@@ -46,7 +48,7 @@ MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierC
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (
     Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, cross_validation.Path,
-    Preparation, Number, Category, Date, Words, Block, Dropped,
+    Metrics, FoldModels, Preparation, Number, Category, Date, Words, Block, Dropped,
 )  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _MAX_NPY_HEADER = 1 << 16
@@ -226,8 +228,8 @@ _CODECS: dict[str, tuple[Any, Any, Any]] = {
             name, _loss_not_saved, _loss_not_saved, _loss_not_saved, _loss_not_saved, *facts
         ),
     ),
-    "learned": (Learned, lambda value: [value.tau], Learned),
-    "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name], Fixed),
+    "learned": (Learned, lambda value: [value.tau, value.kappa], Learned),
+    "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name, value.kappa], Fixed),
     "model": (None, _split_model, _make_model),
     **{k.__name__: (k, lambda value: [dict(vars(value))], lambda parts, k=k: k(**parts)) for k in _RECORDS},
 }
@@ -319,6 +321,7 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     common = coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
     spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
+    spec = replace(spec, own=model.own_strength_, task_weight=model.task_weights_[order][problem.task_of_units()])
     outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))

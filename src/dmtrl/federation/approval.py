@@ -1,7 +1,7 @@
 """Approval of a study at a site: what its people read, and which study they approved."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from dmtrl import storage
 from dmtrl.exceptions import RefusedBySiteError, StudyError
 from dmtrl.federation import models
 from dmtrl.federation.policy import Policy, read_policy, write_policy
+from dmtrl.federation.privacy.releases import release_size
 from dmtrl.federation.request_checks import MOST_FOLDS
 from dmtrl.federation.site_data import SiteCheck
 from dmtrl.federation.study import SITE, SITE_NAME, Study, parse_study
@@ -63,14 +64,37 @@ def approve(folder: str | Path, study: Study, text: str) -> Approval:
 
 
 def read_approval(folder: str | Path) -> Approval | None:
-    """The approval that a site gave last; None if there is none."""
+    """The approval that a site gave last; None if there is none. ValueError if its file was damaged."""
     path = Path(folder) / APPROVAL
-    return Approval(**json.loads(path.read_bytes())) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        return Approval(**{field.name: str(content[field.name]) for field in fields(Approval)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged; approve the study again") from error
+
+
+def withdraw(folder: str | Path) -> Approval:
+    """Remove the approval of a site, at once also for a run under way. Returns what was approved."""
+    given = read_approval(folder)
+    if given is None:
+        raise ValueError(f"no study is approved in {folder}")
+    (Path(folder) / APPROVAL).unlink()
+    return given
+
+
+def is_approved(folder: Path) -> bool:
+    """Whether a site has an approval, of whatever study."""
+    return (folder / APPROVAL).exists()
 
 
 def approved_study(folder: Path) -> Study:
     """The approved study; RefusedBySiteError if there is none or if its file was changed after the approval."""
-    given = read_approval(folder)
+    try:
+        given = read_approval(folder)
+    except ValueError as error:
+        raise RefusedBySiteError("its approval is damaged; its people must approve the study again") from error
     if given is None or not (folder / STUDY).exists():
         raise RefusedBySiteError("no study was approved here; its people must run dmtrl site approve")
     try:
@@ -100,6 +124,29 @@ def what_leaves(study: Study, policy: Policy) -> list[Leaving]:
     d, runs = most_features(study), policy.most_runs
     most, fits = min(study.limits.rounds, policy.most_rounds), runs * number_of_fits(study)
     folds = runs * (study.fit.folds + 2)
+    if study.privacy.private:
+        width, releases = study.declared_features + 1, study.privacy.releases
+        size = release_size(study.privacy, study.loss, study.declared_features)
+        return [
+            Leaving("welcome", "per task: its rows", 2 * tasks, runs),
+            Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
+            Leaving("released", f"per task: {_RELEASED[study.privacy.mode]}, with noise; and the point that was asked "
+                    "for", tasks * (size + width + 1) + 1, releases),
+            Leaving("finished", "zeros: errors stay here", 4 * tasks, runs),
+        ]  # fmt: skip
+    if study.privacy.masked:
+        largest = 2 * (7 + d * (d + 1) + 2 * d + 2 * moments + levels) + 1
+        published = study.results.coordinator == "weights"
+        return [
+            Leaving("welcome", "per task: whether it takes part", 2 * tasks, runs),
+            Leaving("shared_key", "a public key", 32, most),
+            Leaving("masked", "integers that are random by themselves; only sums over all sites can be read", largest,
+                    2 * most + 10 * runs),
+            Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
+            Leaving("published", "per task: its final weights" if published else "nothing", tasks * (d + 1),
+                    runs if published else 0),
+            Leaving("finished", "zeros: errors stay here", 4 * tasks, runs),
+        ]  # fmt: skip
     return [
         Leaving("welcome", "per task: its rows, and whether all have one class", 2 * tasks, runs),
         Leaving("cell_counts", "per column: present cells, their sum; rows per level", 2 * moments + levels, runs),
@@ -115,6 +162,13 @@ def what_leaves(study: Study, policy: Policy) -> list[Leaving]:
         Leaving("restored", "after a restart, per task: the last vector b again", tasks * (d + 1), most),
         Leaving("finished", "per task: sums of errors over its held-out rows", 4 * tasks, runs),
     ]
+
+
+_RELEASED = {
+    "moments": "second moments of its rows",
+    "newton": "slope and curvature of its loss",
+    "rounds": "a vector b",
+}
 
 
 def most_features(study: Study) -> int:
@@ -157,15 +211,13 @@ def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
         count = "1 number" if item.numbers == 1 else f"{item.numbers:,} numbers"
         lines.append(f"  {item.message + ':':<14} {item.content}; {count}, {times}{allowed}")
     total = sum(item.numbers * item.times for item in leaving if item.message != "restored")
-    most = next(item.times for item in leaving if item.message == "improved")
+    most = next(item.times for item in leaving if item.message in ("improved", "released", "masked"))
     lines += [
         f"  In total at most {total:,} numbers, in at most {most:,} rounds and {policy.most_runs} different runs.",
         "  The same bytes again, after a restart, do not count. Every message is written to the ledger.",
         "",
         "What is never sent: rows, labels, texts of cells, dual variables, the name and the path of the data file.",
-        "Privacy: no noise is added. Sums and vectors b are not private by themselves: a malicious coordinator can",
-        "compute single rows and their labels from them, and no check at this site excludes that.",
-        "Approve only if you trust the operator of the server as if they saw the rows.",
+        *_privacy_lines(study, policy),
         f"Thresholds of this site: tasks of at least {policy.minimum_rows} rows, at most "
         f"{policy.parameters_per_row:g} weights per row of a task, errors over at least "
         f"{policy.minimum_held_out} rows.",
@@ -173,6 +225,30 @@ def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
         _who_receives(study),
     ]
     return "\n".join(lines)
+
+
+def _privacy_lines(study: Study, policy: Policy) -> list[str]:
+    """The guarantee in one sentence, or that there is none."""
+    privacy = study.privacy
+    if privacy.private:
+        budget = f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
+        return [
+            f"Privacy: {privacy.guarantee(policy.epsilon_per_study)}",
+            f"Mode {privacy.mode!r}: rows are shortened to the norm {privacy.row_norm:g}; this site's budget for all "
+            f"private studies together is {budget}.",
+        ]
+    if privacy.masked:
+        return [
+            "Privacy: no noise is added, but the server reads only sums over all sites, of which there are at least "
+            f"{study.limits.sites}.",
+            "That holds if the server relays the keys of the sites unchanged. Sums are not private by themselves: the",
+            "server and the other sites together can compute the numbers of this site.",
+        ]
+    return [
+        "Privacy: no noise is added. Sums and vectors b are not private by themselves: a malicious coordinator can",
+        "compute single rows and their labels from them, and no check at this site excludes that.",
+        "Approve only if you trust the operator of the server as if they saw the rows.",
+    ]
 
 
 def _fold_lines(study: Study, policy: Policy, check: SiteCheck) -> list[str]:

@@ -20,6 +20,8 @@ from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation import messages, models, preparation
 from dmtrl.federation.asking import Asker, Subset, refused_by
+from dmtrl.federation.privacy.collecting import fit_privately
+from dmtrl.federation.privacy.masked_fit import MaskedSums, fit_masked_study
 from dmtrl.federation.study import Study
 from dmtrl.solver.api import Placement
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
@@ -98,6 +100,10 @@ class StudyResult:
         The certificate.
     rounds : int
         Rounds of the final fit.
+    noisy : bool
+        Whether the sites added noise, so that the certificate is that of a noisy problem, or infinite.
+    privacy : str
+        The guarantee for the rows of the sites, in one sentence.
     model : MTRLClassifier, MTRLRegressor or their CV versions, or None
         The model of all tasks; None if the study gives the coordinator only a summary.
     """
@@ -113,11 +119,15 @@ class StudyResult:
     dual: float
     relative_gap: float
     rounds: int
+    noisy: bool
+    privacy: str
     model: Any = field(default=None, repr=False)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without the model."""
         values = {name: value for name, value in vars(self).items() if name not in ("model", "tasks")}
+        for name in ("primal", "dual", "relative_gap"):  # JSON has no infinity
+            values[name] = values[name] if math.isfinite(values[name]) else None
         return {**values, "tasks": [asdict(task) for task in self.tasks]}
 
 
@@ -218,15 +228,29 @@ class _Run:
         self._report("greeting the sites")
         sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
         tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
-        self._report("adding up statistics", 0.2)
-        prepared, coordinates, mean_square = self._prepare(sites, sum(task.rows for task in tasks))
+        sums, mean_square = None, 1.0
+        if study.privacy.private:
+            prepared, coordinates = preparation.declared(study)
+        elif study.privacy.masked:
+            self._report("adding up masked statistics")
+            sums = MaskedSums(study, sites, len(self._names))
+            prepared, coordinates = sums.prepare()
+        else:
+            self._report("adding up statistics", 0.2)
+            prepared, coordinates, mean_square = self._prepare(sites, sum(task.rows for task in tasks))
         self._begin(sites, tasks, prepared, coordinates)
         model = models.unfitted(study, mean_square)
-        model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
         constant = np.array([task.constant for task in tasks])
         problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
-        outcome = self._fit(model, problem, tasks, session)
-        model.set_params(callbacks=None)
+        owner = np.array([task.site for task in tasks])
+        if sums is not None:
+            outcome = fit_masked_study(study, sites, sums, owner, model, problem, self._report_masked_round)
+        elif study.privacy.private:
+            outcome = fit_privately(study, sites, self._names, owner, model, problem, self._report_release)
+        else:
+            model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
+            outcome = self._fit(model, problem, tasks, session)
+            model.set_params(callbacks=None)
         model.preparation_ = prepared
         self._report("sending results")
         sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
@@ -245,6 +269,12 @@ class _Run:
         except WorkerLostError as error:
             error.worker = fitted[error.worker]
             raise
+
+    def _report_masked_round(self, done: int, gap: float) -> None:
+        self._report("fitting all rows", 0.0, f"round {done}, relative gap {gap:.2%}", round=done, gap=gap)
+
+    def _report_release(self, done: int, total: int) -> None:
+        self._report("collecting noisy releases", done / total, f"{done} of {total}")
 
     def _report(self, stage: str, done: float = 0.0, detail: str = "", **more: Any) -> None:
         self._progress(StudyEvent(stage, done, detail, sites=tuple(self._names), **more))
@@ -330,7 +360,7 @@ class _Run:
         result = StudyResult(
             study.name, study.hash, tuple(self._names), tuple(self._lost), tuple(results), model.reg_lambda_,
             model.common_strength_, certificate.primal, certificate.dual, certificate.relative_gap, model.n_rounds_,
-            model if study.results.coordinator == "weights" else None,
+            study.privacy.private, study.privacy.guarantee(), model if study.results.coordinator == "weights" else None,
         )  # fmt: skip
         model.study_ = result.as_dict()  # for the page about the model
         return result
@@ -345,7 +375,7 @@ def _cv_errors(model: Any, measure: str) -> np.ndarray | None:
     path = getattr(model, "cv_path_", None)
     if path is None:
         return None
-    i, j = path.cell(model.reg_lambda_, model.common_strength_)
+    i, j = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
     return np.asarray(getattr(path, measure)[i, j].sum(axis=0) / path.weight[i, j].sum(axis=0))
 
 

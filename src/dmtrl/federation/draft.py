@@ -291,7 +291,7 @@ def study_text(
         "rounds = 20000  # of all fits together",
         "",
         "[privacy]",
-        'mode = "none"  # no noise is added to what leaves a site',
+        'mode = "none"  # no noise is added to what leaves a site; see docs/privacy.md for the others',
         "",
         "[results]",
         'coordinator = "weights"  # of all tasks, and their relations; or "summary" without them',

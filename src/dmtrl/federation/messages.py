@@ -112,6 +112,76 @@ class Begun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Release:
+    """Asks for the release `number` of a private study, at a point for each fitted task: see privacy/releases.py."""
+
+    study: str
+    number: int
+    point: np.ndarray
+    step: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """Noisy numbers of each task, the standard deviation of their noise, and the point at which they were made: that of
+    the first request for this release. Every later request gets the same bytes."""
+
+    number: int
+    point: np.ndarray
+    values: np.ndarray
+    std: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareKey:
+    """Begins a session of masked sums."""
+
+    study: str
+    session: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKey:
+    """The public key of the site for this session."""
+
+    key: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumUp:
+    """Asks for the part of the site in a masked sum. keys: public ones of all sites. question: see masked_site.py and
+    `Site`; text, numbers: what it needs. counter: of the questions of a session, from 0."""
+
+    study: str
+    session: str
+    counter: int
+    question: str
+    text: str
+    numbers: np.ndarray
+    keys: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked:
+    """Integers that are random by themselves; over all sites the masks cancel."""
+
+    counter: int
+    values: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """Asks for the final weights of the site's tasks, if the study gives them to the coordinator."""
+
+    study: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    weights: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finish:
     """The result: weights of the tasks that the site receives, in the coordinates of `Begin`, and the certificate.
 
@@ -147,6 +217,10 @@ ANSWERS: dict[type, type] = {
     SumFeatures: FeatureSums,
     MeasureNorms: Norms,
     Begin: Begun,
+    Release: Released,
+    ShareKey: SharedKey,
+    SumUp: Masked,
+    Publish: Published,
     Finish: Finished,
 }
 KINDS: dict[str, type] = {name_of(kind): kind for kind in (*ANSWERS, *ANSWERS.values())}

@@ -42,6 +42,12 @@ class Policy:
         Rounds of all fits of one study.
     most_runs : int
         Runs of one study that differ: with other sites, or with changed data.
+    epsilon, delta : float
+        The privacy budget: what all private studies together may spend on the rows of the site.
+    epsilon_per_study : float
+        A private study gets at least the noise of this epsilon, even if it asks for less.
+    private_only : bool
+        Whether studies that add no noise are refused.
     messages : tuple of str
         The messages that may leave.
     """
@@ -53,6 +59,10 @@ class Policy:
     parameters_per_row: float = 0.33
     most_rounds: int = 20_000
     most_runs: int = 5
+    epsilon: float = 8.0
+    delta: float = 1e-5
+    epsilon_per_study: float = 8.0
+    private_only: bool = False
     messages: tuple[str, ...] = MESSAGES
 
     def check_rows(self, task: str, rows: int, weights: int) -> None:
@@ -98,6 +108,12 @@ parameters_per_row = {policy.parameters_per_row}
 most_rounds = {policy.most_rounds}
 # Runs of one study that differ: with other sites, or with changed data.
 most_runs = {policy.most_runs}
+# The privacy budget of all private studies together, and the most that one of them gets.
+epsilon = {policy.epsilon}
+delta = {policy.delta}
+epsilon_per_study = {policy.epsilon_per_study}
+# Whether studies that add no noise are refused.
+private_only = {str(policy.private_only).lower()}
 # The messages that may leave. Remove one to refuse it.
 messages = [
 {listed}
@@ -122,9 +138,14 @@ def _checked(path: Path, content: Mapping[str, Any]) -> Policy:
         number = values.get(key, 1)
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise ValueError(f"{path}: {key} must be a positive integer, got {number!r}")
-    share = values.get("parameters_per_row", 1.0)
-    if not isinstance(share, int | float) or isinstance(share, bool) or not share > 0:
-        raise ValueError(f"{path}: parameters_per_row must be a positive number, got {share!r}")
+    for key in ("parameters_per_row", "epsilon", "delta", "epsilon_per_study"):
+        share = values.get(key, 0.1)
+        if not isinstance(share, int | float) or isinstance(share, bool) or not share > 0:
+            raise ValueError(f"{path}: {key} must be a positive number, got {share!r}")
+    if not values.get("delta", 0.1) < 1:
+        raise ValueError(f"{path}: delta must be between 0 and 1, got {values['delta']!r}")
+    if not isinstance(values.get("private_only", False), bool):
+        raise ValueError(f"{path}: private_only must be true or false, got {values['private_only']!r}")
     if "messages" in values:
         unknown = [name for name in values["messages"] if name not in MESSAGES]
         if unknown:

@@ -72,6 +72,14 @@ def cell_counts(study: Study, table: Any) -> CellCounts:
     )
 
 
+def split_counts(study: Study, sums: np.ndarray) -> CellCounts:
+    """The counts of all sites from one vector: present cells, sums of cells, and rows of levels."""
+    parts = {"number": 1, "date": 1 + len(_PARTS), "category": 0}
+    numbers = sum(parts[column.kind] for column in study.used)
+    present, totals, levels = np.split(sums, [numbers, 2 * numbers])
+    return CellCounts(present=np.round(present).astype(np.int64), sums=totals, levels=np.round(levels).astype(np.int64))
+
+
 def spread(study: Study, table: Any, means: np.ndarray) -> Spread:
     """A site's sums of squared distances from the means of all sites."""
     moments = _moments(study, table)
@@ -140,6 +148,37 @@ def _date(column: StudyColumn, rows: int, present: np.ndarray, means: np.ndarray
     varies = squares[1:] > 1e-9 * max(int(present[0]), 1)
     parts = [part for part, some in zip(_PARTS, varies, strict=True) if some and (season or part in WEEKDAYS)]
     return Date(column.name, _first(column), days, tuple(parts))
+
+
+def declared(study: Study) -> tuple[Preparation, Coordinates]:
+    """Features and coordinates of a private study: its ranges and levels, nothing from the rows.
+
+    A number in the middle of its range becomes 0 and its ends -1 and 1; a missing one counts as the middle.
+    """
+    columns: list[Column] = []
+    for column in study.columns:
+        if column.kind == "ignored":
+            columns.append(Dropped(column.name, "as requested"))
+        elif column.kind == "category":
+            columns.append(Category(column.name, column.levels, column.other))
+        elif column.kind == "number":
+            assert column.range is not None
+            columns.append(_scaled_by_range(column.name, *column.range))
+        else:
+            assert column.range is not None
+            days = float((np.datetime64(column.range[1]) - np.datetime64(column.range[0])) / np.timedelta64(1, "D"))
+            scaled = _scaled_by_range(f"{column.name} days", 0.0, max(days, 1.0))
+            columns.append(Date(column.name, _first(column), scaled, _PARTS))
+    prepared = Preparation(tuple(columns), study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing)
+    low, high = study.target.range or (-1.0, 1.0)
+    centre = (low + high) / 2 if study.loss.name in SHIFT_INVARIANT else 0.0
+    x_centre = np.zeros(len(prepared.feature_names))
+    return prepared, Coordinates(x_centre, centre, intercept=True, y_scale=(high - low) / 2 or 1.0)
+
+
+def _scaled_by_range(name: str, low: float, high: float) -> Number:
+    middle = (low + high) / 2
+    return Number(name, middle, middle, (high - low) / 2, flagged=False)
 
 
 def centres_of(study: Study, rows: int, sums: Sequence[FeatureSums]) -> tuple[np.ndarray, float]:
@@ -267,6 +306,14 @@ def check_coordinates(study: Study, width: int, coordinates: Coordinates) -> Non
     scaled = are_finite(coordinates.y_scale, ()) and coordinates.y_scale > 0
     if not (coordinates.intercept is True and coordinates.column is False and scaled):
         raise RefusedBySiteError("the coordinator sent coordinates that do not fit the study")
+
+
+def check_declared(study: Study, text: str, coordinates: Coordinates) -> None:
+    """Refuse a preparation of a private study that is not the one that its file declares."""
+    prepared, declared_coordinates = declared(study)
+    same = coordinates_to_json(coordinates) == coordinates_to_json(declared_coordinates)
+    if text != to_json(prepared) or not same or coordinates.x_centre.any():
+        raise RefusedBySiteError("the coordinator prepared a private study in another way than its file declares")
 
 
 def are_finite(values: Any, shape: tuple[int, ...]) -> bool:

@@ -326,6 +326,8 @@ class _Checker:
                 text = f"{name} has {rows:,} rows with a target, fewer than {minimum_rows}"
                 self._check.add(level, text, f"{name} has fewer rows than the threshold")
             elif self._study.classification and len(np.unique(y[mine])) < 2:
+                if self._study.privacy.private or self._study.privacy.masked:  # not told: all rows have one class
+                    continue
                 single[i] = int(y[mine][0])
                 only = self._study.class_names[int(single[i] > 0)]
                 self._check.add(WARNING, f"{name} has only rows of the class {only!r}; its model always predicts it")

@@ -7,12 +7,14 @@ the line of a mistake.
 import hashlib
 import re
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from dmtrl.exceptions import StudyError
+from dmtrl.federation.privacy.table import read_privacy
+from dmtrl.federation.privacy.terms import Privacy
 from dmtrl.federation.toml_fields import TomlFields, is_number
 from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 
@@ -117,6 +119,8 @@ class Study:
     results : Results
     source : bytes
         The bytes of the file.
+    privacy : Privacy
+        Which noise is added, and what the server sees.
     missing : tuple of str
         Texts that mean a missing value in every column.
     """
@@ -131,6 +135,7 @@ class Study:
     source: bytes
     description: str = ""
     missing: tuple[str, ...] = ()
+    privacy: Privacy = field(default_factory=Privacy)
 
     @property
     def hash(self) -> str:
@@ -141,6 +146,12 @@ class Study:
     def used(self) -> tuple[StudyColumn, ...]:
         """The columns from which features are computed."""
         return tuple(column for column in self.columns if column.kind != "ignored")
+
+    @property
+    def declared_features(self) -> int:
+        """The number of features if the study alone says how columns become features, as in a private study."""
+        numbers = {"number": 1, "date": 10}
+        return sum(numbers.get(column.kind, len(column.levels) + column.other) for column in self.used)
 
     @property
     def loss(self) -> Loss:
@@ -241,7 +252,6 @@ class _Reader(TomlFields):
             self._results(content.get("results", {})), source, self.text((), content, "description", ""),
             self.texts((), content, "missing", ()),
         )  # fmt: skip
-        self._privacy(content.get("privacy", {}))
         if not study.used:
             self.fail("no column is used; give at least one the kind number, category or date", (), "columns")
         if tasks.by in (target.column, fit.held_out) and tasks.by != SITE:
@@ -253,6 +263,11 @@ class _Reader(TomlFields):
             if column.name in special and column.name != SITE:
                 table = special[column.name]
                 self.fail(f"{column.name!r} is also used in [{table}]; remove it here", ("columns", column.name))
+        study = replace(study, privacy=read_privacy(self, content.get("privacy", {}), study))
+        if study.privacy.masked and study.results == Results("summary", "all"):
+            self.fail("sites = 'all' needs coordinator = 'weights': nobody knows them else", ("results",), "sites")
+        if study.privacy.masked and study.limits.sites < 3:
+            self.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", ("limits",))
         return study
 
     def _target(self, table: dict[str, Any]) -> Target:
@@ -342,11 +357,6 @@ class _Reader(TomlFields):
             self.whole(at, table, "rows_per_task", defaults.rows_per_task, 2),
             self.whole(at, table, "rounds", defaults.rounds, 1),
         )
-
-    def _privacy(self, table: dict[str, Any]) -> None:
-        self.known(("privacy",), table, ("mode",))
-        if table.get("mode", "none") != "none":
-            self.fail("mode must be 'none': this version adds no noise to what leaves a site", ("privacy",), "mode")
 
     def _results(self, table: dict[str, Any]) -> Results:
         at = ("results",)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-_IN_CACHE = 1 << 18  # numbers in a block
+_IN_CACHE = 1 << 16  # numbers in a block: larger temporaries leave the cache and cost page faults
 _WORTH_THREADS = 1 << 21  # numbers in a matrix; below this, starting threads costs more than it saves
 _threads: ContextVar[int] = ContextVar("threads", default=1)
 _T = TypeVar("_T")

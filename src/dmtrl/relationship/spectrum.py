@@ -9,6 +9,7 @@ import numpy as np
 from dmtrl.numerics.rowwise import centred_gram, gram
 
 ENOUGH = 1e-4  # of the largest singular value; down to here the Gram matrix has an error of 1e-12 of the largest
+_AT_ONCE = 1 << 21  # numbers of a matrix that is factored whole
 
 
 def largest_singular_value(V: np.ndarray) -> float:
@@ -65,13 +66,33 @@ def from_gram(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.sqrt(np.maximum(values[::-1], 0.0)), vectors[:, ::-1]
 
 
+def shrink(s: np.ndarray, t: float) -> np.ndarray:
+    """Return the positive singular values of the proximal point of t times half the squared nuclear norm (18)."""
+    sizes = np.cumsum(s) / (1.0 + t * np.arange(1, len(s) + 1))
+    active = np.flatnonzero(s > t * sizes)
+    if len(active) == 0:
+        return s[:0]
+    rank = active[-1] + 1
+    kept: np.ndarray = s[:rank] - t * sizes[rank - 1]
+    return kept
+
+
 def _is_long(V: np.ndarray) -> bool:
     return max(V.shape) > 1.5 * min(V.shape)
 
 
 def _triangle(V: np.ndarray) -> np.ndarray:
-    """Return a square matrix with the singular values of V and the singular vectors of its shorter side."""
-    return np.asarray(np.linalg.qr(V if V.shape[0] >= V.shape[1] else V.T, mode="r"))
+    """Return a square matrix with the singular values of V and the singular vectors of its shorter side.
+
+    Large matrices are taken some rows at a time, because LAPACK works on copies.
+    """
+    V = V if V.shape[0] >= V.shape[1] else V.T
+    n, d = V.shape
+    size = max(4 * d, _AT_ONCE // d)
+    R = np.linalg.qr(V[:size], mode="r")
+    for first in range(size, n, size):
+        R = np.linalg.qr(np.concatenate([R, V[first : first + size]]), mode="r")
+    return np.asarray(R)
 
 
 def _gram(V: np.ndarray) -> np.ndarray:

@@ -103,7 +103,8 @@ class LocalProblem:
     def __init__(self, rows: LocalRows, held: np.ndarray, order: Prepare, gram: exact.GramFactors | None = None):
         blocks, losses = rows.blocks, rows.losses
         self._rows, self._blocks, self._kernels, self._order, self.gram = rows, blocks, rows.kernels, order, gram
-        p = np.repeat(1.0 / order.total_weight, np.diff(blocks.starts))
+        in_objective = np.ones(blocks.n_units) if order.task_weight is None else order.task_weight
+        p = np.repeat(in_objective / order.total_weight, np.diff(blocks.starts))
         p[held] = 0.0
         if blocks.sample_weight is not None:
             p *= blocks.sample_weight
@@ -111,7 +112,7 @@ class LocalProblem:
         param = np.array([loss.param for loss in losses])
         y, starts = blocks.y.astype(float, copy=False), blocks.starts.astype(np.int64)
         X = rows.arrays(order.density)
-        self.units = kernels.UnitRows(X, y, p, rows.q, starts, ids, param, bool(order.intercept))
+        self.units = kernels.UnitRows(X, y, p, rows.q, starts, ids, param, bool(order.intercept), in_objective)
         self._labels = self.units._replace(X=None)  # compiled once for all formats of rows
         self._numbers_in_row = rows.numbers_in_row(order.density)
         self._stream_ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
@@ -120,7 +121,7 @@ class LocalProblem:
         self._has_slope = self._smooth | (ids == scalar.POISSON)  # Newton needs one
         weight = np.maximum(sum_by_unit(p, blocks.starts), scalar.TINY)
         self._mean_q = sum_by_unit(p * rows.q, blocks.starts) / weight
-        self._curvature = self._typical_curvature(bounds, weight)
+        self._curvature = in_objective * self._typical_curvature(bounds, weight)
         self._in_span = self._solvable_in_span()
         # products of rows are kept where they take at most a quarter of the memory of the rows
         self._stored = self._in_span & (4 * np.diff(blocks.starts) <= self._numbers_in_row)
@@ -147,7 +148,8 @@ class LocalProblem:
         steps, target = self._amount_of_work(order)
         centre = _centre(state, order, step)
         before = state.alpha.copy() if order.eta < 1 else None
-        state.U = np.empty(centre.shape)
+        # B is replaced, not changed: the coordinator may have the last one, which was not copied for the answer
+        state.B, state.U = state.B.copy(), np.empty(centre.shape)
         duals = kernels.Duals(state.alpha, state.B, state.U, state.calm)
         plan = kernels.Order(
             ids=self._stream_ids,
@@ -169,7 +171,7 @@ class LocalProblem:
             kernels.dual_vectors(self.units, state.alpha, state.B)
             out[:, 3] = self.conjugates(state.alpha)
         return Improved(
-            b=state.B.copy(),
+            b=state.B,
             loss_w=out[:, 0].copy(),
             bracket_w=out[:, 1].copy(),
             loss_u=out[:, 2].copy(),
@@ -216,8 +218,8 @@ class LocalProblem:
         alpha, r, steps = duals.alpha.copy(), np.empty(len(duals.alpha)), np.zeros(len(out))
         work = span.span_work(int(np.diff(self.units.starts)[which].max()))
         span.centre_scores(self.units, plan.C, which, r)
-        widest = 0.01 / self._curvature
-        accuracy = np.clip(plan.target, 1e-7 * widest, widest)
+        widest = 0.01 * self.units.weight / self._curvature
+        accuracy = np.clip(plan.target / self.units.weight, 1e-7 * widest, widest)
         for products, part in self._rows.products(which, self._stored):
             span.solve_units(
                 self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work

@@ -211,7 +211,8 @@ def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alp
     """Solve (6) for the units `which` around centres with scores r, starting from alpha and leaving it in alpha.
 
     `labels` is a UnitRows without X; `kinked` says which losses have no derivative; `accuracy` is the local gap that is
-    wanted, `widest` the largest mu of use. The number of steps is negative where none was better than the start.
+    wanted, over the weight of the task, and `widest` the largest mu of use. The number of steps is negative where none
+    was better than the start.
     """
     for i in which:
         first, n, s = labels.starts[i], labels.starts[i + 1] - labels.starts[i], order.step[i]
@@ -223,9 +224,10 @@ def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alp
         own, centre = alpha[first : first + n], r[first : first + n]
         mu = accuracy[i]
         if kinked[i]:  # less and less smooth: each solution is a good start for the next
-            mu = min(max(_gap(labels, i, K, n, centre, s, s0, own, work), mu), widest[i])
+            mu = min(max(_gap(labels, i, K, n, centre, s, s0, own, work) / labels.weight[i], mu), widest[i])
         while True:
-            smooth, enough = (mu, mu) if kinked[i] else (0.0, 1e-12 * mu)  # Newton's last steps are worth their price
+            # Newton's last steps are worth their price
+            smooth, enough = (mu, mu * labels.weight[i]) if kinked[i] else (0.0, 1e-12 * mu * labels.weight[i])
             taken = _newton(labels, i, smooth, enough, K, n, centre, s, s0, own, work)
             solved = taken > 0 or steps[i] > 0
             steps[i] = abs(steps[i]) + abs(taken) if solved else -abs(steps[i]) - abs(taken)

@@ -53,10 +53,11 @@ class FitRequest:
 
     task, target, weights: columns. kind: "regression" or "classification". loss: a name, with its parameter as in
     "huber=2". reg_lambda: None chooses it by cross-validation. common: True requires a component that all tasks share,
-    False excludes it. drop, category, number: columns to leave out, or whose kind is given. date: columns of dates,
-    each with its format or None. text: columns whose words become features, each with "tfidf" or "hash". missing:
-    texts that mean a missing value. encoding: of CSV files. sample: use this many random rows. many_tasks: accept a
-    task column with very many values. jobs: threads. address, workers: of Ray.
+    False excludes it. own: strength of the tasks' own parts. task_weight: how much a task counts, as in the estimators.
+    drop, category, number: columns to leave out, or whose kind is given. date: columns of dates, each with its format
+    or None. text: columns whose words become features, each with "tfidf" or "hash". missing: texts that mean a missing
+    value. encoding: of CSV files. sample: use this many random rows. many_tasks: accept a task column with very many
+    values. jobs: threads. address, workers: of Ray.
     """
 
     data: Sequence[str | Path]
@@ -66,6 +67,8 @@ class FitRequest:
     loss: str | None = None
     reg_lambda: float | None = None
     common: bool | None = None
+    own: float | None = None
+    task_weight: str | float = 0.5
     weights: str | None = None
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
@@ -229,6 +232,7 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     """The unfitted model, with the given lambda or with cross-validation."""
     shared: dict[str, Any] = {
         "loss": prepared.loss,
+        "task_weight": request.task_weight,
         "tol": request.tol,
         "max_staleness": request.max_staleness,
         "random_state": request.seed,
@@ -242,8 +246,11 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
         shared["loss"] = prepared.loss.name
     if request.reg_lambda is not None:
         common: Any = {None: "auto", True: 1.0, False: 0.0}[request.common]
-        return (MTRLClassifier if classes else MTRLRegressor)(reg_lambda=request.reg_lambda, common=common, **shared)
+        shared |= {"reg_lambda": request.reg_lambda, "common": common, "own": request.own or 0.0}
+        return (MTRLClassifier if classes else MTRLRegressor)(**shared)
     commons = {None: (0.0, 1.0, 10.0), True: (1.0, 10.0), False: (0.0,)}[request.common]
+    if request.own is not None:
+        shared["owns"] = (request.own,)
     return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=FOLDS, **shared)
 
 

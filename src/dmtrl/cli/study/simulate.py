@@ -68,4 +68,8 @@ def print_result(result: "StudyResult") -> None:
     for site in result.lost:
         click.echo(printable(f"left out, because it stayed away: {site}"))
     gap = f"within {result.relative_gap:.2g} of the optimum"
+    if result.noisy:
+        gap = "no certificate" if result.relative_gap == float("inf") else f"{gap} of the noisy problem"
+    if result.noisy:
+        click.echo(result.privacy)
     click.echo(f"lambda {result.reg_lambda:.4g}, common {result.tau:g}; {result.rounds} rounds, {gap}")

@@ -1,5 +1,6 @@
 """The reproduction of the paper: all experiments of `dmtrl reproduce`."""
 
+from dmtrl.lab.experiments.accuracy import ACCURACY
 from dmtrl.lab.experiments.agreement import AGREEMENT
 from dmtrl.lab.experiments.bounds import BOUNDS
 from dmtrl.lab.experiments.collection import Collection
@@ -25,6 +26,7 @@ REPRODUCTION = Collection(
         "mnist": [MNIST],
         "mds": [MDS],
         "heart": [HEART],
+        "accuracy": [ACCURACY],
         "convergence": [*CONVERGENCE, AGREEMENT, STALL],
     },
 )

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.labels import plain
+from dmtrl.estimators.diagnostics import format_shares
 from dmtrl.report.content import (
     ChartGrid,
     DotPlot,
@@ -100,6 +102,10 @@ def page_from_facts(facts: ModelFacts, title: str) -> Page:
     if facts.study is not None:
         sections.insert(1, sites.site_section(facts.study))
     proven = f"The objective is proven to be within {percent(facts.certificate.relative_gap)} of the optimum."
+    if facts.noisy:
+        proven = "Noise was added to what left the sites." + ("" if np.isinf(facts.certificate.relative_gap) else
+            f" The objective of the noisy problem is within {percent(facts.certificate.relative_gap)} of its optimum."
+        )  # fmt: skip
     count = f"{facts.tasks:,} tasks, each with its own model" if facts.tasks > 1 else "One task with one model"
     target = f" of {literal(facts.target)}" if facts.target else ""
     lead = " ".join(
@@ -129,17 +135,27 @@ def _accuracy(facts: ModelFacts) -> Section:
         ("loss", facts.loss),
         ("lambda", f"{facts.reg_lambda:.3g}"),
         ("common component", f"{facts.tau:.3g}" if facts.tau > 0 else "none"),
+        *([("own parts", f"{facts.kappa:.3g}")] if facts.kappa > 0 else []),
+        *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and facts.tasks > 1 else []),
         *facts.more,
     ]
     best = (
         "no weights and no task covariance" if facts.relations_learned else "no weights with the given task covariance"
     )
     within = percent(certificate.relative_gap)
+    if np.isinf(certificate.relative_gap):
+        text = (
+            "**There is no certificate.** Its sums would be further releases about the rows of the sites, and were "
+            f"withheld. {_where_to_look(facts)}"
+        )
+        return Section("Accuracy", [KeyFigures("Key figures of the model", figures[1:]), Text(text)])
     text = (
         f"**The certificate.** The objective of this model is {format_number(certificate.primal)}, and the optimum is "
         f"at least {format_number(certificate.dual)}, so the model is **within {within} of the optimum**. This is "
         f"proven, not estimated: {best} can do better on this data with the {facts.loss} loss and these strengths."
     )
+    if facts.noisy:
+        text += " The data here are the noisy ones that left the sites, not the rows."
     if certificate.relative_gap > facts.tol:
         text += (
             f"\n\n**The fit stopped before it reached the requested {percent(facts.tol)}.** Scale the features, choose "
@@ -147,12 +163,17 @@ def _accuracy(facts: ModelFacts) -> Section:
         )
     text += (
         "\n\n**What the certificate does not cover.** It bounds the objective: the sum over tasks of each task's mean "
-        "loss on the rows of the fit, plus the penalty. It says nothing about the error on new rows, or about whether "
+        "loss on the rows of the fit, times the weight of the task, plus the penalty. It says nothing about the error "
+        "on new rows, or about whether "
         f"lambda, the loss and the features were chosen well. {_where_to_look(facts)}"
     )
     if facts.held_out is not None:
         text = f"{held_out.paragraph(facts.held_out)}\n\n{text}"
-    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text)])
+    tables: list[Item] = []
+    if facts.metrics is not None:
+        names = [str(plain(name)) for name in facts.metrics.tasks]
+        tables = held_out.metric_tables(facts.metrics, facts.comparison, names)
+    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text), *tables])
 
 
 def _held_out_figures(facts: ModelFacts) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ def site_section(study: Mapping[str, Any]) -> Section:
                 f"The study {literal(study['study'])} (hash {study['hash'][:16]}) ran at {len(study['sites'])} sites. "
                 f"No row left its site; every error was computed at the site that holds the rows.{left_out}"
             ),
+            Text(f"**Privacy.** {literal(study['privacy'])}"),
             Table(
                 "Tasks of each site",
                 [

@@ -42,7 +42,8 @@ class SplittingState:
     changes: int = 0  # of the step size
     evaluate_u: bool = False  # whether the loss at U is worth a pass
     lowest: float = np.inf  # objective at Z so far
-    keep_u: bool = field(default=False, metadata={"saved": False})  # U is a candidate: do not write over it
+    turned: float | None = None  # how far B moved in the last round, until new weights are made from it
+    keep_u: bool = field(default=False, metadata={"saved": False})  # U are the best weights: do not write over it
 
 
 class Splitting:
@@ -72,6 +73,8 @@ class Splitting:
         state.b = b
 
     def requests(self, state: SplittingState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
+        self._renew(state)
+        state.keep_u = state.U is not None and state.U is gap.best
         layout = self._context.layout
         W, step = layout.per_unit(state.Z), self._context.steps(state.s)
         relax = 0.0 if state.U is None else self._context.settings.relaxation - 1.0
@@ -90,23 +93,31 @@ class Splitting:
         }
 
     def step(self, state: SplittingState, answers: dict[int, Improved]) -> Report:
-        relationship = self._context.relationship
         totals = Totals.of(answers, self._context.layout, state.round)
         U, B_before = self._arrived(state, totals.b), self._context.layout.per_task(state.b)
         report = self._report(state, totals, U, B_before)
-        may_adapt = state.round >= 1 and state.changes < MAX_STEP_CHANGES
         features = self._context.features
-        turned = distance(features(totals.B), features(B_before)) if may_adapt else 0.0
-        del B_before
-        state.b = totals.b
-        prox = self._context.prox(self._of_tasks(U), totals.B, state.s, state.common)
-        if may_adapt:
-            self._adapt(state, U, prox.W, totals.B, turned)
-        state.Z, state.penalty, state.common = prox.W, prox.penalty, prox.common
-        state.w_conjugate = relationship.w_conjugate(totals.B, prox.covariance)
-        state.U = U
-        state.round += 1
+        state.turned = distance(features(totals.B), features(B_before)) if self._may_adapt(state) else 0.0
+        state.b, state.U = totals.b, U
         return report
+
+    def _renew(self, state: SplittingState) -> None:
+        """New weights from where the workers arrived (16). Only when the next round is due: a run needs none after its
+        last round, and by then what the round before made obsolete is freed."""
+        if state.turned is None:
+            return
+        assert state.U is not None
+        B = self._context.layout.per_task(state.b)
+        prox = self._context.prox(self._of_tasks(state.U), B, state.s, state.common)
+        if self._may_adapt(state):
+            self._adapt(state, state.U, prox.W, B, state.turned)
+        state.Z, state.penalty, state.common = prox.W, prox.penalty, prox.common
+        state.w_conjugate = self._context.relationship.w_conjugate(B, prox.covariance)
+        state.turned = None
+        state.round += 1
+
+    def _may_adapt(self, state: SplittingState) -> bool:
+        return state.round >= 1 and state.changes < MAX_STEP_CHANGES
 
     def _arrived(self, state: SplittingState, b: np.ndarray) -> np.ndarray:
         """U, where the workers arrived from the centres (17)."""
@@ -133,14 +144,12 @@ class Splitting:
         at_z_and_b = float(np.vdot(state.Z, B_before))
         w_gap = totals.bracket_w + lam * state.penalty + state.w_conjugate / lam - at_z_and_b
         candidates = [Candidate(state.Z, state.common, objective)]
-        state.keep_u = False
         if not self._context.layout.split:
             loss_u, at_u = _least_loss(totals, U), np.inf
             if loss_u < objective:  # otherwise its penalty cannot make it better
                 at_u = loss_u + lam * relationship.penalty(U, state.common)
             if totals.loss_u < objective:
                 candidates.append(Candidate(U, state.common, at_u))
-                state.keep_u = True
             state.evaluate_u = not objective < state.lowest or at_u < objective
             state.lowest = min(state.lowest, objective)
         return Report(
@@ -154,7 +163,7 @@ class Splitting:
         features = self._context.features
         U, Z, Z_before, B = features(U), features(Z), features(state.Z), features(B)
         moved, size, slope = distance(Z, Z_before), norm(Z), max(norm(B), 1e-300)
-        if is_straight(moved, size, turned, slope):
+        if is_straight(moved, size, turned, slope) and self._context.may_stride(state.s):
             change = STRIDE
         elif state.round > 1 and state.round % 2 == 0:
             primal = distance(U, self._context.layout.per_unit(Z)) / max(norm(U), size, 1e-300)

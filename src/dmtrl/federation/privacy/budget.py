@@ -1,0 +1,112 @@
+"""The privacy budget of a site, and its private releases, on its disk. No job and no message can reset them.
+
+`budget.jsonl` has a line for every private study that released something: the whole study is charged before its first
+release. `private/HASH/` holds every release of a study with its noise, written before it leaves. A release that exists
+is never made again, so a run that is resumed, repeated or started with other sites costs nothing more.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dmtrl import storage
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.messages import Released, decode, encode
+from dmtrl.federation.privacy.accounting import epsilon_of, mu_of, total_mu
+from dmtrl.protocol.message import Message
+
+_BUDGET, _RELEASES = "budget.jsonl", "private"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A study that was charged: its hash and name, the guarantee that its releases got, and what they cost."""
+
+    time: str
+    study: str
+    name: str
+    epsilon: float
+    delta: float
+    mu: float
+
+
+class Budget:
+    """What a site may spend on all private studies together. Use it while holding the lock of the ledger.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the site.
+    epsilon, delta : float
+        The budget.
+    """
+
+    def __init__(self, folder: Path, epsilon: float, delta: float):
+        self._folder, self._epsilon, self._delta = folder, epsilon, delta
+
+    def charges(self) -> list[Charge]:
+        path = self._folder / _BUDGET
+        if not path.exists():
+            if (self._folder / _RELEASES).exists():
+                raise ValueError(f"{path} is missing, but {self._folder / _RELEASES} shows that something was released")
+            return []
+        lines = path.read_bytes().split(b"\n")  # a line that a crash cut short was no charge: nothing left then
+        return [Charge(**json.loads(line)) for line in lines[:-1] if line]
+
+    @property
+    def spent(self) -> float:
+        """The epsilon that all charges together amount to, at the delta of the budget."""
+        return epsilon_of(total_mu(charge.mu for charge in self.charges()), self._delta)
+
+    def check(self, study: str, mu: float) -> None:
+        """Refuse a study that was not charged yet and would exceed the budget."""
+        charges = self.charges()
+        if any(charge.study == study for charge in charges):
+            return
+        if total_mu([mu, *(charge.mu for charge in charges)]) > mu_of(self._epsilon, self._delta) * (1 + 1e-9):
+            spent = f"{self.spent:.3g} of it is spent" if charges else "nothing of it is spent"
+            raise RefusedBySiteError(
+                f"the study would exceed the privacy budget of this site (epsilon {self._epsilon:g}; {spent})"
+            )
+
+    def charge(self, study: str, name: str, epsilon: float, delta: float, mu: float) -> None:
+        """Charge a study once; refuse it if it would exceed the budget."""
+        self.check(study, mu)
+        charges = self.charges()
+        if any(charge.study == study for charge in charges):
+            return
+        line = Charge(datetime.now(UTC).isoformat(timespec="seconds"), study, name, epsilon, delta, mu)
+        with open(self._folder / _BUDGET, "rb+" if (self._folder / _BUDGET).exists() else "wb") as file:
+            file.seek(0, os.SEEK_END)
+            self._remove_partial_line(file.tell())
+            file.seek(0, os.SEEK_END)
+            file.write(json.dumps(asdict(line), ensure_ascii=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _remove_partial_line(self, size: int) -> None:
+        path = self._folder / _BUDGET
+        whole = path.read_bytes().rfind(b"\n") + 1
+        if whole < size:
+            os.truncate(path, whole)
+
+    def stored(self, study: str, number: int) -> Released | None:
+        """A release that was made before; None if it was not."""
+        path = self._path(study, number)
+        if not path.exists():
+            return None
+        if not any(charge.study == study for charge in self.charges()):
+            raise ValueError(f"{self._folder / _BUDGET} lacks the charge of a study that released something")
+        released: Released = decode(Message.decode(path.read_bytes()))
+        return released
+
+    def store(self, study: str, released: Released) -> None:
+        """Keep a release, before it leaves."""
+        path = self._path(study, released.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        storage.write(str(path), encode(released).encode())
+
+    def _path(self, study: str, number: int) -> Path:
+        return self._folder / _RELEASES / study / f"release-{number:04d}.message"

@@ -1,0 +1,114 @@
+"""The coordinator's side of a private fit: what it makes of noisy releases. Everything here is post-processing.
+
+Every mode asks for a fixed number of releases, and nothing else is asked for. A release is made at a point that the
+coordinator chooses, but if a site has made it before, the site answers with the numbers and the point of that time.
+So the modes use the point of the answer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dmtrl.data.task_data import TaskData
+from dmtrl.federation.privacy.accounting import sigma_of
+from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows
+from dmtrl.federation.privacy.releases import Releases, moment_format, step_size
+from dmtrl.federation.privacy.terms import ROUNDS, Privacy
+from dmtrl.losses import AnyLoss
+from dmtrl.relationship import FreeIntercept, Learned
+from dmtrl.solver.certificate import Certificate
+from dmtrl.solver.outcome import DualPoint, Outcome
+from dmtrl.solver.settings import Settings
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A release of all tasks: at which point, the noisy numbers, and the standard deviation of the noise of a task."""
+
+    point: np.ndarray
+    values: np.ndarray
+    std: np.ndarray
+
+
+Ask = Callable[[int, np.ndarray, float], Answer]  # number of the release, point, step size
+Report = Callable[[int, int], object]  # releases so far, and in all
+
+
+@dataclass(frozen=True)
+class PrivateProblem:
+    """What the coordinator knows of the problem."""
+
+    privacy: Privacy
+    loss: AnyLoss
+    names: Sequence[str]
+    features: int
+    reg_lambda: float
+    common: float  # in units of 1/m
+    intercept_ridge: float = 1e-6
+    settings: Settings = field(default_factory=Settings)
+
+
+def fit(problem: PrivateProblem, ask: Ask, report: Report = lambda done, total: None) -> Outcome:
+    """Fit the tasks from noisy releases. The certificate is that of the last noisy problem; in mode C there is none,
+    and its bounds are infinite."""
+    if problem.privacy.mode == ROUNDS:
+        return _fit_rounds(problem, ask, report)
+    form = moment_format(problem.privacy, problem.loss, problem.features)
+    W = np.zeros((len(problem.names), problem.features + 1))
+    models = list[Quadratics]()
+    for t in range(problem.privacy.releases):
+        answer = ask(t, W, step_size(problem.privacy, problem.loss))
+        models.append(_quadratics(form, answer))
+        # the first model was made far from the solution; all later ones are averaged
+        model = Quadratics.mean(models[1:] or models)
+        outcome = model.solve(problem.names, problem.reg_lambda, problem.common, problem.settings)
+        W = outcome.W
+        report(t + 1, problem.privacy.releases)
+    return outcome
+
+
+def _quadratics(form: MomentFormat, answer: Answer) -> Quadratics:
+    parts = [form.quadratic(values) for values in answer.values]
+    A = np.array([A for A, _ in parts])
+    c = np.array([c + A @ w for (A, c), w in zip(parts, answer.point, strict=True)])
+    return Quadratics(A, c, np.array([form.spectral_noise(float(std)) for std in answer.std]))
+
+
+def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
+    """Douglas-Rachford splitting (docs/math.md section 6) with a fixed step and noisy b; the weights of the last half
+    of the rounds are averaged."""
+    m, width, lam, total = len(problem.names), problem.features + 1, problem.reg_lambda, problem.privacy.releases
+    relationship = FreeIntercept(Learned(problem.common / m), problem.intercept_ridge / lam)
+    step = step_size(problem.privacy, problem.loss)
+    centre, common = np.zeros((m, width)), np.zeros(width)
+    B, kept, commons = np.zeros((m, width)), np.zeros((m, width)), np.zeros(width)
+    for t in range(total):
+        answer = ask(t, centre, step)
+        B = answer.values
+        U = answer.point + step * B
+        prox = relationship.prox(U + step * B, step * lam, common)
+        Z, common = prox.W, prox.common
+        centre = Z - step * B
+        if t >= total // 2:
+            kept, commons = kept + Z / (total - total // 2), commons + common / (total - total // 2)
+        report(t + 1, total)
+    unknown = Certificate(np.inf, -np.inf)
+    dual = DualPoint(B, 0.0, 0.0, -np.inf)
+    sigma, ones = relationship.update(kept - commons), np.ones(m)
+    return Outcome(kept, commons, sigma, unknown, dual, [], False, "private rounds", ones, ones)
+
+
+def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:
+    """Releases of tasks whose rows are in this process, each with the noise of its own guarantee. For experiments."""
+    blocks = data.partition(1)[0]
+    clipped = type(blocks)(clip_rows(np.asarray(blocks.X, dtype=float), privacy.row_norm), blocks.y, None,
+                           blocks.starts, blocks.tasks, blocks.shards, blocks.names)  # fmt: skip
+    releases, mu = Releases(privacy, loss, clipped), privacy.mu()
+
+    def ask(number: int, point: np.ndarray, step: float) -> Answer:
+        exact = releases.exact(point, step)
+        std = np.array([sigma_of(float(size), mu, privacy.releases) for size in exact.sensitivity])
+        return Answer(point, exact.values + std[:, None] * noise(exact.values.shape), std)
+
+    return ask

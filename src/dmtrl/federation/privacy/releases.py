@@ -1,0 +1,135 @@
+"""What a site releases: the exact numbers of its tasks, and the noise that they need.
+
+`Releases` belongs to the rows of one site. It keeps no state between releases: the same request on the same rows gives
+the same exact numbers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dmtrl.data.blocks import Blocks
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.privacy.moments import MomentFormat
+from dmtrl.federation.privacy.sensitivity import MomentWeights, dual_sensitivity, gap_for
+from dmtrl.federation.privacy.terms import MOMENTS, ROUNDS, Privacy
+from dmtrl.losses import AnyLoss, scalar
+from dmtrl.protocol.messages import Prepare, Round, decode, encode
+from dmtrl.worker.worker import Worker
+
+GAP_SHARE = 0.05  # of the sensitivity in mode C: what an inexact local solution adds to it
+_MOST_ROUNDS, _PASSES = 200, 100  # of coordinate ascent in one release
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The exact numbers of one release, a row for each task, and by how much the replacement of a row can move each."""
+
+    values: np.ndarray
+    sensitivity: np.ndarray
+
+
+def moment_format(privacy: Privacy, loss: AnyLoss, features: int) -> MomentFormat:
+    """How moments are released in modes A and B; both sides of the study compute it."""
+    varying = privacy.mode != MOMENTS
+    weights = MomentWeights(curvature=0.5, cross=math.sqrt(0.5), constant=0.5) if varying else MomentWeights()
+    return MomentFormat(features, privacy.row_norm, loss.smoothness, privacy.slope, varying, weights)
+
+
+def release_size(privacy: Privacy, loss: AnyLoss, features: int) -> int:
+    """How many numbers a task releases at a time."""
+    return features + 1 if privacy.mode == ROUNDS else moment_format(privacy, loss, features).size
+
+
+def step_size(privacy: Privacy, loss: AnyLoss) -> float:
+    """The step size of mode C, a few times the inverse of the largest curvature; 0 in the other modes."""
+    if privacy.mode != ROUNDS:
+        return 0.0
+    smoothness = loss.smoothness if math.isfinite(loss.smoothness) else 1.0
+    return float(4.0 / smoothness / privacy.row_norm**2)
+
+
+class Releases:
+    """The releases of the tasks of one site. `blocks`: rows that are clipped already, without sample weights."""
+
+    def __init__(self, privacy: Privacy, loss: AnyLoss, blocks: Blocks):
+        self._privacy, self._loss, self._blocks = privacy, loss, blocks
+        self._rows = np.diff(blocks.starts)
+        self._worker: Worker | None = None
+
+    def exact(self, point: np.ndarray, step: float) -> Exact:
+        """The release at a point, which is a row of weights for each task: where slope and curvature are taken or, in
+        mode C, the centre of the proximal step of size `step`."""
+        return self._dual_vectors(point, step) if self._privacy.mode == ROUNDS else self._moments(point)
+
+    def _moments(self, point: np.ndarray) -> Exact:
+        blocks, loss = self._blocks, self._loss
+        form, values = moment_format(self._privacy, loss, blocks.X.shape[1]), []
+        for i, w in enumerate(point):
+            rows = slice(blocks.starts[i], blocks.starts[i + 1])
+            X, y = blocks.X[rows], blocks.y[rows].astype(float)
+            z = X @ w[:-1] + w[-1]
+            slope, curvature = _derivatives(loss, z, y)
+            values.append(form.vector(X, curvature, slope))
+        return Exact(np.array(values), np.array([form.sensitivity(int(n)) for n in self._rows]))
+
+    def _dual_vectors(self, centre: np.ndarray, step: float) -> Exact:
+        """b of the proximal point of each task, with a duality gap that is verified."""
+        norm = math.hypot(self._privacy.row_norm, 1.0)  # the intercept is one more feature, which is 1
+        allowed = gap_for(GAP_SHARE, norm, self._privacy.slope, self._rows, step)
+        b, gap = self._solve(centre, step, allowed)
+        if (gap > allowed).any():
+            raise RefusedBySiteError("its local problem could not be solved accurately enough for a private release")
+        return Exact(b, dual_sensitivity(norm, self._privacy.slope, self._rows, allowed, step))
+
+    def _solve(self, centre: np.ndarray, step: float, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """b and the duality gap f(u) + f*(-b) + <u, b> at u = c + s b with what rounding can hide, from dual variables
+        zero."""
+        if self._worker is None:
+            self._worker = Worker(self._blocks, self._loss)
+        m, steps = len(centre), np.full(len(centre), float(step))
+        self._ask(Prepare(
+            seed=0, local_solver="auto", sampling="shuffled", max_passes=_PASSES, keep=False, density=1.0,
+            intercept=True, intercept_ridge=-1.0, total_weight=self._rows.astype(float),
+            steps=np.zeros(m, dtype=np.int64),
+        ))  # fmt: skip
+        b, gap = np.zeros_like(centre), np.full(m, np.inf)
+        for number in range(_MOST_ROUNDS):
+            # the worker's centre is w - s b (17)
+            improved = self._ask(Round(
+                round=number, target=0.2 * float(allowed.min()), evaluate_u=True, w=centre + step * b, step=steps,
+                intercept_step=steps,
+            ))  # fmt: skip
+            b = improved.b
+            parts = improved.loss_u, improved.conjugate, ((centre + step * b) * b).sum(axis=1)
+            rounding = 1e-15 * np.sum([np.abs(part) for part in parts], axis=0)
+            gap = np.maximum(np.sum(parts, axis=0), 0.0) + rounding
+            if (gap <= allowed).all():
+                break
+        return b, gap
+
+    def _ask(self, request: Any) -> Any:
+        assert self._worker is not None
+        return decode(self._worker.answer(encode(request)))
+
+
+def _derivatives(loss: AnyLoss, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """-l' and l'' at each row, of a smooth loss."""
+    slope: np.ndarray = loss.slope(z, y)  # type: ignore[attr-defined]
+    if loss.id == scalar.SQUARED:
+        return slope, np.ones(len(z))
+    if loss.id == scalar.LOGISTIC:
+        p = np.abs(slope)
+        return slope, p * (1.0 - p)
+    return slope, np.where(_curved(loss, z, y), loss.smoothness, 0.0)
+
+
+def _curved(loss: AnyLoss, z: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Where a piecewise quadratic loss is curved."""
+    if loss.id == scalar.SQUARED_HINGE:
+        return np.asarray(y * z < 1.0)
+    if loss.id == scalar.SMOOTHED_HINGE:
+        return np.asarray((y * z < 1.0) & (y * z > 1.0 - loss.param))
+    return np.asarray(np.abs(y - z) < loss.param)  # huber

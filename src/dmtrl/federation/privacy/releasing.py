@@ -1,0 +1,79 @@
+"""How a site makes a private release: once, charged to its budget, and stored before it leaves."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from dmtrl.data.blocks import Blocks
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.ledger import Ledger
+from dmtrl.federation.messages import Release, Released
+from dmtrl.federation.policy import Policy
+from dmtrl.federation.preparation import are_finite
+from dmtrl.federation.privacy.accounting import sigma_of
+from dmtrl.federation.privacy.budget import Budget
+from dmtrl.federation.privacy.moments import Noise, system_noise
+from dmtrl.federation.privacy.releases import Releases, step_size
+from dmtrl.federation.privacy.terms import MOMENTS
+from dmtrl.federation.study import Study
+
+_LARGEST = 1e4  # entry of a point, relative to the scale of the target
+
+
+class SiteReleases:
+    """The private releases of one study at one site.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of the site.
+    policy : Policy
+    study : Study
+    ledger : Ledger
+        Its lock makes releases of several processes take turns.
+    noise : callable
+        Standard normal numbers of a shape; tests replace the operating system's.
+    """
+
+    def __init__(self, folder: Path, policy: Policy, study: Study, ledger: Ledger, noise: Noise = system_noise):
+        self._study, self._ledger, self._noise = study, ledger, noise
+        self._budget = Budget(folder, policy.epsilon, policy.delta)
+        self.epsilon = min(study.privacy.epsilon, policy.epsilon_per_study)
+        self._mu = study.privacy.mu(self.epsilon)
+
+    def check_budget(self) -> None:
+        """Refuse the study if it would exceed the budget."""
+        with self._ledger.locked():
+            self._budget.check(self._study.hash, self._mu)
+
+    def answer(self, request: Release, blocks: Callable[[], Blocks]) -> Released:
+        """The release that is asked for; the stored one if it was made before. `blocks`: the clipped rows."""
+        study = self._study
+        if not 0 <= request.number < study.privacy.releases:
+            raise RefusedBySiteError(f"the study has {study.privacy.releases} releases; the coordinator asked for more")
+        with self._ledger.locked():
+            before = self._budget.stored(study.hash, request.number)
+            if before is not None:
+                return before
+            rows = blocks()
+            self._check(request, rows)
+            point = np.zeros_like(request.point) if study.privacy.mode == MOMENTS else request.point
+            exact = Releases(study.privacy, study.loss, rows).exact(point, request.step)
+            if not np.isfinite(exact.values).all():
+                raise RefusedBySiteError("its numbers at the point of the coordinator are not finite")
+            self._budget.charge(study.hash, study.name, self.epsilon, study.privacy.delta, self._mu)
+            sizes = exact.sensitivity
+            std = np.array([sigma_of(float(size), self._mu, study.privacy.releases) for size in sizes])
+            values = exact.values + std[:, None] * self._noise(exact.values.shape)
+            released = Released(number=request.number, point=point, values=values, std=std)
+            self._budget.store(study.hash, released)
+            return released
+
+    def _check(self, request: Release, rows: Blocks) -> None:
+        low, high = self._study.target.range or (-1.0, 1.0)
+        most = _LARGEST * max(1.0, high - low)
+        if not are_finite(request.point, (rows.n_units, rows.X.shape[1] + 1)) or np.abs(request.point).max() > most:
+            raise RefusedBySiteError("the coordinator asked for a release at a point that does not fit the study")
+        if request.step != step_size(self._study.privacy, self._study.loss):
+            raise RefusedBySiteError("the coordinator asked for a release with another step size than the study")

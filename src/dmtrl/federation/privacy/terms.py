@@ -1,0 +1,93 @@
+"""The terms of privacy of a study: which mode, which guarantee, and the bounds to which rows and slopes are clipped."""
+
+import math
+from dataclasses import dataclass
+
+from dmtrl.federation.privacy.accounting import mu_of
+from dmtrl.losses import AnyLoss
+
+MOMENTS, NEWTON, ROUNDS, NONE, AUTO = "moments", "newton", "rounds", "none", "auto"
+MODES = (NONE, AUTO, MOMENTS, NEWTON, ROUNDS)
+CLEAR, MASKED = "clear", "masked"
+RELEASES = {MOMENTS: 1, NEWTON: 4, ROUNDS: 20}  # how often a site releases something, unless the study says otherwise
+_MOST_FEATURES = 100  # up to which "auto" releases d x d curvatures
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The table [privacy] of a study.
+
+    Attributes
+    ----------
+    mode : {"none", "moments", "newton", "rounds"}
+        What is released with noise: second moments once (A), slope and curvature a few times (B), or the vector b in
+        every round (C).
+    epsilon, delta : float
+        The guarantee for the replacement of one row of a task, over all releases of the study together.
+    row_norm : float
+        Rows of features are shortened to this norm.
+    slope : float
+        Bound of the slopes: that of the loss, or the one to which they are clipped. For squared loss, of the labels.
+    releases : int
+        How often a site releases something.
+    aggregation : {"clear", "masked"}
+        Whether the server sees what each site sends, or only sums over sites.
+    """
+
+    mode: str = NONE
+    epsilon: float = 0.0
+    delta: float = 1e-5
+    row_norm: float = 1.0
+    slope: float = math.inf
+    releases: int = 0
+    aggregation: str = CLEAR
+
+    @property
+    def private(self) -> bool:
+        """Whether noise is added."""
+        return self.mode != NONE
+
+    @property
+    def masked(self) -> bool:
+        return self.aggregation == MASKED
+
+    def mu(self, epsilon: float | None = None) -> float:
+        """What the whole study costs, as mu of accounting.py; with a smaller epsilon if a site wants more privacy."""
+        return mu_of(self.epsilon if epsilon is None else min(epsilon, self.epsilon), self.delta)
+
+    def guarantee(self, epsilon: float | None = None) -> str:
+        """The guarantee in one sentence."""
+        if self.masked:
+            return "The server reads only sums over all sites; no noise is added, so these sums are not private."
+        if not self.private:
+            return "No noise is added: nothing that leaves a site is differentially private."
+        wanted = self.epsilon if epsilon is None else min(epsilon, self.epsilon)
+        return (
+            f"Everything that leaves a site about its rows is ({wanted:g}, {self.delta:g})-differentially private for "
+            "the replacement of one row of a task; the numbers of rows are not protected."
+        )
+
+
+def choose_mode(loss: AnyLoss, features: int) -> str:
+    """The mode for a loss and a number of features: moments for squared loss, few curvatures for smooth losses and up
+    to 100 features, else noise in every round."""
+    if loss.name == "squared":
+        return MOMENTS
+    if math.isfinite(loss.smoothness) and (features <= _MOST_FEATURES or not math.isfinite(loss.lipschitz)):
+        return NEWTON
+    return ROUNDS
+
+
+def mode_problem(mode: str, loss: AnyLoss, slope: float) -> str:
+    """Why a mode is not for a loss; empty if it is."""
+    if mode == MOMENTS and loss.name != "squared":
+        return f"mode 'moments' is for the squared loss, not for {loss.name!r}; use 'newton', 'rounds' or 'auto'"
+    if mode == NEWTON and loss.name == "squared":
+        return "mode 'newton' is for other smooth losses; for the squared loss one release is enough: use 'moments'"
+    if mode == NEWTON and not math.isfinite(loss.smoothness):
+        return f"mode 'newton' needs a smooth loss, and {loss.name!r} is not; use 'rounds' or 'auto'"
+    if mode == NEWTON and not math.isfinite(slope):
+        return f"the slopes of the {loss.name!r} loss are not bounded; set slope, to which they are clipped"
+    if mode == ROUNDS and not math.isfinite(loss.lipschitz):
+        return f"mode 'rounds' needs a loss with bounded slopes, and {loss.name!r} has none; use 'auto'"
+    return ""

@@ -1,0 +1,304 @@
+"""Whole private studies in one process: what leaves, what is withheld, what is spent, and what a crash changes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dmtrl
+from dmtrl.exceptions import RefusedBySiteError, StudyError
+from dmtrl.federation import messages
+from dmtrl.federation import preparation as federated
+from dmtrl.federation.approval import approval_text
+from dmtrl.federation.ledger import entries
+from dmtrl.federation.policy import Policy, read_policy, write_policy
+from dmtrl.federation.privacy.accounting import epsilon_of
+from dmtrl.federation.privacy.budget import Budget
+from dmtrl.federation.simulate import simulate
+from dmtrl.federation.site import Site
+from dmtrl.federation.site_data import check_file
+from dmtrl.federation.study import Study, parse_study
+from dmtrl.protocol import messages as rounds
+from support.private_studies import private_study, private_text
+from support.studies import SITES, approved_site, clinic_files
+
+ALLOWED = Policy("", "", parameters_per_row=1.0)
+
+
+def test_a_private_study_sends_noisy_releases_and_nothing_else(tmp_path: Path) -> None:
+    study = private_study("auto", "logistic")
+    result = simulate(study, clinic_files(tmp_path), tmp_path / "out", policy=ALLOWED)
+    for site in SITES:
+        left = [entry.name for entry in entries(tmp_path / "out" / "sites" / site / "ledger.jsonl")]
+        assert left == ["welcome", "begun", *["released"] * study.privacy.releases, "finished"]
+    assert result.noisy
+    assert "(4, 1e-05)-differentially private" in result.privacy
+    assert all(task.error is None and task.cv_error is None for task in result.tasks)
+    model = dmtrl.load(tmp_path / "out" / "model.dmtrl")
+    assert model.certificate_.relative_gap <= 1e-3, "of the noisy problem"
+    assert (tmp_path / "out" / "sites" / "west" / "results" / "held_out.json").exists(), "errors stay at the site"
+
+
+@pytest.mark.parametrize(
+    ("loss", "mode"), [("squared", "moments"), ("logistic", "newton"), ("hinge", "rounds"), ("absolute", "rounds")]
+)
+def test_the_mode_follows_from_the_loss(loss: str, mode: str) -> None:
+    study = private_study("auto", loss)
+    assert study.privacy.mode == mode
+    prepared, coordinates = federated.declared(study)
+    assert len(prepared.feature_names) == study.declared_features == len(coordinates.x_centre)
+
+
+def test_with_little_noise_the_private_model_is_nearly_that_of_the_rows(tmp_path: Path) -> None:
+    """epsilon 100 and 2,000 rows: all three modes find the weights of a fit of the same rows without noise."""
+    files = clinic_files(tmp_path, rows=2000)
+    for mode, loss, most in (("moments", "squared", 0.1), ("newton", "logistic", 0.1), ("rounds", "logistic", 0.25)):
+        study = private_study(mode, loss, epsilon=100.0, more="releases = 30" if mode == "rounds" else "")
+        policy = Policy("", "", epsilon=200.0, epsilon_per_study=200.0)
+        result = simulate(study, files, tmp_path / f"{mode}-{loss}", policy=policy)
+        expected = _without_noise(study, files)
+        error = np.linalg.norm(result.model.coef_ - expected) / np.linalg.norm(expected)
+        assert error < most, (mode, loss, error)
+
+
+def _without_noise(study: Study, files: dict[str, Path]) -> np.ndarray:
+    """Coefficients of the ordinary estimator on the rows that the sites would use."""
+    from dmtrl.federation.privacy.moments import clip_rows
+
+    prepared, _ = federated.declared(study)
+    parts = []
+    for site in sorted(files):
+        data = check_file(study, files[site]).data
+        assert data is not None
+        parts.append((clip_rows(prepared.transform(data.table), study.privacy.row_norm), data.y))
+    kind = dmtrl.MTRLClassifier if study.classification else dmtrl.MTRLRegressor
+    model = kind(loss=study.fit.loss, reg_lambda=study.fit.reg_lambda[0], common=1.0, tol=1e-6)
+    return np.asarray(model.fit(dict(enumerate(parts))).coef_)
+
+
+def test_requests_that_would_leave_without_noise_are_refused(tmp_path: Path) -> None:
+    files = clinic_files(tmp_path)
+    site = approved_site(tmp_path / "site", private_study(), "north", files["north"], ALLOWED)
+    for request in (messages.CountCells(), messages.MeasureSpread(means=np.zeros(1))):
+        with pytest.raises(RefusedBySiteError, match="would leave without noise"):
+            site.answer(messages.encode(request))
+    for inner in (rounds.Describe(digest=True), rounds.HoldOut(fold=0, folds=3, seed=0), rounds.Score(w=np.zeros(1))):
+        with pytest.raises(RefusedBySiteError, match="would leave without noise"):
+            site.answer(rounds.encode(inner))
+
+
+def begun_site(tmp_path: Path, study: Study, policy: Policy = ALLOWED) -> Site:
+    """A site that has begun a private study."""
+    files = clinic_files(tmp_path)
+    site = approved_site(tmp_path / "site", study, "north", files["north"], policy)
+    prepared, coordinates = federated.declared(study)
+    begin = messages.Begin(
+        study=study.hash, preparation=federated.to_json(prepared), x_centre=coordinates.x_centre,
+        coordinates=federated.coordinates_to_json(coordinates), numbers=np.zeros(1, dtype=np.int64),
+    )  # fmt: skip
+    site.answer(messages.encode(begin))
+    return site
+
+
+def release(study: Study, number: int = 0, point: float = 0.0) -> messages.Release:
+    return messages.Release(
+        study=study.hash, number=number, point=np.full((1, study.declared_features + 1), point), step=0.0
+    )
+
+
+def test_a_release_is_made_once_and_for_all(tmp_path: Path) -> None:
+    """Other points, other runs and new processes get the bytes of the first release, and the point that it was for."""
+    study = private_study("newton")
+    site = begun_site(tmp_path, study)
+    first = site.answer(messages.encode(release(study))).encode()
+    assert site.answer(messages.encode(release(study, point=0.5))).encode() == first
+    assert Site(site.folder).answer(messages.encode(release(study))).encode() == first
+    second = messages.decode(site.answer(messages.encode(release(study, 1, 0.5))))
+    assert (second.point == 0.5).all()
+    with pytest.raises(RefusedBySiteError, match="4 releases"):
+        site.answer(messages.encode(release(study, 4)))
+    assert len((site.folder / "budget.jsonl").read_bytes().splitlines()) == 1
+
+
+@pytest.mark.parametrize("point", [np.nan, np.inf, 1e9])
+def test_points_that_do_not_fit_are_refused_before_anything_is_charged(tmp_path: Path, point: float) -> None:
+    study = private_study("newton")
+    site = begun_site(tmp_path, study)
+    with pytest.raises(RefusedBySiteError, match="point"):
+        site.answer(messages.encode(release(study, point=point)))
+    assert not (site.folder / "budget.jsonl").exists()
+
+
+def test_another_preparation_than_the_declared_one_is_refused(tmp_path: Path) -> None:
+    study = private_study("newton")
+    site = begun_site(tmp_path, study)
+    _, coordinates = federated.declared(study)
+    begin = site.begun
+    changed = federated.from_json(begin.preparation)
+    age = changed.columns[0]
+    object.__setattr__(age, "scale", age.scale * 2)  # type: ignore[union-attr]
+    for field, value in (("preparation", federated.to_json(changed)), ("x_centre", coordinates.x_centre + 1)):
+        with pytest.raises(RefusedBySiteError, match="another way than its file declares"):
+            site.answer(messages.encode(messages.Begin(**{**vars(begin), field: value})))
+
+
+def test_a_run_that_would_exceed_the_budget_is_refused_before_anything_leaves(tmp_path: Path) -> None:
+    site = begun_site(tmp_path, private_study("newton", epsilon=4.0))
+    site.answer(messages.encode(release(site.study)))
+    more = parse_study(private_text("newton", epsilon=7.5).replace('"clinic"', '"clinic2"', 1).encode())
+    before = len(list(entries(site.folder / "ledger.jsonl")))
+    other = approved_site(site.folder, more, "north", tmp_path / "north.csv", ALLOWED)
+    with pytest.raises(RefusedBySiteError, match=r"privacy budget of this site \(epsilon 8; 4 of it is spent\)"):
+        other.answer(messages.encode(messages.Hello(study=more.hash, dmtrl="")))
+    with pytest.raises(RefusedBySiteError, match="not approved here"):
+        other.answer(messages.encode(release(more)))
+    names = [entry.name for entry in entries(site.folder / "ledger.jsonl")][before:]
+    assert set(names) == {"refused"}
+
+
+def test_budgets_add_up_over_studies_as_mu_does(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 8.0, 1e-5)
+    for i in range(3):
+        budget.charge(f"study {i}", "s", 2.0, 1e-5, 0.5)
+        budget.charge(f"study {i}", "s", 2.0, 1e-5, 0.5)
+    assert budget.spent == pytest.approx(epsilon_of(0.5 * 3**0.5, 1e-5))
+    with open(tmp_path / "budget.jsonl", "ab") as file:
+        file.write(b'{"time": "cut sho')  # a crash
+    budget.charge("study 3", "s", 2.0, 1e-5, 0.5)
+    assert [charge.study for charge in budget.charges()] == [f"study {i}" for i in range(4)]
+
+
+def test_a_budget_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
+    study = private_study("newton")
+    site = begun_site(tmp_path, study)
+    site.answer(messages.encode(release(study)))
+    (site.folder / "budget.jsonl").unlink()
+    with pytest.raises(RefusedBySiteError, match="ValueError"):
+        site.answer(messages.encode(messages.Hello(study=study.hash, dmtrl="")))
+
+
+def test_a_site_may_want_more_privacy_than_the_study(tmp_path: Path) -> None:
+    study = private_study("newton", epsilon=4.0)
+    plain = messages.decode(begun_site(tmp_path / "a", study).answer(messages.encode(release(study))))
+    strict = begun_site(tmp_path / "b", study, Policy("", "", parameters_per_row=1.0, epsilon_per_study=1.0))
+    noisier = messages.decode(strict.answer(messages.encode(release(study))))
+    assert noisier.std[0] / plain.std[0] == pytest.approx(study.privacy.mu(4.0) / study.privacy.mu(1.0))
+    assert json.loads((strict.folder / "budget.jsonl").read_text())["epsilon"] == 1.0
+
+
+def test_a_site_may_refuse_studies_without_noise(tmp_path: Path) -> None:
+    from support.studies import clinic
+
+    files = clinic_files(tmp_path)
+    site = approved_site(tmp_path / "site", clinic(), "north", files["north"], Policy("", "", private_only=True))
+    with pytest.raises(RefusedBySiteError, match="only studies that add noise"):
+        site.answer(messages.encode(messages.Hello(study=site.study.hash, dmtrl="")))
+
+
+def test_the_approval_states_the_guarantee_and_the_mode(tmp_path: Path) -> None:
+    study, files = private_study("rounds"), clinic_files(tmp_path)
+    policy = Policy("north", str(files["north"]), epsilon_per_study=2.0)
+    text = approval_text(study, policy, check_file(study, files["north"]))
+    assert "is (2, 1e-05)-differentially private" in text
+    assert "Mode 'rounds'" in text
+    assert "no noise is added" not in text
+    assert "folds" not in text
+    write_policy(tmp_path, policy)
+    assert read_policy(tmp_path) == policy
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("epsilon = 4.0\n", "", "epsilon is missing"),
+        ("epsilon = 4.0", "epsilon = 0", "epsilon must be a positive number"),
+        ("row_norm = 2.5", 'row_norm = "2"', "row_norm must be a positive number"),
+        ('mode = "auto"', 'mode = "moments"', "is for the squared loss"),
+        ('mode = "auto"', 'mode = "auto"\naggregation = "masked"', "cannot be combined with noise"),
+        ("lambda = 0.03", "lambda = [0.03, 0.3]", "lambda must be one number"),
+        ("range = [-4, 4]\n", "", "needs a range"),
+        ('loss = "logistic"', 'loss = "squared_hinge"', "set slope"),
+    ],
+)
+def test_bad_terms_are_refused_with_a_sentence(old: str, new: str, words: str) -> None:
+    text = private_text()
+    assert old in text
+    with pytest.raises(StudyError, match=words):
+        parse_study(text.replace(old, new, 1).encode())
+
+
+CHILD = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from dmtrl.federation.privacy import releasing
+from dmtrl.federation.simulate import simulate
+from support.private_studies import private_study
+from test_private_study import ALLOWED, begun_site, release
+
+folder = Path({folder!r})
+if {where!r} == "rounds":
+    def watch(event):
+        if event.detail == "3 of 5":
+            (folder / "waiting").touch()
+            time.sleep(600)
+    study = private_study("rounds", more="releases = 5")
+    files = {{name: folder / (name + ".csv") for name in ("north", "south", "west")}}
+    simulate(study, files, folder / "out", watch, policy=ALLOWED)
+else:  # after the charge, before the release is stored
+    def noise(shape):
+        (folder / "waiting").touch()
+        time.sleep(600)
+    releasing.SiteReleases.__init__.__defaults__ = (noise,)
+    study = private_study("newton")
+    site = begun_site(folder, study)
+    site._answer(__import__("dmtrl.federation.messages", fromlist=["x"]).encode(release(study)))
+"""
+
+
+def _kill_when_waiting(folder: Path, where: str) -> None:
+    here = Path(__file__).resolve().parent
+    code = CHILD.format(tests=str(here.parent.parent), folder=str(folder), where=where)
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=here)
+    try:
+        for _ in range(6000):
+            if (folder / "waiting").exists() or process.poll() is not None:
+                break
+            time.sleep(0.02)
+        assert process.poll() is None, "it must be alive to be killed"
+    finally:
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_a_killed_and_resumed_run_spends_no_more_and_repeats_no_noise(tmp_path: Path) -> None:
+    files = clinic_files(tmp_path)
+    _kill_when_waiting(tmp_path, "rounds")
+    study = private_study("rounds", more="releases = 5")
+    stored = sorted((tmp_path / "out" / "sites").glob("*/private/*/*.message"))
+    before = {path: path.read_bytes() for path in stored}
+    assert len(before) == 3 * len(SITES)
+    result = simulate(study, files, tmp_path / "out", policy=ALLOWED)
+    assert all(path.read_bytes() == data for path, data in before.items())
+    for site in SITES:
+        folder = tmp_path / "out" / "sites" / site
+        assert len(list(folder.glob("private/*/*.message"))) == 5
+        assert Budget(folder, 8.0, 1e-5).spent == pytest.approx(4.0, rel=1e-6)
+        assert len((folder / "budget.jsonl").read_bytes().splitlines()) == 1
+    again = simulate(study, files, tmp_path / "out", policy=ALLOWED)
+    np.testing.assert_array_equal(again.model.coef_, result.model.coef_)
+
+
+def test_killed_between_the_charge_and_the_release(tmp_path: Path) -> None:
+    _kill_when_waiting(tmp_path, "one release")
+    site = Site(tmp_path / "site")
+    assert not (site.folder / "private").exists()
+    assert (site.folder / "budget.jsonl").exists()
+    first = site.answer(messages.encode(release(site.study)))
+    assert len((site.folder / "budget.jsonl").read_bytes().splitlines()) == 1
+    assert Site(site.folder).answer(messages.encode(release(site.study))).encode() == first.encode()

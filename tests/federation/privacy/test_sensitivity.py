@@ -1,0 +1,136 @@
+"""The sensitivity bounds, attacked with neighbouring data sets: random ones, and ones that a search made worse."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from dmtrl.federation.privacy.moments import MomentFormat, clip_rows
+from dmtrl.federation.privacy.releases import Releases, moment_format, step_size
+from dmtrl.federation.privacy.sensitivity import MomentWeights, dual_sensitivity, gap_for, moments_sensitivity
+from dmtrl.federation.privacy.terms import MOMENTS, NEWTON, ROUNDS, Privacy
+from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
+from support.releases import blocks_of, replaced
+
+LIPSCHITZ = sorted(name for name, make in BUILTIN.items() if math.isfinite(make().lipschitz))
+SMOOTH = ["logistic", "huber", "smoothed_hinge", "squared_hinge"]
+WEIGHTS = [MomentWeights(), MomentWeights(0.5, math.sqrt(0.5), 0.5, 1.0, 1.0), MomentWeights(2.0, 0.3, 1.0, 0.5, 3.0)]
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / max(float(np.linalg.norm(x)), 1.0)
+
+
+def _distance(form: MomentFormat, v: np.ndarray) -> float:
+    """Between the moments of two rows; v holds both rows, squashed into the bounds."""
+    d = form.features
+    one, other = v[: d + 2], v[d + 2 :]
+    vectors = []
+    for part in (one, other):
+        k = np.array([np.clip(part[d], 0, 1) if form.varying else 1.0])
+        vectors.append(form.vector(_unit(part[:d])[None], k, np.array([np.clip(part[d + 1], -1, 1)])))
+    return float(np.linalg.norm(vectors[0] - vectors[1]))
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("varying", [False, True])
+def test_the_moments_bound_holds_and_is_attained(weights: MomentWeights, varying: bool) -> None:
+    rng, d = np.random.default_rng(0), 3
+    form = MomentFormat(d, 1.0, 1.0, 1.0, varying, weights)
+    bound = moments_sensitivity(weights, varying)
+    draws = rng.standard_normal((1000, 2 * (d + 2))) * 3
+    found = [_distance(form, v) for v in draws]
+    assert max(found) <= bound * (1 + 1e-9)
+    best = 0.0
+    for start in draws[np.argsort(found)[-3:]]:
+        worst = minimize(lambda v: -_distance(form, v), start, method="Nelder-Mead", options={"maxiter": 1500})
+        best = max(best, -worst.fun)
+    assert best <= bound * (1 + 1e-9), "a search finds no worse pair of rows"
+    assert best >= 0.97 * bound, "and the bound is no larger than it must be"
+
+
+@pytest.mark.parametrize("loss", ["squared", *SMOOTH])
+def test_one_replaced_row_moves_moments_by_no_more_than_said(loss: str) -> None:
+    """Whole data sets with outliers far beyond the bounds: clipping is part of what is tested."""
+    rng, mode = np.random.default_rng(1), MOMENTS if loss == "squared" else NEWTON
+    privacy = Privacy(mode, 1.0, row_norm=1.5, slope=min(get_loss(loss).lipschitz, 2.0), releases=1)
+    moved = []
+    for _ in range(200):
+        blocks, other = replaced(rng, loss, privacy.row_norm, rows=8, features=3)
+        point = rng.standard_normal((1, 4)) * rng.choice([0.0, 1.0, 5.0])
+        one, two = (Releases(privacy, get_loss(loss), part).exact(point, 0.0) for part in (blocks, other))
+        np.testing.assert_array_equal(one.sensitivity, two.sensitivity)
+        moved.append(np.linalg.norm(one.values - two.values) / one.sensitivity[0])
+    assert max(moved) <= 1 + 1e-9
+    assert max(moved) > 0.4, "the neighbours are bad enough to test something"
+
+
+@pytest.mark.parametrize("loss", LIPSCHITZ)
+def test_one_replaced_row_moves_b_by_no_more_than_said(loss: str) -> None:
+    """All Lipschitz losses, with local solutions that are only as accurate as the verified gap."""
+    rng = np.random.default_rng(2)
+    privacy = Privacy(ROUNDS, 1.0, row_norm=1.5, slope=get_loss(loss).lipschitz, releases=1)
+    moved = []
+    for _ in range(150):
+        blocks, other = replaced(rng, loss, privacy.row_norm, rows=6, features=2)
+        centre = rng.standard_normal((1, 3)) * rng.choice([0.0, 1.0, 20.0])
+        step = step_size(privacy, get_loss(loss)) * rng.choice([0.01, 1.0, 100.0])
+        one, two = (Releases(privacy, get_loss(loss), part).exact(centre, step) for part in (blocks, other))
+        moved.append(np.linalg.norm(one.values - two.values) / one.sensitivity[0])
+    assert max(moved) <= 1 + 1e-9
+    assert max(moved) > 0.5, "the neighbours are bad enough to test something"
+
+
+@pytest.mark.parametrize("loss", ["logistic", "hinge", "absolute"])
+def test_inexact_local_solutions_are_inside_the_ball_of_their_gap(loss: str) -> None:
+    """(7.1): b with a gap g lies within sqrt(2 g / s) of the exact b."""
+    rng, step = np.random.default_rng(3), 2.0
+    privacy = Privacy(ROUNDS, 1.0, row_norm=1.5, slope=get_loss(loss).lipschitz, releases=1)
+    for _ in range(30):
+        blocks, _ = replaced(rng, loss, privacy.row_norm, rows=12, features=3)
+        releases, centre = Releases(privacy, get_loss(loss), blocks), rng.standard_normal((1, 4))
+        exact, _ = releases._solve(centre, step, np.array([1e-13]))
+        for accuracy in (1e-1, 1e-2, 1e-4):
+            rough, gap = releases._solve(centre, step, np.array([accuracy]))
+            assert np.linalg.norm(rough - exact) <= math.sqrt(2 * gap[0] / step) + 1e-6
+
+
+def test_the_gap_adds_its_share_to_the_sensitivity() -> None:
+    rows = np.array([10, 1000])
+    exact = dual_sensitivity(2.0, 1.0, rows, np.zeros(2), 3.0)
+    gap = gap_for(0.05, 2.0, 1.0, rows, 3.0)
+    np.testing.assert_allclose(dual_sensitivity(2.0, 1.0, rows, gap, 3.0), 1.05 * exact)
+    np.testing.assert_allclose(exact, 2 * 2.0 / rows)
+
+
+def test_rows_are_shortened_and_never_lengthened() -> None:
+    X = np.array([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
+    np.testing.assert_allclose(clip_rows(X, 1.0), [[0.6, 0.8], [0.3, 0.4], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize("loss", SMOOTH)
+def test_slope_and_curvature_are_derivatives_of_the_mean_loss(loss: str) -> None:
+    rng, made = np.random.default_rng(4), get_loss(loss)
+    privacy = Privacy(NEWTON, 1.0, row_norm=3.0, slope=1e3, releases=1)  # wide bounds: nothing is clipped
+    X = clip_rows(rng.standard_normal((40, 2)), 3.0)
+    y = np.where(rng.random(40) < 0.5, 1.0, -1.0) if made.kind == CLASSIFICATION else rng.standard_normal(40)
+    w = rng.standard_normal(3) * 0.3
+    vector = Releases(privacy, made, blocks_of(X, y)).exact(w[None], 0.0).values[0]
+    A, c = moment_format(privacy, made, 2).quadratic(vector)
+
+    def mean(v: np.ndarray) -> float:
+        return float(np.mean(made.value(X @ v[:2] + v[2], y)))
+
+    h = 1e-5
+    numeric = [(mean(w + h * e) - mean(w - h * e)) / (2 * h) for e in np.eye(3)]
+    np.testing.assert_allclose(-c, numeric, atol=1e-6)
+    if loss == "logistic":  # the others have kinks in the slope
+        slopes = [_slope(privacy, made, X, y, w + s * 1e-4 * e) for e in np.eye(3) for s in (1, -1)]
+        hessian = [-(slopes[2 * i] - slopes[2 * i + 1]) / 2e-4 for i in range(3)]
+        np.testing.assert_allclose(A, hessian, atol=1e-6)
+
+
+def _slope(privacy: Privacy, loss: object, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
+    vector = Releases(privacy, loss, blocks_of(X, y)).exact(w[None], 0.0).values[0]  # type: ignore[arg-type]
+    return moment_format(privacy, loss, 2).quadratic(vector)[1]  # type: ignore[arg-type]
