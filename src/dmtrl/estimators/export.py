@@ -23,7 +23,7 @@ from dmtrl.estimators.model_file import MODELS, FilePath
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import get_loss
 from dmtrl.storage import whole_file
-from dmtrl.tables.preparation import Block, Category, Date, Number, Preparation
+from dmtrl.tables.preparation import Block, Category, Date, Number, Preparation, Words
 
 FORMAT = 1
 SUFFIXES = (".csv", ".json", ".onnx")
@@ -125,6 +125,10 @@ def _chosen_tasks(model: Any, task: Any) -> np.ndarray:
 
 def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]:
     """The formula of each of these tasks, and of each of its classes if there are more than two."""
+    preparation = getattr(model, "preparation_", None)
+    texts = [] if preparation is None else [column.name for column in preparation.columns if isinstance(column, Words)]
+    if texts:
+        raise ValueError(f"the words of the text column {texts[0]!r} cannot be exported; save the model instead")
     if model.feature_map_ is not None:
         raise InputError(
             f"the coefficients of a model with a feature map ({type(model.feature_map_).__name__}) do not multiply "
@@ -142,17 +146,21 @@ def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A term without its coefficient: the feature is (quantity - mean) / scale."""
+    """A term without its coefficient: the feature is (quantity - mean) / scale.
+
+    reference: a value without a feature, whose coefficient is 0: the first of two categories.
+    """
 
     term: Term
     mean: float = 0.0
     scale: float = 1.0
+    reference: bool = False
 
 
 def _formula(task: Any, label: Any, coef: np.ndarray, intercept: Any, patterns: list[_Pattern]) -> Formula:
-    terms, constant = [], float(intercept)
-    for pattern, weight in zip(patterns, coef.astype(float).tolist(), strict=True):
-        coefficient = weight / pattern.scale
+    terms, constant, weights = [], float(intercept), iter(coef.astype(float).tolist())
+    for pattern in patterns:
+        coefficient = 0.0 if pattern.reference else next(weights) / pattern.scale
         constant -= coefficient * pattern.mean
         terms.append(replace(pattern.term, coefficient=coefficient))
     return Formula(task, label, constant, tuple(terms))
@@ -173,9 +181,9 @@ def _column_patterns(column: Any) -> Iterator[_Pattern]:
         yield from _number_patterns(column, "number", column.name, None)
     elif isinstance(column, Category):
         names = iter(column.features)
-        for level in column.categories:
-            kind = "missing" if level is None else "level"
-            yield _Pattern(Term(next(names), kind, column.name, 0.0, level))
+        for i, level in enumerate(column.categories):
+            kind, reference = "missing" if level is None else "level", i < column.first
+            yield _Pattern(Term("" if reference else next(names), kind, column.name, 0.0, level), reference=reference)
         if column.other:
             yield _Pattern(Term(next(names), "other", column.name, 0.0))
     elif isinstance(column, Date):
