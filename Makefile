@@ -143,13 +143,15 @@ docs: $(DOCS_STAMP)  ## build the documentation site into build/docs/html
 	@$(DOCS)/bin/python -m sphinx -q -W --keep-going -c docs -d build/docs/doctrees . build/docs/html
 	@echo "Open build/docs/html/index.html"
 
+BUILD_TOOLS := "build>=1.2" "hatchling>=1.27"
+
 # The wheel is built from the sdist, so both are complete; the smoke test sees the installed wheel only.
 dist:  ## build wheel and sdist, and try the wheel in an empty environment without extras
 	@$(CHECK_MACHINE)
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	echo "Building into dist/ ..."; rm -rf dist; \
 	$(PYTHON) -m venv "$$dir/build"; \
-	"$$dir/build/bin/python" -m pip install $(PIP_FLAGS) "build>=1.2" "hatchling>=1.27" -c constraints.txt; \
+	"$$dir/build/bin/python" -m pip install $(PIP_FLAGS) $(BUILD_TOOLS) -c constraints.txt; \
 	"$$dir/build/bin/python" -m build --no-isolation --outdir dist . >"$$dir/log" || { cat "$$dir/log" >&2; exit 1; }; \
 	echo "Installing the wheel into an empty environment ..."; \
 	$(PYTHON) -m venv "$$dir/empty"; \
@@ -175,8 +177,8 @@ lock:  ## write constraints.txt anew from the newest versions that fit together
 	@echo "Installing the newest versions into a fresh environment ..."
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	$(PYTHON) -m venv "$$dir/venv"; \
-	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[dev,dist,docs]"; \
-	{ echo '# The versions the tests run with: everything in ".[dev,dist,docs]", pinned.'; \
+	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[dev,docs]" $(BUILD_TOOLS); \
+	{ echo '# The versions the tests run with: everything in ".[dev,docs]" and the build tools, pinned.'; \
 	  echo '# Written by `make lock`; do not edit by hand.'; \
 	  "$$dir/venv/bin/python" -m pip freeze --disable-pip-version-check --exclude dmtrl; } > constraints.txt.new; \
 	mv constraints.txt.new constraints.txt

@@ -33,7 +33,9 @@ extensions = [
 ]
 root_doc = "docs/index"
 include_patterns = ["docs/**", "examples/*.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-exclude_patterns = [".*", ".venv*", "build", "dist", "src", "tests", "docs/_templates", "README.md", "docs/README.md", "examples/README.md"]
+exclude_patterns = [".*", ".venv*", "build", "dist", "src", "tests", "docs/_templates"]
+# lists of links, for readers of the repository
+exclude_patterns += ["README.md", "docs/README.md", "examples/README.md"]
 templates_path = [str(DOCS / "_templates")]
 default_role = "code"  # docstrings write `name` as Markdown does
 

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         LossError,
         NotConvergedWarning,
         RelationshipError,
+        ScaleWarning,
         TasksLeftOutWarning,
         WorkerLostError,
     )
+    from dmtrl.federation.privacy.moments import private_moments
     from dmtrl.losses import CustomLoss, Loss, get_loss
     from dmtrl.losses.check import check_loss
     from dmtrl.relationship.check import check_relationship
@@ -43,6 +45,7 @@ _HOMES = {
         "LossError",
         "NotConvergedWarning",
         "RelationshipError",
+        "ScaleWarning",
         "TasksLeftOutWarning",
         "WorkerLostError",
     ],
@@ -57,6 +60,7 @@ _HOMES = {
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
     "estimators.export": ["export"],
     "estimators.feature_maps": ["RFF"],
+    "federation.privacy.moments": ["private_moments"],
     "losses.check": ["check_loss"],
     "losses.builtin": ["CustomLoss", "Loss", "get_loss"],
     "estimators.metrics": ["per_task_scores", "task_scorer"],
@@ -86,6 +90,7 @@ __all__ = [
     "RayOptions",
     "RelationshipError",
     "RoundRecord",
+    "ScaleWarning",
     "Settings",
     "SourcePlan",
     "TaskComparisonDisplay",
@@ -100,6 +105,7 @@ __all__ = [
     "get_loss",
     "load",
     "per_task_scores",
+    "private_moments",
     "solve",
     "task_scorer",
     "verify",

@@ -17,6 +17,7 @@ DmtrlError
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
 ├── NotConvergedWarning    a fit stopped at max_rounds
+├── ScaleWarning           one column of X is far larger than all others
 └── TasksLeftOutWarning    tasks were left out because their worker was lost
 
 A wrong argument or wrong data raises a plain ValueError or TypeError, as in scikit-learn, unless a caller needs to tell
@@ -262,6 +263,10 @@ class CheckpointWarning(DmtrlWarning):
 
 class NotConvergedWarning(DmtrlWarning):
     """A fit stopped at max_rounds; the message says how far the answer can be from the optimum."""
+
+
+class ScaleWarning(DmtrlWarning):
+    """One column of X varies far more than all others, so that cross-validation chooses lambda for it alone."""
 
 
 class TasksLeftOutWarning(DmtrlWarning):

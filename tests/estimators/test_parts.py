@@ -137,8 +137,10 @@ def test_tiny_tasks_make_no_headline() -> None:
     }
     assert "without 1 with very few rows" in page.lead
     assert "Of 4 tasks (without 1" in words(page)
-    gains = table(page, "Errors and gains")
-    assert gains.columns[-5:] == ["rows", "few rows", "common", "related", "own"]
+    shares = table(page, "Rows and shares")
+    assert shares.columns == ["task", "rows", "few rows", "common", "related", "own"]
+    assert [row[1] for row in shares.rows] == list(SIZES.values())
+    np.testing.assert_array_equal([row[3:] for row in shares.rows], model.weight_shares_)
 
 
 def test_the_shell_shows_rows_per_task_and_marks_tiny_ones(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_the_shell_shows_rows_per_task_and_marks_tiny_ones(tmp_path: Path) -> No
     )
     shown = run(*how, "--task-weight", "rows", "--own", "1")
     assert shown.exit_code == 0, shown.output
-    assert "2 to 60, median 40; very few: tiny (left out below)" in shown.stdout
+    assert "2 to 60 rows, median 40; very few: tiny (left out below)" in shown.stdout
     for word in ("alike", "opposed"):
         line = next((line for line in shown.stdout.splitlines() if line.strip().startswith(word)), "")
         assert "tiny" not in line

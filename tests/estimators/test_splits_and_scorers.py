@@ -61,7 +61,7 @@ def test_errors_are_those_of_fitting_each_split_by_hand(name: str, weighted: boo
     X, y, tasks = _rows()
     weight = np.random.default_rng(5).integers(0, 3, size=60).astype(float) if weighted else np.ones(60)
     cv, groups = SPLITTERS[name], GROUPS if name == "groups" else None
-    model = Accurate(lambdas=[0.3, 0.01], commons=[0.0, 1.0], cv=cv, tol=1e-6, exhaustive=True)
+    model = Accurate(lambdas=[0.3, 0.01], commons=[0.0, 1.0], owns=[0.0], cv=cv, tol=1e-6, exhaustive=True)
     model.fit(X, y, tasks=tasks, sample_weight=weight if weighted else None, groups=groups)
     path = model.cv_path_
     pairs = cv if isinstance(cv, list) else list(cv.split(X, y, groups))
@@ -83,7 +83,7 @@ def test_a_number_of_folds_is_the_same_as_its_splits() -> None:
     splits = [
         (np.flatnonzero(roles != TEST), np.flatnonzero(roles == TEST)) for roles in draw_splits(tasks, None, 3, 7)
     ]
-    options: dict[str, Any] = {"lambdas": [0.3, 0.01], "commons": [1.0], "random_state": 7}
+    options: dict[str, Any] = {"lambdas": [0.3, 0.01], "commons": [1.0], "owns": [0.0], "random_state": 7}
     models = [
         MTRLRegressorCV(cv=cv, **options, n_jobs=jobs).fit(X, y, tasks=tasks) for cv in (3, splits) for jobs in (1, 2)
     ]
@@ -97,7 +97,13 @@ def test_a_number_of_folds_is_the_same_as_its_splits() -> None:
 @pytest.mark.ray
 def test_splits_and_scores_are_the_same_on_ray() -> None:
     X, y, tasks = _rows()
-    options: dict[str, Any] = {"lambdas": [0.3, 0.01], "commons": [1.0], "cv": SPLITTERS["pairs"], "scoring": "r2"}
+    options: dict[str, Any] = {
+        "lambdas": [0.3, 0.01],
+        "commons": [1.0],
+        "owns": [0.0],
+        "cv": SPLITTERS["pairs"],
+        "scoring": "r2",
+    }
     here = MTRLRegressorCV(**options).fit(X, y, tasks=tasks)
     there = MTRLRegressorCV(**options, engine=RayOptions(workers=2)).fit(X, y, tasks=tasks)
     for name, values in vars(here.cv_path_).items():
@@ -156,7 +162,9 @@ def test_scores_are_scikit_learns() -> None:
     """r2 over all held-out rows of a fold, the mean over folds, as GridSearchCV computes them."""
     X, y, tasks = _rows()
     splits, lambdas = list(KFold(3, shuffle=True, random_state=2).split(X)), [0.3, 0.03]
-    model = Accurate(lambdas=lambdas, commons=[1.0], cv=splits, scoring="r2", tol=1e-6).fit(X, y, tasks=tasks)
+    model = Accurate(lambdas=lambdas, commons=[1.0], owns=[0.0], cv=splits, scoring="r2", tol=1e-6).fit(
+        X, y, tasks=tasks
+    )
     with sklearn.config_context(enable_metadata_routing=True):
         grid = GridSearchCV(
             MTRLRegressor(common=1.0, tol=1e-6), {"reg_lambda": lambdas}, cv=splits, scoring=task_scorer("r2")
@@ -176,7 +184,7 @@ def test_scores_per_task_and_of_a_callable() -> None:
         seen.append((len(X), model.reg_lambda_, model.common_strength_))
         return -mean_absolute_error(y, model.predict(X))
 
-    options: dict[str, Any] = {"lambdas": [0.1, 1.0], "commons": [1.0], "cv": splits, "tol": 1e-6}
+    options: dict[str, Any] = {"lambdas": [0.1, 1.0], "commons": [1.0], "owns": [0.0], "cv": splits, "tol": 1e-6}
     by_hand = MTRLRegressor(reg_lambda=0.1, common=1.0, tol=1e-6)
     model = Accurate(**options, scoring=error).fit(X, y, tasks=tasks, sample_weight=weight)
     per_task = Accurate(**options, scoring=task_scorer("r2", average="tasks"))
@@ -198,7 +206,7 @@ def test_classification_is_scored(scoring: str) -> None:
     X, y, tasks = _rows(n=90)
     labels = (y + np.random.default_rng(0).normal(size=90) > 0).astype(int)
     splits = list(KFold(3, shuffle=True, random_state=0).split(X))
-    model = AccurateClassifier(lambdas=[0.1, 0.01], commons=[1.0], cv=splits, scoring=scoring, tol=1e-6)
+    model = AccurateClassifier(lambdas=[0.1, 0.01], commons=[1.0], owns=[0.0], cv=splits, scoring=scoring, tol=1e-6)
     path = model.fit(X, labels, tasks=tasks).cv_path_
     train, test = splits[1]
     hand = MTRLClassifier(reg_lambda=0.01, common=1.0, tol=1e-6).fit(X[train], labels[train], tasks=tasks[train])
@@ -254,17 +262,17 @@ def _path(error: list[list[float]], weight: float = 1.0) -> Path:
     sums = np.array(error)[None, :, :, None]
     lambdas, rounds = 10.0 ** -np.arange(len(error)), np.ones(sums.shape[:3], dtype=int)
     score = -sums[..., 0]
-    return Path(lambdas, np.array([0.0]), np.full(sums.shape, weight), sums, sums, sums, rounds, score)
+    return Path(lambdas, np.zeros(1), np.zeros(1), np.full(sums.shape, weight), sums, sums, sums, rounds, score)
 
 
 def test_one_standard_error_takes_the_strongest_lambda_that_is_not_clearly_worse() -> None:
     path = _path([[9.0, 9.0, 9.0], [2.2, 2.3, 2.6], [1.0, 2.0, 3.0], [1.5, 2.4, 2.9]])
-    assert path.best("loss") == (0.01, 0.0)
+    assert path.best("loss") == (0.01, 0.0, 0.0)
     assert path.standard_error("loss")[0, 2] == pytest.approx(1 / np.sqrt(3))  # of 1, 2, 3
-    assert path.best("loss", rule="one_se") == (0.1, 0.0)  # 2.37 <= 2 + 0.58 < 9
-    assert path.best("score", rule="one_se") == (0.1, 0.0)
+    assert path.best("loss", rule="one_se") == (0.1, 0.0, 0.0)  # 2.37 <= 2 + 0.58 < 9
+    assert path.best("score", rule="one_se") == (0.1, 0.0, 0.0)
     one = _path([[2.0], [1.0]])
-    assert one.best("loss", rule="one_se") == one.best("loss") == (0.1, 0.0)
+    assert one.best("loss", rule="one_se") == one.best("loss") == (0.1, 0.0, 0.0)
 
 
 def test_one_standard_error_is_stronger_or_equal() -> None:
@@ -274,8 +282,8 @@ def test_one_standard_error_is_stronger_or_equal() -> None:
     assert one_se.common_strength_ == best.common_strength_
     assert one_se.reg_lambda_ > best.reg_lambda_
     mean, error = (getattr(best.cv_path_, f)("squared_error") for f in ("mean", "standard_error"))
-    i, j = best.cv_path_.cell(best.reg_lambda_, best.common_strength_)
-    stronger = best.cv_path_.cell(one_se.reg_lambda_, one_se.common_strength_)
+    i, j = best.cv_path_.cell(best.reg_lambda_, best.common_strength_, best.own_strength_)
+    stronger = best.cv_path_.cell(one_se.reg_lambda_, one_se.common_strength_, one_se.own_strength_)
     assert mean[stronger] <= mean[i, j] + error[i, j]
     assert (mean[i, : stronger[1]] > mean[i, j] + error[i, j]).all()
 

@@ -14,9 +14,10 @@ from dmtrl.federation.policy import MESSAGES, Policy, read_policy
 from dmtrl.federation.simulate import LocalSites
 from dmtrl.federation.site import Site
 from dmtrl.federation.site_data import check_file
-from dmtrl.federation.study import Study
+from dmtrl.federation.study import Study, parse_study
 from dmtrl.protocol import messages as rounds
 from dmtrl.protocol.message import Message
+from support.private_studies import private_study
 from support.shell_data import write
 from support.site_requests import begin, refusal, site_of
 from support.studies import CLINIC, approved_site, clinic, clinic_files, clinic_table
@@ -223,7 +224,12 @@ def test_the_approval_says_what_leaves(tmp_path: Path) -> None:
 
 
 def test_the_approval_names_every_message() -> None:
-    assert sorted(item.message for item in what_leaves(clinic(), Policy("north", ""))) == sorted(MESSAGES)
+    """Those of ordinary studies, of private ones, and of those with masked sums."""
+    masked = clinic().source.decode().replace("lambda = [0.3, 0.03]\ncommon = [0.0, 1.0]", "lambda = 0.3")
+    masked += '[limits]\nsites = 3\n[privacy]\naggregation = "masked"\n'
+    studies = clinic(), private_study(), parse_study(masked.encode())
+    named = {item.message for study in studies for item in what_leaves(study, Policy("north", ""))}
+    assert named == set(MESSAGES)
 
 
 def test_no_message_is_larger_than_the_approval_says(tmp_path: Path) -> None:

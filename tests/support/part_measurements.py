@@ -22,7 +22,7 @@ Errors = dict[str, list[float]]  # by setting, one for each repetition
 GAMMAS = (0.0, 0.5, 1.0)
 SEARCHES: dict[str, dict[str, Any]] = {
     "no own part": {"owns": (0.0,)},
-    "own 0 or 1 (default)": {},
+    "own 0 or 3 (default)": {},
     "own 0 or 10": {"owns": (0.0, 10.0)},
     "each alone": {"relationship": "independent", "commons": (0.0,), "owns": (0.0,)},
 }

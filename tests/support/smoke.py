@@ -33,7 +33,7 @@ def says(what: str, sentence: str, call: Callable[[], Any]) -> None:
     try:
         call()
     except Exception as error:
-        check(what, sentence in str(error))
+        check(f"{what}: {error}", sentence in str(error))
     else:
         check(what, False)
 
@@ -71,7 +71,7 @@ def main() -> None:
     check("notebooks show a comparison", "<table" in comparison._repr_html_())
 
     Path("data.csv").write_text("shop,x,y\na,1,2\n", encoding="utf-8")
-    needs = shell("fit", "data.csv", "--task", "shop", "--target", "y", code=1)
+    needs = shell("fit", "data.csv", "--task", "shop", "--target", "y", "--out", "new.dmtrl", code=1)
     check("reading files names its extra", 'pip install "dmtrl[frames]"' in needs)
     needs = shell("report", "model.dmtrl", code=1)
     check("pages name their extra", 'pip install "dmtrl[report]"' in needs)

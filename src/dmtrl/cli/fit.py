@@ -86,7 +86,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries both].")
 @click.option(
     "--own", metavar="NUMBER", type=click.FloatRange(min=0),
-    help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 1].",
+    help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 3].",
 )  # fmt: skip
 @click.option(
     "--task-weight", type=TaskWeight(), default="0.5",

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dmtrl.cli.errors import note_text, printable
+from dmtrl.estimators.held_out import TITLES
 
 MAX_LINES = 20  # of the table of columns
 MAX_NAME = 40  # characters of a task name
@@ -63,6 +64,8 @@ def print_summary(summary: dict[str, Any]) -> None:
         facts.add_row("shares", f"{shares} (mean over tasks)")
     if summary["held_out"] is not None:
         facts.add_row("held out", _held_out(summary))
+    if summary["metrics"] is not None:
+        facts.add_row("metrics", _text(_metrics(summary["metrics"])))
     certificate = summary["certificate"]
     proven = f"proven within {max(certificate['relative_gap'], 0):.2%} of the optimum"
     short = "" if certificate["converged"] else f"; the requested {certificate['tol']:.2%} was not reached"
@@ -85,7 +88,9 @@ def print_summary(summary: dict[str, Any]) -> None:
 def _rows_per_task(per_task: Sequence[dict[str, Any]]) -> str:
     counts = sorted(task["rows"] for task in per_task)
     few = [str(task["task"]) for task in per_task if task["few_rows"]]
-    text = f"{counts[0]:,} to {counts[-1]:,}, median {counts[len(counts) // 2]:,}"
+    if counts[0] == counts[-1]:
+        return f"{counts[0]:,} rows each"
+    text = f"{counts[0]:,} to {counts[-1]:,} rows, median {counts[len(counts) // 2]:,}"
     if not few:
         return text
     some = ", ".join(map(_shortened, few[:3])) + (f" and {len(few) - 3:,} more" if len(few) > 3 else "")
@@ -100,6 +105,17 @@ def _held_out(summary: dict[str, Any]) -> str:
 
     compared = "" if baseline is None else f" (baseline, {_BASELINES[by]}: {format_error(baseline)})"
     return f"{_MEASURES[by]} {format_error(summary['held_out'][by])} over all rows{compared}"
+
+
+def _metrics(metrics: dict[str, dict[str, float | None]]) -> str:
+    """Metrics over all held-out rows, each with its baseline."""
+
+    def shown(value: float | None) -> str:
+        return "undefined" if value is None else f"{value:.3g}"
+
+    return ", ".join(
+        f"{TITLES[name]} {shown(values['model'])} ({shown(values['baseline'])})" for name, values in metrics.items()
+    )
 
 
 def _time(seconds: dict[str, float]) -> str:

@@ -1,6 +1,7 @@
 """MTRLBase: what the estimators share when they fit. A subclass defines how labels become units."""
 
 from abc import abstractmethod
+from copy import copy
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
@@ -22,7 +23,7 @@ from dmtrl.estimators.problem import (
     pad,
     restrict,
 )
-from dmtrl.estimators.task_model import TaskModel, check_choice
+from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
@@ -170,6 +171,7 @@ class MTRLBase(TaskModel):
         check_choice("fit_intercept", self.fit_intercept, (True, False, "penalised"))
         check_choice("unknown_tasks", self.unknown_tasks, ("raise", "common"))
         check_choice("on_lost", self.on_lost, ("stop", "go_on"))
+        check_callbacks(self.callbacks)
         for name in ("workers", "shards"):
             value = getattr(self, name)
             if not (is_whole(value) and value >= 1) and not (name == "workers" and value is None):
@@ -193,9 +195,13 @@ class MTRLBase(TaskModel):
         problem = self._build_problem(table)
         return problem, self._strengths(problem, place)
 
+    def _map_of_fit(self) -> Any:
+        """The feature map to fit, as the parameter names it."""
+        return self.feature_map
+
     def _build_problem(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
         """`splits`: of a cross-validation, for each label."""
-        feature_map = get_feature_map(self.feature_map, self._seed())
+        feature_map = get_feature_map(self._map_of_fit(), self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
         units, weight = self.label_units(rows), rows.sample_weight
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
@@ -307,6 +313,14 @@ class MTRLBase(TaskModel):
         if problem.outputs > 1 and self.fit_intercept is True:  # no row asks for the intercept of an absent class
             W[:, -problem.outputs :][~problem.seen_by_units] = 0.0
         return W
+
+    def _fold_model(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> Self:
+        """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`."""
+        model = copy(self)
+        model.task_column = None
+        vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
+        model._keep(problem, outcome, strengths)
+        return model
 
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""

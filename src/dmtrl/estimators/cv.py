@@ -4,19 +4,23 @@ For every fold, a path of warm-started fits runs from large to small lambda. The
 rows; scores of scikit-learn's scorers are computed here, from the weights of the fold.
 """
 
+import warnings
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy import sparse
 from sklearn.metrics import get_scorer_names
 
-from dmtrl.data.folds import TEST
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.diagnostics import default_lambdas, default_measure
 from dmtrl.estimators.docstrings import documented
+from dmtrl.estimators.feature_maps import candidate_maps, several_maps
 from dmtrl.estimators.folds import given_splits, label_splits
+from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.metrics import TaskScorer
 from dmtrl.estimators.mtrl import (
@@ -34,17 +38,23 @@ from dmtrl.estimators.mtrl import (
 )
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import check_choice
+from dmtrl.exceptions import ScaleWarning
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
-from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, for_paths
+from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, fit_folds, for_paths
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord
 from dmtrl.solver.race import Race
 
+SCALES = 1e4  # how many times as much as all others a column may vary without a warning
 SEARCH_PARAMETERS = {
+    "feature_map": """"rff", transformer, "auto" or list
+        Transformation of the features, as in the estimators without CV. A list holds maps to choose from, where None
+        means the features themselves. "auto" tries the features themselves, `RFF()` at three widths, and both side by
+        side (`RFF(linear=True)`). `coef_` refers to the transformed features.""",
     "lambdas": """sequence of float
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
     "commons": """sequence of float
@@ -73,9 +83,52 @@ SEARCH_ATTRIBUTES = {
     "cv_path_": """Path
         Held-out errors of each lambda, common, own and fold. `cv_path_.complete` says which were tried on all
         folds.""",
+    "metrics_": """Metrics
+        Metrics of the choice on held-out rows, overall and per task, each with its baseline. Not set if the rows were
+        not in this process.""",
+    "cv_paths_": """list of Path
+        One for each feature map that was tried, in order. Only set with several.""",
     "scoring_": """str
         What was optimised: "loss", "squared_error", "wrong", or "score" for a scorer.""",
 }
+FOLD_MODELS = {
+    "fold_models_": """FoldModels
+        The models of the folds at the choice and their absolute residuals on held-out rows, for `predict_interval`.
+        Not set if the rows were not in this process.""",
+}
+
+
+def check_numbers(name: str, values: Any) -> None:
+    """Raise ValueError unless `values` is None or a list of numbers."""
+    try:
+        array = np.asarray(() if values is None else values, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a list of numbers, got {values!r}") from None
+    if array.ndim != 1:
+        advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 else ""
+        raise ValueError(f"{name} must be a list of numbers, got {values!r}{advice}")
+
+
+def warn_of_scales(X: Any, names: Any = None) -> None:
+    """Warn if one column varies so much more than the others that lambda can suit only that one."""
+    n, d = X.shape
+    if n < 2 or d < 2:
+        return
+    if sparse.issparse(X):
+        means, squares = np.asarray(X.mean(axis=0)).ravel(), np.asarray(X.multiply(X).mean(axis=0)).ravel()
+    else:
+        means, squares = X.mean(axis=0), np.einsum("ij,ij->j", X, X) / n
+    sizes = np.sqrt(np.maximum(squares - means**2, 0.0))
+    j = int(np.argmax(sizes))
+    others = np.delete(sizes, j).max()
+    if sizes[j] > SCALES * others > 0:
+        column = j if names is None else names[j]
+        warnings.warn(
+            f"column {column!r} of X varies {sizes[j] / others:.0e} times as much as any other, so that lambda suits "
+            "this column only; scale the columns, for example with StandardScaler",
+            ScaleWarning,
+            stacklevel=5,
+        )
 
 
 class _StrengthSearch(MTRLBase):
@@ -89,6 +142,7 @@ class _StrengthSearch(MTRLBase):
     scoring: Any
     choice: str
     exhaustive: bool
+    metrics_: Metrics
 
     def fit(
         self,
@@ -135,6 +189,8 @@ class _StrengthSearch(MTRLBase):
 
     def _check_search(self) -> None:
         check_choice("choice", self.choice, RULES)
+        for name in ("lambdas", "commons", "owns"):
+            check_numbers(name, getattr(self, name))
         if self.lambdas is not None:
             lambdas = np.asarray(self.lambdas, dtype=float)
             if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
@@ -162,8 +218,43 @@ class _StrengthSearch(MTRLBase):
 
     def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, Strengths]:
         splits = label_splits(self.cv, table, self._kind == CLASSIFICATION, self._seed())
+        if several_maps(self.feature_map):
+            return self._choose_map(table, splits, place)
         problem = self._build_problem(table, splits)
-        return problem, self._search(problem, place, len(splits), table, splits)
+        warn_of_scales(problem.data.X, getattr(self, "feature_names_in_", None))
+        held = HeldOutRows(table, splits)
+        strengths = self._search(problem, place, len(splits), held)
+        self._keep_held_out(held, problem)
+        return problem, strengths
+
+    def _choose_map(self, table: LabelledRows, splits: np.ndarray, place: Placement) -> tuple[FitProblem, Strengths]:
+        """One search for each feature map, on the same splits; the first of the best ones is taken."""
+        if place.session.active:
+            raise ValueError("a search over several feature maps has no checkpoints; choose one feature_map first")
+        paths, found = [], []
+        for feature_map in candidate_maps(self.feature_map, self._seed()):
+            one = copy(self)
+            one.feature_map = feature_map
+            problem, strengths = one._choose(table, replace(place, session=CheckpointSession()))
+            error = one.cv_path_.mean(one.scoring_, one._over())[one.cv_path_.cell(*strengths)]
+            paths.append(one.cv_path_)
+            found.append((-error if one.scoring_ == SCORE else error, one, problem, strengths))
+        _, best, problem, strengths = min(found, key=lambda entry: entry[0])
+        chosen = {name: value for name, value in vars(best).items() if name.endswith("_")}
+        vars(self).update(chosen)
+        self.cv_paths_ = paths
+        return problem, strengths
+
+    def _map_of_fit(self) -> Any:
+        """Of several maps the one that was chosen."""
+        return vars(self).get("feature_map_") if several_maps(self.feature_map) else self.feature_map
+
+    def _over(self) -> str:
+        """What held-out errors are averaged over."""
+        return "tasks" if self._kind == CLASSIFICATION else "rows"
+
+    def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
+        self.metrics_ = held.metrics(problem.classes, get_loss(self.loss).name == "poisson")
 
     def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
         """For rows that only the workers hold, which draw the folds."""
@@ -177,16 +268,16 @@ class _StrengthSearch(MTRLBase):
         problem: FitProblem,
         place: Placement,
         folds: int,
-        table: LabelledRows | None = None,
-        splits: np.ndarray | None = None,
+        held: HeldOutRows | None = None,
     ) -> Strengths:
+        """`held`: the rows, if they are in this process; it receives the predictions of the folds at the choice."""
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
         commons = [0.0] if len(problem.tasks) == 1 else list(self.commons)
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         scorer = self._scorer()
         self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
-        over = "tasks" if self._kind == CLASSIFICATION else "rows"
+        over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
         owns = [0.0] if len(problem.tasks) == 1 else list(self.owns)
         total = len(lambdas) * len(commons) * len(owns) * folds
@@ -200,14 +291,8 @@ class _StrengthSearch(MTRLBase):
 
         def score(fold: int, strengths: Strengths, outcome: Outcome) -> float:
             assert scorer is not None
-            assert table is not None
-            assert splits is not None
-            labels = np.flatnonzero(splits[fold] == TEST)
-            model = self._fold_model(problem, outcome, strengths)
-            rows = table.rows[labels]
-            tasks = None if table.layout == "alone" else table.names[table.codes[labels]]
-            weight = None if table.sample_weight is None else table.sample_weight[rows]
-            return scorer(model, table.X[rows], table.y[labels], tasks, weight)
+            assert held is not None
+            return scorer(self._fold_model(problem, outcome, strengths), *held.arguments(fold))
 
         with bar(self.verbose, "choosing lambda, common and own", total) as step:
 
@@ -218,24 +303,24 @@ class _StrengthSearch(MTRLBase):
 
             def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> Path:
                 hook = None if scorer is None else score
-                return cross_validate(
+                path = cross_validate(
                     engine, spec, lambdas, commons, folds, session, on_round, on_fit, race, hook, owns
                 )
+                strengths = path.best(self.scoring_, over, self.choice)
+                if held is not None:
+
+                    def receive(fold: int, outcome: Outcome) -> None:
+                        held.predict(fold, self._fold_model(problem, outcome, strengths))
+
+                    fit_folds(engine, spec, strengths, folds, receive)
+                return path
 
             path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
         self.cv_path_: Path = path
         return path.best(self.scoring_, over, self.choice)
 
-    def _fold_model(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> Self:
-        """The fitted model of one fold, which predicts checked rows of `fit`."""
-        model = copy(self)
-        model.task_column = None
-        vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
-        model._keep(problem, outcome, strengths)
-        return model
 
-
-@documented(REGRESSOR_WORDS, SEARCH_PARAMETERS | {"loss": REGRESSION_LOSS}, SEARCH_ATTRIBUTES)
+@documented(REGRESSOR_WORDS, SEARCH_PARAMETERS | {"loss": REGRESSION_LOSS}, SEARCH_ATTRIBUTES | FOLD_MODELS)
 class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
     """MTRLRegressor that chooses reg_lambda, common and own by cross-validation.
 
@@ -247,7 +332,7 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         loss: str | AnyLoss = "squared",
         lambdas: Sequence[float] | None = None,
         commons: Sequence[float] = (0.0, 1.0, 10.0),
-        owns: Sequence[float] = (0.0, 1.0),
+        owns: Sequence[float] = (0.0, 3.0),
         cv: Any = 5,
         scoring: Any = None,
         choice: str = "best",
@@ -298,6 +383,53 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         self.choice = choice
         self.exhaustive = exhaustive
 
+    def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
+        super()._keep_held_out(held, problem)
+        self.fold_models_ = held.fold_models()
+
+    def predict_interval(self, X: Any, tasks: Any = None, coverage: float = 0.9) -> np.ndarray:
+        """Predict intervals that contain the label of a new row with a given probability.
+
+        Uses CV+ (Barber et al. 2021): the predictions of the models of the folds, plus and minus their errors on the
+        rows that they did not see. On average over new rows of a task the coverage is close to `coverage`, and at least
+        2 * coverage - 1, whatever the distribution of the rows. A task with fewer than 5 / (1 - coverage) held-out rows
+        uses the errors of all tasks, scaled to its own, for which this is an approximation.
+
+        Parameters
+        ----------
+        X : {array-like, sparse matrix, data frame} of shape (n, d)
+            The rows to predict.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row; see `predict`.
+        coverage : float, default=0.9
+            The probability, between 0 and 1.
+
+        Returns
+        -------
+        ndarray of shape (n, 2) or (n, m, 2)
+            The lower and the upper end; infinite if there are too few held-out rows. If y was 2-D in `fit` and `tasks`
+            is None: for each row and task.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must be between 0 and 1, got {coverage!r}")
+        X, codes = self._read_unlabelled(X, tasks)
+        folds = vars(self).get("fold_models_")
+        if folds is None:
+            raise ValueError("predict_interval needs the held-out errors of a fit whose rows were in this process")
+        m = folds.coef.shape[1]
+        if codes is not None and ((codes < 0) | (codes >= m)).any():
+            raise ValueError("predict_interval knows only the tasks of fit; fit again with the rows of the new task")
+        one, centres = copy(self), []
+        for one.coef_, one.intercept_ in zip(folds.coef, folds.intercept, strict=True):
+            centres.append(self._predictions(one._score_rows(X, codes)))
+        centre = np.array(centres, dtype=float)
+        ends = np.empty((*centre.shape[1:], 2))
+        for task in range(m) if codes is None else np.unique(codes):
+            rows: Any = (slice(None), task) if codes is None else codes == task
+            here = centre[:, :, task] if codes is None else centre[:, rows]
+            ends[rows] = np.stack(folds.bounds(int(task), here, coverage), axis=-1)
+        return ends
+
 
 @documented(
     CLASSIFIER_WORDS,
@@ -321,7 +453,7 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         loss: str | AnyLoss = "logistic",
         lambdas: Sequence[float] | None = None,
         commons: Sequence[float] = (0.0, 1.0, 10.0),
-        owns: Sequence[float] = (0.0, 1.0),
+        owns: Sequence[float] = (0.0, 3.0),
         cv: Any = 5,
         scoring: Any = None,
         choice: str = "best",

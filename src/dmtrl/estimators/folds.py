@@ -80,6 +80,8 @@ def label_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> np.nd
         return draw_splits(rows.codes, labels, int(cv), seed)
     splits = rows.splits[:, rows.rows]
     for k, roles in enumerate(splits):
+        if not (roles == TEST).any():
+            raise ValueError(f"split {k} of cv has no test rows with a positive sample weight")
         missing = np.setdiff1d(np.arange(len(rows.names)), rows.codes[roles == TRAIN])
         if len(missing):
             name = plain(rows.names[missing[0]])

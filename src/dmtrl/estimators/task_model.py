@@ -226,6 +226,10 @@ class TaskModel(ABC):
     def _scores(self, X: Any, tasks: Any) -> np.ndarray:
         """w . x + b of each row, of shape (n,), or (n, k) for k > 2 classes. If y was 2-D in fit and tasks is None, an
         axis of tasks follows the first axis."""
+        return self._score_rows(*self._read_unlabelled(X, tasks))
+
+    def _read_unlabelled(self, X: Any, tasks: Any) -> tuple[Any, np.ndarray | None]:
+        """Checked rows and the number of the task of each; None means all tasks for each row."""
         check_is_fitted(self)
         X, labels = inputs.split_tasks(X, tasks, self.task_column)
         X = self._validate(X, reset=False)
@@ -234,7 +238,7 @@ class TaskModel(ABC):
         rows = inputs.LabelledRows(X, None, names, codes, None, numbers)
         rows.check_X(getattr(self, "feature_names_in_", None))
         all_tasks = labels is None and self.layout_ == "wide"
-        return self._score_rows(X, None if all_tasks else self._task_numbers(names)[codes])
+        return X, None if all_tasks else self._task_numbers(names)[codes]
 
     def score_intercepts(self) -> np.ndarray:
         """Return the intercepts with which rows are scored.
@@ -350,6 +354,14 @@ def label_pairs(values: np.ndarray, names: np.ndarray) -> Any:
     except ImportError:
         return values
     return pd.DataFrame(values, index=names, columns=names)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raise TypeError unless `callbacks` is None or a list of functions."""
+    if callbacks is None or (isinstance(callbacks, list | tuple) and all(map(callable, callbacks))):
+        return
+    advice = "; pass a list with that function" if callable(callbacks) else ""
+    raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}{advice}")
 
 
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

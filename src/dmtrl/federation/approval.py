@@ -134,6 +134,19 @@ def what_leaves(study: Study, policy: Policy) -> list[Leaving]:
                     "for", tasks * (size + width + 1) + 1, releases),
             Leaving("finished", "zeros: errors stay here", 4 * tasks, runs),
         ]  # fmt: skip
+    if study.privacy.masked:
+        largest = 2 * (7 + d * (d + 1) + 2 * d + 2 * moments + levels) + 1
+        published = study.results.coordinator == "weights"
+        return [
+            Leaving("welcome", "per task: whether it takes part", 2 * tasks, runs),
+            Leaving("shared_key", "a public key", 32, most),
+            Leaving("masked", "integers that are random by themselves; only sums over all sites can be read", largest,
+                    2 * most + 10 * runs),
+            Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
+            Leaving("published", "per task: its final weights" if published else "nothing", tasks * (d + 1),
+                    runs if published else 0),
+            Leaving("finished", "zeros: errors stay here", 4 * tasks, runs),
+        ]  # fmt: skip
     return [
         Leaving("welcome", "per task: its rows, and whether all have one class", 2 * tasks, runs),
         Leaving("cell_counts", "per column: present cells, their sum; rows per level", 2 * moments + levels, runs),
@@ -198,7 +211,7 @@ def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
         count = "1 number" if item.numbers == 1 else f"{item.numbers:,} numbers"
         lines.append(f"  {item.message + ':':<14} {item.content}; {count}, {times}{allowed}")
     total = sum(item.numbers * item.times for item in leaving if item.message != "restored")
-    most = next(item.times for item in leaving if item.message in ("improved", "released"))
+    most = next(item.times for item in leaving if item.message in ("improved", "released", "masked"))
     lines += [
         f"  In total at most {total:,} numbers, in at most {most:,} rounds and {policy.most_runs} different runs.",
         "  The same bytes again, after a restart, do not count. Every message is written to the ledger.",
@@ -224,6 +237,13 @@ def _privacy_lines(study: Study, policy: Policy) -> list[str]:
             f"Mode {privacy.mode!r}: rows are shortened to the norm {privacy.row_norm:g}; this site's budget for all "
             f"private studies together is {budget}.",
         ]
+    if privacy.masked:
+        return [
+            "Privacy: no noise is added, but the server reads only sums over all sites, of which there are at least "
+            f"{study.limits.sites}.",
+            "That holds if the server relays the keys of the sites unchanged. Sums are not private by themselves: the",
+            "server and the other sites together can compute the numbers of this site.",
+        ]
     return [
         "Privacy: no noise is added. Sums and vectors b are not private by themselves: a malicious coordinator can",
         "compute single rows and their labels from them, and no check at this site excludes that.",
@@ -234,7 +254,7 @@ def _privacy_lines(study: Study, policy: Policy) -> list[str]:
 def _fold_lines(study: Study, policy: Policy, check: SiteCheck) -> list[str]:
     """How many rows each fold of the cross-validation has, if there is one."""
     data, folds = check.data, study.fit.folds
-    if data is None or study.privacy.private or number_of_fits(study) == 1:
+    if data is None or number_of_fits(study) == 1:
         return []
     counted = zip(study.task_names(policy.site), data.rows_per_task // folds, data.fitted, strict=True)
     rows = {name: int(n) for name, n, fitted in counted if fitted}

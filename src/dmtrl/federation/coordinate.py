@@ -21,6 +21,7 @@ from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation import messages, models, preparation
 from dmtrl.federation.asking import Asker, Subset, refused_by
 from dmtrl.federation.privacy.collecting import fit_privately
+from dmtrl.federation.privacy.masked_fit import MaskedSums, fit_masked_study
 from dmtrl.federation.study import Study
 from dmtrl.solver.api import Placement
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
@@ -227,9 +228,13 @@ class _Run:
         self._report("greeting the sites")
         sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
         tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
+        sums, mean_square = None, 1.0
         if study.privacy.private:
             prepared, coordinates = preparation.declared(study)
-            mean_square = 1.0
+        elif study.privacy.masked:
+            self._report("adding up masked statistics")
+            sums = MaskedSums(study, sites, len(self._names))
+            prepared, coordinates = sums.prepare()
         else:
             self._report("adding up statistics", 0.2)
             prepared, coordinates, mean_square = self._prepare(sites, sum(task.rows for task in tasks))
@@ -237,8 +242,10 @@ class _Run:
         model = models.unfitted(study, mean_square)
         constant = np.array([task.constant for task in tasks])
         problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
-        if study.privacy.private:
-            owner = np.array([task.site for task in tasks])
+        owner = np.array([task.site for task in tasks])
+        if sums is not None:
+            outcome = fit_masked_study(study, sites, sums, owner, model, problem, self._report_masked_round)
+        elif study.privacy.private:
             outcome = fit_privately(study, sites, self._names, owner, model, problem, self._report_release)
         else:
             model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
@@ -262,6 +269,9 @@ class _Run:
         except WorkerLostError as error:
             error.worker = fitted[error.worker]
             raise
+
+    def _report_masked_round(self, done: int, gap: float) -> None:
+        self._report("fitting all rows", 0.0, f"round {done}, relative gap {gap:.2%}", round=done, gap=gap)
 
     def _report_release(self, done: int, total: int) -> None:
         self._report("collecting noisy releases", done / total, f"{done} of {total}")

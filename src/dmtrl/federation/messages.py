@@ -133,6 +133,55 @@ class Released:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShareKey:
+    """Begins a session of masked sums."""
+
+    study: str
+    session: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKey:
+    """The public key of the site for this session."""
+
+    key: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumUp:
+    """Asks for the part of the site in a masked sum. keys: public ones of all sites. question: see masked_site.py and
+    `Site`; text, numbers: what it needs. counter: of the questions of a session, from 0."""
+
+    study: str
+    session: str
+    counter: int
+    question: str
+    text: str
+    numbers: np.ndarray
+    keys: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked:
+    """Integers that are random by themselves; over all sites the masks cancel."""
+
+    counter: int
+    values: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Publish:
+    """Asks for the final weights of the site's tasks, if the study gives them to the coordinator."""
+
+    study: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    weights: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finish:
     """The result: weights of the tasks that the site receives, in the coordinates of `Begin`, and the certificate.
 
@@ -169,6 +218,9 @@ ANSWERS: dict[type, type] = {
     MeasureNorms: Norms,
     Begin: Begun,
     Release: Released,
+    ShareKey: SharedKey,
+    SumUp: Masked,
+    Publish: Published,
     Finish: Finished,
 }
 KINDS: dict[str, type] = {name_of(kind): kind for kind in (*ANSWERS, *ANSWERS.values())}

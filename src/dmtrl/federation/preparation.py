@@ -72,6 +72,14 @@ def cell_counts(study: Study, table: Any) -> CellCounts:
     )
 
 
+def split_counts(study: Study, sums: np.ndarray) -> CellCounts:
+    """The counts of all sites from one vector: present cells, sums of cells, and rows of levels."""
+    parts = {"number": 1, "date": 1 + len(_PARTS), "category": 0}
+    numbers = sum(parts[column.kind] for column in study.used)
+    present, totals, levels = np.split(sums, [numbers, 2 * numbers])
+    return CellCounts(present=np.round(present).astype(np.int64), sums=totals, levels=np.round(levels).astype(np.int64))
+
+
 def spread(study: Study, table: Any, means: np.ndarray) -> Spread:
     """A site's sums of squared distances from the means of all sites."""
     moments = _moments(study, table)

@@ -27,6 +27,7 @@ from dmtrl.federation import approval, messages, models, preparation
 from dmtrl.federation.ledger import Ledger, numbers_in
 from dmtrl.federation.policy import Policy, read_policy
 from dmtrl.federation.preparation import are_finite
+from dmtrl.federation.privacy.masked_site import MaskedSite
 from dmtrl.federation.privacy.moments import clip_rows
 from dmtrl.federation.privacy.releasing import SiteReleases
 from dmtrl.federation.request_checks import check_folds, check_request
@@ -41,6 +42,10 @@ from dmtrl.worker.worker import Worker
 LEDGER, MODEL = "ledger.jsonl", "model.dmtrl"
 MOST_REFUSALS = 1000  # lines about refusals in the ledger, for each study
 _PRIVATE = tuple(rounds.name_of(kind) for kind in (messages.Hello, messages.Begin, messages.Release, messages.Finish))
+_MASKED = tuple(
+    rounds.name_of(kind)
+    for kind in (messages.Hello, messages.ShareKey, messages.SumUp, messages.Begin, messages.Publish, messages.Finish)
+)
 _VERSION = re.compile(r"version-[0-9]{6,}-[0-9a-f]{8}")  # a folder of a checkpoint; see solver/checkpoint/versions.py
 logger = logging.getLogger("dmtrl")
 
@@ -63,6 +68,7 @@ class Site:
         self._most: dict[str, approval.Leaving] | None = None  # what each message may hold, and how often it may leave
         self._begun: messages.Begin | None = None
         self._worker: Worker | None = None
+        self._masked: MaskedSite | None = None
         self._handlers: dict[type, Callable[[Any], Any]] = {
             messages.Hello: self._hello,
             messages.CountCells: self._count_cells,
@@ -71,6 +77,9 @@ class Site:
             messages.MeasureNorms: self._measure_norms,
             messages.Begin: self._begin,
             messages.Release: self._release,
+            messages.ShareKey: self._share_key,
+            messages.SumUp: self._sum_up,
+            messages.Publish: self._publish,
             messages.Finish: self._finish,
         }
 
@@ -154,9 +163,14 @@ class Site:
         return self._data
 
     def _answer(self, message: Message) -> Message:
-        if self.study.privacy.private and message.name not in _PRIVATE:
+        privacy = self.study.privacy
+        if privacy.private and message.name not in _PRIVATE:
             raise RefusedBySiteError(
                 f"the study is private: the answer to {message.name!r} would leave without noise, and is withheld"
+            )
+        if privacy.masked and message.name not in _MASKED:
+            raise RefusedBySiteError(
+                f"the study has masked sums: the answer to {message.name!r} would show numbers of this site alone"
             )
         if message.name in messages.KINDS:
             request = messages.decode(message)
@@ -179,8 +193,10 @@ class Site:
         elif self.policy.private_only:
             raise RefusedBySiteError("the policy of this site allows only studies that add noise")
         data = self.data
-        single = np.where(data.usable, data.single, 0)
-        return messages.Welcome(dmtrl=version("dmtrl"), rows=data.rows_per_task.astype(np.int64), single=single)
+        rows, single = data.rows_per_task.astype(np.int64), np.where(data.usable, data.single, 0)
+        if self.study.privacy.masked:
+            rows = np.minimum(rows, self.study.limits.rows_per_task)
+        return messages.Welcome(dmtrl=version("dmtrl"), rows=rows, single=single)
 
     def _require_approved(self, study: str) -> None:
         if study != self.study.hash:
@@ -228,8 +244,8 @@ class Site:
             problem=hashlib.sha256(content).hexdigest(),
         )  # fmt: skip
         self._check_leaving(messages.encode(answer))
-        private = self.study.privacy.private
-        worker = self._build_worker(request) if self.data.fitted.any() and not private else None
+        rounds_here = self.data.fitted.any() and not (self.study.privacy.private or self.study.privacy.masked)
+        worker = self._build_worker(request) if rounds_here else None
         if not stored.exists() or stored.read_bytes() != content:
             shutil.rmtree(self._run, ignore_errors=True)  # checkpoints of another problem
             self._run.mkdir(parents=True)
@@ -246,6 +262,52 @@ class Site:
         if not self.study.privacy.private:
             raise RefusedBySiteError("the coordinator asked for a private release, but the study is not private")
         return self._releases.answer(request, lambda: self._blocks(self.begun))
+
+    @property
+    def masked(self) -> MaskedSite:
+        """This site's part in masked sums."""
+        if not self.study.privacy.masked:
+            raise RefusedBySiteError("the coordinator asked for masked sums, but the study does not have them")
+        if self._masked is None:
+            self._masked = MaskedSite(
+                self.folder / "masked", self.study, self._statistics, lambda: self._blocks(self.begun),
+                lambda: float(models.unfitted(self.study, 1.0).intercept_ridge(_coordinates(self.begun))),
+            )  # fmt: skip
+        return self._masked
+
+    def _share_key(self, request: messages.ShareKey) -> messages.SharedKey:
+        self._require_approved(request.study)
+        return self.masked.share_key(request)
+
+    def _sum_up(self, request: messages.SumUp) -> messages.Masked:
+        self._require_approved(request.study)
+        return self.masked.answer(request)
+
+    def _publish(self, request: messages.Publish) -> messages.Published:
+        self._require_approved(request.study)
+        if self.study.results.coordinator != "weights":
+            raise RefusedBySiteError("the study does not give weights to the coordinator")
+        return messages.Published(weights=self.masked.weights())
+
+    def _statistics(self, request: messages.SumUp) -> np.ndarray:
+        """The numbers of this site for a masked sum about the preparation."""
+        study, question, numbers = self.study, request.question, request.numbers
+        if question == "rows":
+            return np.array([float(self.data.rows_per_task.sum())])
+        if question == "cell_counts":
+            counts = preparation.cell_counts(study, self._rows()[0])
+            return np.concatenate([counts.present, counts.sums, counts.levels])
+        if question == "spread":
+            return preparation.spread(study, self._rows()[0], numbers).squares
+        if question == "feature_sums":
+            sums = preparation.feature_sums(*self._features(request.text))
+            return np.append(sums.features, sums.target)
+        if question == "norms":
+            X, y = self._features(request.text)
+            preparation.check_centres(study, X.shape[1], numbers[:-1], float(numbers[-1]))
+            norms = preparation.norms(X, y, numbers[:-1], float(numbers[-1]))
+            return np.array([norms.features, norms.target])
+        raise RefusedBySiteError("the coordinator asked for a masked sum that the study does not have")
 
     def _check_begin(self, begin: messages.Begin) -> None:
         """Refuse a problem that does not fit the study, the policy or the tasks of this site."""
@@ -324,17 +386,20 @@ class Site:
         self._require_approved(request.study)
         begin, study = self.begun, self.study
         self._check_begin(begin)
-        names, width = json.loads(request.names), len(begin.x_centre) + 1
-        if not (are_finite(request.weights, (len(names), width)) and are_finite(request.common, (width,))):
+        names, width, weights = json.loads(request.names), len(begin.x_centre) + 1, request.weights
+        if study.privacy.masked and study.results.sites == "own":  # nobody else knows them
+            names, weights = study.task_names(self.name), self.masked.weights()
+            names = [name for name, fitted in zip(names, self.data.fitted, strict=True) if fitted]
+        if not (are_finite(weights, (len(names), width)) and are_finite(request.common, (width,))):
             raise RefusedBySiteError("the coordinator sent a result whose weights do not fit the study")
         model = models.received(
             study, preparation.from_json(begin.preparation), _coordinates(begin), names,
-            request.weights, request.common, (request.reg_lambda, request.tau),
+            weights, request.common, (request.reg_lambda, request.tau),
             Certificate(request.primal, request.dual),
         )  # fmt: skip
         answer = self._held_out_errors(model)
         errors = {name: values.tolist() for name, values in vars(answer).items()}
-        if study.privacy.private:  # the site sees its errors, the coordinator does not
+        if study.privacy.private or study.privacy.masked:  # the site sees its errors, the coordinator does not
             answer = messages.Finished(**{name: np.zeros(len(values)) for name, values in vars(answer).items()})
         self._check_leaving(messages.encode(answer))  # a result too many does not replace the model
         results = self.folder / "results"

@@ -326,7 +326,7 @@ class _Checker:
                 text = f"{name} has {rows:,} rows with a target, fewer than {minimum_rows}"
                 self._check.add(level, text, f"{name} has fewer rows than the threshold")
             elif self._study.classification and len(np.unique(y[mine])) < 2:
-                if self._study.privacy.private:  # that all rows have one class is not told
+                if self._study.privacy.private or self._study.privacy.masked:  # not told: all rows have one class
                     continue
                 single[i] = int(y[mine][0])
                 only = self._study.class_names[int(single[i] > 0)]

@@ -264,6 +264,8 @@ class _Reader(TomlFields):
                 table = special[column.name]
                 self.fail(f"{column.name!r} is also used in [{table}]; remove it here", ("columns", column.name))
         study = replace(study, privacy=read_privacy(self, content.get("privacy", {}), study))
+        if study.privacy.masked and study.results == Results("summary", "all"):
+            self.fail("sites = 'all' needs coordinator = 'weights': nobody knows them else", ("results",), "sites")
         if study.privacy.masked and study.limits.sites < 3:
             self.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", ("limits",))
         return study

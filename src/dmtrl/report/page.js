@@ -17,11 +17,7 @@
     return new Response(stream).text();
   }
 
-  const [library, json] = await Promise.all([unpacked("library"), unpacked("data")]);
-  const script = document.createElement("script");
-  script.textContent = library; // runs at once: the policy of the page has its hash
-  document.head.append(script);
-  const data = JSON.parse(json);
+  let data = null; // the plots and their dark colours, once they are unpacked
   const root = document.documentElement;
   const wantsDark = window.matchMedia("(prefers-color-scheme: dark)");
   const config = { displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset", scrollZoom: false };
@@ -221,6 +217,15 @@
   for (const button of document.querySelectorAll("th button")) {
     button.addEventListener("click", () => sortBy(button.closest("th")));
   }
+  if (window.matchMedia("(max-width: 860px)").matches) document.querySelector("nav details").open = false;
+  root.dataset.theme = theme();
+
+  // Tables work from here on; plots take a moment more.
+  const [library, json] = await Promise.all([unpacked("library"), unpacked("data")]);
+  const script = document.createElement("script");
+  script.textContent = library; // runs at once: the policy of the page has its hash
+  document.head.append(script);
+  data = JSON.parse(json);
   document.getElementById("theme").addEventListener("click", () => {
     chosen = theme() === "dark" ? "light" : "dark";
     try {
@@ -233,6 +238,5 @@
   wantsDark.addEventListener("change", () => draw(theme()));
   window.addEventListener("beforeprint", () => draw("light"));
   window.addEventListener("afterprint", () => draw(theme()));
-  if (window.matchMedia("(max-width: 860px)").matches) document.querySelector("nav details").open = false;
   draw(theme());
 })();

@@ -156,8 +156,7 @@ def cross_validate(
 def fit_folds(
     engine: Engine,
     spec: ProblemSpec,
-    reg_lambda: float,
-    common: float,
+    strengths: Strengths,
     folds: int,
     receive: Callable[[int, Outcome], None],
 ) -> None:
@@ -166,12 +165,13 @@ def fit_folds(
     `receive(fold, outcome)` is called one at a time and from any thread. Every fit starts from zero, so the results do
     not depend on what the engine did before.
     """
-    grid = np.array([reg_lambda]), np.array([common]), np.array([spec.own])
-    search = _Search(engine, spec, *grid, folds, CheckpointSession())
+    lam, common, own = strengths
+    spec = replace(spec, own=own)
+    search = _Search(engine, spec, np.array([lam]), np.array([common]), np.array([own]), folds, CheckpointSession())
 
     def follow(group: PathGroup, turns: Turns, fold: int, engine: Engine) -> None:
         layout = search.hold_out(engine, fold)
-        outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession(), layout=layout)
+        outcome = solve_on(engine, spec, lam, common, CheckpointSession(), layout=layout)
         with search.one_at_a_time:
             receive(fold, outcome)
 

@@ -7,9 +7,10 @@ import numpy as np
 from dmtrl.data.labels import plain
 from dmtrl.data.task_data import tiny_tasks
 from dmtrl.estimators.diagnostics import PARTS
+from dmtrl.estimators.held_out import Metrics
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
-from dmtrl.report.model_page.held_out import held_out_error
+from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metrics_of
 from dmtrl.workflows.fit import FOLDS, Prepared
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
@@ -40,7 +41,12 @@ def model_figures(
     per_task = _tasks(model)
     for name, values in _task_errors(model, comparison).items():
         for row, value in zip(per_task, values, strict=True):
-            row[name] = float(value) if np.isfinite(value) else None
+            row[name] = _number(value)
+    metrics = metrics_of(model, comparison)
+    if metrics is not None:
+        for i, row in enumerate(per_task):
+            row["metrics"] = {name: _number(values[i]) for name, values in metrics.per_task.items()}
+            row["baseline"] = {name: _number(values[i]) for name, values in metrics.baseline_per_task.items()}
     return {
         "tasks": len(model.tasks_),
         "kind": loss.kind,
@@ -51,8 +57,9 @@ def model_figures(
         "own": model.own_strength_,
         "task_weight": model.task_weight,
         "shares": dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
-        "chosen": None if path is None else _choice(path, model.scoring_),
+        "chosen": None if path is None else _choice(path, cv_measure(model)),
         **_held_out(model, X, y, tasks, weight),
+        "metrics": None if metrics is None else _overall(metrics),
         "certificate": {
             "primal": certificate.primal,
             "dual": certificate.dual,
@@ -65,6 +72,18 @@ def model_figures(
         "compared": None if comparison is None else str(comparison),
         "per_task": per_task,
     }
+
+
+def _overall(metrics: Metrics) -> dict[str, dict[str, float | None]]:
+    """Each metric over all held-out rows, with that of the baseline."""
+    return {
+        name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
+        for name, value in metrics.overall.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
 
 
 def _tasks(model: Any) -> list[dict[str, Any]]:
@@ -89,18 +108,21 @@ def _held_out(model: Any, X: Any, y: Any, tasks: Any, weight: Any) -> dict[str, 
         return {"held_out": None, "baseline": None}
     path = model.cv_path_
     loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)]
-    return {"held_out": {"loss": float(loss), model.scoring_: found.error}, "baseline": found.baseline}
+    return {"held_out": {"loss": float(loss), cv_measure(model): found.error}, "baseline": found.baseline}
 
 
 def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     """Held-out errors of each task: from the comparison, or from choosing lambda."""
-    if comparison is not None and len(comparison.tasks) == len(model.tasks_):
-        return {name: getattr(comparison, name) for name in ("together", "alone", "pooled")}
+    if comparison is not None:  # which has no task with a single class
+        place = {plain(name): i for i, name in enumerate(comparison.tasks)}
+        rows = np.array([place.get(plain(name), len(place)) for name in model.tasks_])
+        errors = {name: np.append(getattr(comparison, name), np.nan) for name in ("together", "alone", "pooled")}
+        return {name: values[rows] for name, values in errors.items()}
     path = getattr(model, "cv_path_", None)
     if path is None or path.weight.shape[-1] != len(model.tasks_):
         return {}
     cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
-    total, weight = getattr(path, model.scoring_)[cell].sum(axis=0), path.weight[cell].sum(axis=0)
+    total, weight = getattr(path, cv_measure(model))[cell].sum(axis=0), path.weight[cell].sum(axis=0)
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
 
 

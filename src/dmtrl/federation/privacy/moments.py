@@ -108,7 +108,7 @@ class Quadratics:
         )  # fmt: skip
 
     def solve(self, names: Sequence[str], reg_lambda: float, common: float, settings: Settings) -> Outcome:
-        """The certified solution of the multi-task problem with these models instead of the losses.
+        """Return the certified solution of the multi-task problem with these models instead of the losses.
 
         The intercepts have no penalty and are eliminated. The rest of a model is the squared loss of d pseudo-rows, the
         square root of its curvature, so that the ordinary solver and its certificate apply.
@@ -130,7 +130,7 @@ class Quadratics:
         return Outcome(
             np.column_stack([found.W, intercept]), np.append(found.common, 0.0), found.covariance, found.certificate,
             DualPoint(np.column_stack([dual.B, np.zeros(m)]), dual.conjugate, dual.conjugate_at_zero, dual.bound),
-            found.history, found.converged, found.method,
+            found.history, found.converged, found.method, found.task_weight, found.task_size,
         )  # fmt: skip
 
 

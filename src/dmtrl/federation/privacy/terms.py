@@ -57,6 +57,8 @@ class Privacy:
 
     def guarantee(self, epsilon: float | None = None) -> str:
         """The guarantee in one sentence."""
+        if self.masked:
+            return "The server reads only sums over all sites; no noise is added, so these sums are not private."
         if not self.private:
             return "No noise is added: nothing that leaves a site is differentially private."
         wanted = self.epsilon if epsilon is None else min(epsilon, self.epsilon)

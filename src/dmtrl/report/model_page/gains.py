@@ -60,28 +60,31 @@ def gain_section(facts: ModelFacts) -> Section:
             *(float(getattr(comparison, model)[i]) for model in MODELS),
             float(gain[i]),
             "yes" if comparison.hurts[i] else None,
-            *_row_cells(comparison, int(i)),
-            *([] if comparison.shares is None else map(float, comparison.shares[i])),
         ]
         for i in order
     ]
     columns = ["task", *MODELS, "gain", "hurt"]
-    if comparison.rows is not None:
-        columns += ["rows", *(["few rows"] if comparison.tiny.any() else [])]
-    columns += [] if comparison.shares is None else PARTS
     caption = f"Mean held-out {comparison.measure}. The gain is alone minus together. Click a column heading to sort."
-    if comparison.shares is not None:
-        caption += " The last columns are the shares of the common, related and own parts in a task's coefficients."
     items.append(Table("Errors and gains", columns, rows, caption))
+    items += _share_table(comparison, names)
     return Section(TITLE, items)
 
 
-def _row_cells(comparison: Comparison, task: int) -> list[object]:
-    """The number of rows of a task and, if any task has very few, the mark of those."""
-    if comparison.rows is None:
+def _share_table(comparison: Comparison, names: list[str]) -> list[Item]:
+    """The rows of each task, and how much of its coefficients is common, related and its own."""
+    if comparison.rows is None or comparison.shares is None:
         return []
-    marks: list[object] = ["few" if comparison.tiny[task] else None] if comparison.tiny.any() else []
-    return [int(comparison.rows[task]), *marks]
+    some = bool(comparison.tiny.any())  # only then there is a column with marks
+    lines = [
+        [name, int(comparison.rows[i]), *(["few" if comparison.tiny[i] else None] if some else []), *shares.tolist()]
+        for i, (name, shares) in enumerate(zip(names, comparison.shares, strict=True))
+    ]
+    columns = ["task", "rows", *(["few rows"] if some else []), *PARTS]
+    caption = (
+        "How much of a task's coefficients all tasks share (common), only related tasks share (related), and the task "
+        "has of its own: the lengths of the three parts, divided by their sum."
+    )
+    return [Table("Rows and shares", columns, lines, caption)]
 
 
 def _how_to_compare(facts: ModelFacts) -> str:

@@ -5,6 +5,7 @@ The error comes from cross-validation or from a comparison; nothing is fitted he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,14 @@ import numpy as np
 from scipy.special import xlogy
 
 from dmtrl.estimators.classes import class_losses
-from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.diagnostics import Comparison, default_measure
+from dmtrl.estimators.held_out import LOWER_IS_BETTER, TITLES, Metrics
 from dmtrl.losses import REGRESSION, AnyLoss, OneVsRest, Softmax, get_loss
+from dmtrl.report.content import Item, Table
 from dmtrl.report.displays import measure_name
+from dmtrl.solver.cross_validation import SCORE
 
+OTHERS = {"alone": "each task alone", "pooled": "one model for all"}
 SQUARED_ERROR, ERROR_RATE = measure_name("squared_error"), measure_name("wrong")
 BASELINES = {SQUARED_ERROR: "each task's mean", ERROR_RATE: "each task's most frequent class"}
 _FAR = 40.0  # scores beyond this change no loss of a class or a count: exp(-40) is 4e-18
@@ -66,8 +71,9 @@ def held_out_error(
     """
     path = getattr(model, "cv_path_", None)
     if path is not None:
-        measure, over = measure_name(model.scoring_), "rows"
-        error = path.mean(model.scoring_)[path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)]
+        measure, over = measure_name(cv_measure(model)), "rows"
+        cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
+        error = path.mean(cv_measure(model))[cell]
     elif comparison is not None:
         measure, over = measure_name(comparison.measure), "tasks"
         error = np.nanmean(comparison.together)
@@ -82,6 +88,11 @@ def held_out_error(
         else:
             baseline = baseline_loss(_loss_of(model), table.y, table.codes, weight, over)
     return HeldOut(measure, float(error), over, path is not None, baseline)
+
+
+def cv_measure(model: Any) -> str:
+    """The error of cross-validation to show: the one that was minimised, or the usual one if a scorer chose."""
+    return default_measure(model.loss) if model.scoring_ == SCORE else str(model.scoring_)
 
 
 def baseline_error(
@@ -200,3 +211,43 @@ def paragraph(found: HeldOut) -> str:
     if found.tuned:
         text += "Lambda and tau were chosen on the same rows, so the error on new rows may be slightly larger."
     return text.strip()
+
+
+def metrics_of(model: Any, comparison: Comparison | None) -> Metrics | None:
+    """The metrics on held-out rows: from choosing lambda, else from the comparison."""
+    found = vars(model).get("metrics_")
+    return found if found is not None or comparison is None else comparison.metrics.get("together")
+
+
+def metric_tables(metrics: Metrics, comparison: Comparison | None, names: Sequence[str]) -> list[Item]:
+    """The metrics of all held-out rows beside their baselines, and those of each task."""
+    compared = {} if comparison is None else comparison.metrics
+    others = {name: compared[name] for name in OTHERS if name in compared}
+    rows = [
+        [
+            TITLES[name],
+            _shown(metrics.overall[name]),
+            _shown(metrics.baseline[name]),
+            *(_shown(other.overall[name]) for other in others.values()),
+            "lower" if LOWER_IS_BETTER[name] else "higher",
+        ]
+        for name in metrics.overall
+    ]
+    what = "mean of the other rows" if "r2" in metrics.overall else "class frequencies"
+    caption = f"The baseline knows only the task of a row and predicts its {what}."
+    if "calibration" in metrics.overall:
+        caption += " The calibration error is the mean distance between predicted probability and frequency, in bins."
+    columns = ["metric", "model", "baseline", *(OTHERS[name] for name in others), "better"]
+    tables: list[Item] = [Table("Metrics on held-out rows", columns, rows, caption)]
+    if len(names) > 1:
+        columns = ["task", "rows", *(TITLES[name] for name in metrics.per_task)]
+        lines = [
+            [name, int(metrics.rows[i]), *(_shown(values[i]) for values in metrics.per_task.values())]
+            for i, name in enumerate(names)
+        ]
+        tables.append(Table("Metrics of each task", columns, lines, "Rows: held out once. Empty: not defined."))
+    return tables
+
+
+def _shown(value: float) -> float | None:
+    return float(f"{value:.4g}") if np.isfinite(value) else None

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.labels import plain
+from dmtrl.estimators.correlations import CorrelationIntervals
 from dmtrl.estimators.diagnostics import format_shares
 from dmtrl.report.content import (
     ChartGrid,
@@ -47,6 +49,7 @@ def model_page(
     comparison: Any = None,
     title: str | None = None,
     sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> Page:
     """The page about a fitted model.
 
@@ -60,8 +63,10 @@ def model_page(
         it out.
     title : str, optional
         By default, the target and the task column, or the number of tasks.
+    intervals : CorrelationIntervals, optional
+        The result of `model.correlation_intervals(X, y, tasks)`, to show which relations are clear.
     """
-    facts = model_facts(model, X, y, tasks, comparison, sample_weight)
+    facts = model_facts(model, X, y, tasks, comparison, sample_weight, intervals)
     return page_from_facts(facts, title or _title(facts))
 
 
@@ -74,12 +79,13 @@ def write_model_page(
     comparison: Any = None,
     title: str | None = None,
     sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> Path:
     """Write the page about a fitted model as one offline HTML file, and return its path.
 
     The other parameters are those of `model_page`.
     """
-    return write_page(model_page(model, X, y, tasks, comparison, title, sample_weight), path)
+    return write_page(model_page(model, X, y, tasks, comparison, title, sample_weight, intervals), path)
 
 
 def _title(facts: ModelFacts) -> str:
@@ -168,7 +174,11 @@ def _accuracy(facts: ModelFacts) -> Section:
     )
     if facts.held_out is not None:
         text = f"{held_out.paragraph(facts.held_out)}\n\n{text}"
-    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text)])
+    tables: list[Item] = []
+    if facts.metrics is not None:
+        names = [str(plain(name)) for name in facts.metrics.tasks]
+        tables = held_out.metric_tables(facts.metrics, facts.comparison, names)
+    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text), *tables])
 
 
 def _held_out_figures(facts: ModelFacts) -> list[tuple[str, str]]:

@@ -1,0 +1,199 @@
+"""A site in a study with masked sums: it computes its own weights, and only sums over all sites become known.
+
+Its state is on its disk after every question, with the answer, so that a repeated question gets the same bytes and a
+mask is never used for two sums.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dmtrl import storage
+from dmtrl.data.blocks import Blocks
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.messages import Masked, SharedKey, ShareKey, SumUp
+from dmtrl.federation.preparation import are_finite
+from dmtrl.federation.privacy.masks import KEY_BYTES, masked, new_key, public_part
+from dmtrl.federation.study import Study
+from dmtrl.protocol.messages import Prepare, Restore, Round, Save, decode, encode
+from dmtrl.protocol.steps import Steps
+from dmtrl.solver.settings import Settings
+from dmtrl.worker.worker import Worker
+
+_STATE, _KIND = "state.npz", "dmtrl masked sums 1"
+Statistics = Callable[[SumUp], np.ndarray]
+
+
+class MaskedSite:
+    """The part of one site in masked sums.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the key and the state are kept.
+    study : Study
+    statistics : callable
+        The numbers of the site for questions about the preparation.
+    blocks : callable
+        The rows of the prepared problem.
+    ridge : callable
+        The penalty on an intercept in the prepared problem.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        study: Study,
+        statistics: Statistics,
+        blocks: Callable[[], Blocks],
+        ridge: Callable[[], float],
+    ):
+        self._folder, self._study, self._statistics, self._blocks, self._ridge = (
+            folder, study, statistics, blocks, ridge,
+        )  # fmt: skip
+        self._worker: Worker | None = None
+        self._at = ""  # the folder of the worker's file for the question under way
+
+    def share_key(self, request: ShareKey) -> SharedKey:
+        """A new key for a new session; the same one for the same session."""
+        path = self._folder / "key.json"
+        stored = json.loads(path.read_bytes()) if path.exists() else {}
+        if stored.get("session") != request.session:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.mkdir(parents=True)
+            stored = {"session": request.session, "key": new_key().hex()}
+            storage.write(str(path), json.dumps(stored).encode())
+            self._worker = None
+        return SharedKey(key=public_part(bytes.fromhex(stored["key"])))
+
+    def answer(self, request: SumUp) -> Masked:
+        key, header, state = self._load(request)
+        if request.counter == header["counter"]:
+            return Masked(counter=request.counter, values=state["answer"])
+        if request.counter != header["counter"] + 1:
+            raise RefusedBySiteError("the coordinator asked for a masked sum out of turn")
+        self._at = f"worker-{request.counter}"
+        numbers = self._numbers(request, state, header.get("worker", ""))
+        values = masked(numbers, key, state["keys"], f"{request.session} {request.counter}")
+        state["answer"] = values
+        header["counter"] = request.counter
+        if (self._folder / self._at).exists():
+            header["worker"] = self._at
+        storage.save(str(self._folder / _STATE), {"kind": _KIND, **header}, state)
+        for old in self._folder.glob("worker-*"):
+            if old.name != header.get("worker"):
+                shutil.rmtree(old, ignore_errors=True)
+        return Masked(counter=request.counter, values=values)
+
+    def weights(self) -> np.ndarray:
+        """The weights that the coordinator's certificate is about."""
+        path = self._folder / _STATE
+        if not path.exists():
+            raise RefusedBySiteError("no masked study has run here")
+        _, state = storage.load(str(path), _KIND)
+        if "best" not in state:
+            raise RefusedBySiteError("the masked study has not come to a result here")
+        return np.array(state["best"])
+
+    def _load(self, request: SumUp) -> tuple[bytes, dict[str, Any], dict[str, np.ndarray]]:
+        path = self._folder / "key.json"
+        stored = json.loads(path.read_bytes()) if path.exists() else {}
+        if stored.get("session") != request.session:
+            raise RefusedBySiteError("the coordinator asked for a masked sum of a session that has not begun here")
+        keys = request.keys
+        if keys.ndim != 2 or keys.shape[1] != KEY_BYTES or keys.dtype != np.uint8:
+            raise RefusedBySiteError("the coordinator sent keys that are none")
+        header: dict[str, Any] = {"counter": -1}
+        state: dict[str, np.ndarray] = {"keys": keys}
+        if (self._folder / _STATE).exists():
+            header, arrays = storage.load(str(self._folder / _STATE), _KIND)
+            header, state = dict(header), dict(arrays)
+            if not np.array_equal(state["keys"], keys):
+                raise RefusedBySiteError("the coordinator sent other keys than before in the same session")
+        return bytes.fromhex(stored["key"]), header, state
+
+    def _numbers(self, request: SumUp, state: dict[str, np.ndarray], worker: str) -> np.ndarray:
+        """The numbers of this site for a question; the state is updated."""
+        if request.question == "start":
+            return self._start(state)
+        if request.question == "improve":
+            return self._improve(request, state, self._restored(worker))
+        if request.question == "move":
+            return self._move(request, state)
+        return self._statistics(request)
+
+    def _start(self, state: dict[str, np.ndarray]) -> np.ndarray:
+        settings, blocks = Settings(seed=self._study.fit.seed), self._blocks()
+        self._worker, k = Worker(blocks, self._study.loss), blocks.n_units
+        prepared = self._ask(Prepare(
+            seed=settings.seed, local_solver=settings.local_solver, sampling=settings.sampling,
+            max_passes=settings.max_passes, keep=False, density=1.0, intercept=True, intercept_ridge=self._ridge(),
+            total_weight=np.diff(blocks.starts).astype(float), steps=np.zeros(k, dtype=np.int64),
+        ))  # fmt: skip
+        state |= {"Z": np.zeros_like(prepared.b), "B": prepared.b, "intercept_step": prepared.intercept_step}
+        self._save()
+        longest = np.minimum(prepared.longest_step, 1e12).sum()
+        return np.array([k, prepared.conjugate.sum(), prepared.conjugate_at_zero.sum(), longest])
+
+    def _improve(self, request: SumUp, state: dict[str, np.ndarray], worker: Worker) -> np.ndarray:
+        """One round of the worker at Z. Sums of losses and squares, and Gram matrices of V = U + s B and of B."""
+        self._require("Z" in state and are_finite(request.numbers, (4,)))
+        number, s, target, relax = request.numbers.tolist()
+        self._require(s > 0 and relax in (0.0, Settings().relaxation - 1.0) and number >= 0)
+        Z, before, step = state["Z"], state["B"], np.full(len(state["Z"]), s)
+        answer = decode(worker.answer(encode(Round(
+            round=int(number), target=target, relax=relax, w=Z, step=step, intercept_step=state["intercept_step"]
+        ))))  # fmt: skip
+        steps = Steps(step, state["intercept_step"], self._ridge())
+        anchor = Z if relax == 0.0 else Z + relax * (Z - state["U"])
+        U, B = steps.centre(Z, anchor, before) + steps.times(answer.b), answer.b
+        state |= {"U": U, "B": B, "V": U[:, :-1] + s * B[:, :-1]}
+        self._save()
+        inner = [answer.loss_w.sum(), answer.conjugate.sum(), _square(Z[:, -1]), _square(B[:, -1])]
+        inner += [_square(part[:, :-1]) for part in (B, B - before, U)]
+        return np.concatenate([inner, *_gram(state["V"]), *_gram(B[:, :-1])])
+
+    def _move(self, request: SumUp, state: dict[str, np.ndarray]) -> np.ndarray:
+        """The proximal point Z = w_0 + (V - w_0) M of the own tasks; the one before is kept if it was the best."""
+        self._require("V" in state)
+        d = state["V"].shape[1]
+        self._require(are_finite(request.numbers, (1 + d + d * d,)))
+        keep, w0, M = request.numbers[0], request.numbers[1 : 1 + d], request.numbers[1 + d :].reshape(d, d)
+        if keep:
+            state["best"] = state["Z"]
+        new = np.column_stack([w0 + (state["V"] - w0) @ M, state["U"][:, -1]])
+        moved = _square(new[:, :-1] - state["Z"][:, :-1])
+        state["Z"] = new
+        return np.array([moved, _square(new[:, :-1]), _square(new[:, :-1] - state["U"][:, :-1])])
+
+    def _restored(self, worker: str) -> Worker:
+        """The worker of the run, from the disk after a restart."""
+        if self._worker is None:
+            self._require(bool(worker))
+            self._worker = Worker(self._blocks(), self._study.loss)
+            self._ask(Restore(source=str(self._folder / worker)))
+        return self._worker
+
+    def _save(self) -> None:
+        self._ask(Save(to=str(self._folder / self._at)))
+
+    def _ask(self, request: Any) -> Any:
+        assert self._worker is not None
+        return decode(self._worker.answer(encode(request)))
+
+    def _require(self, fits: bool) -> None:
+        if not fits:
+            raise RefusedBySiteError("the coordinator asked for a masked sum that does not fit the study")
+
+
+def _square(values: np.ndarray) -> float:
+    return float((values * values).sum())
+
+
+def _gram(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The upper triangle of the Gram matrix of the columns, and the sum of the rows."""
+    return (rows.T @ rows)[np.triu_indices(rows.shape[1])], rows.sum(axis=0)
