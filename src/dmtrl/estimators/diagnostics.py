@@ -92,9 +92,9 @@ class Comparison:
         except ImportError as error:
             raise ImportError('table() needs pandas: pip install "dmtrl[frames]"') from error
         columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
-        known = {} if self.rows is None else {"rows": self.rows, "few_rows": self.tiny}
+        known = {} if self.rows is None else {"rows": self.rows}
         parts = {} if self.shares is None else dict(zip(PARTS, self.shares.T, strict=True))
-        return pd.DataFrame(known | columns | parts, index=pd.Index(self.tasks, name="task"))
+        return pd.DataFrame(columns | known | parts, index=pd.Index(self.tasks, name="task"))
 
     def __str__(self) -> str:
         known = np.isfinite(self.together)

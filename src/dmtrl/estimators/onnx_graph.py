@@ -116,6 +116,8 @@ def _column_scores(graph: _Graph, found: list[Formula]) -> str:
     texts = {term.column for term in found[0].terms if term.kind in ("level", "other")}
     days = {term.column: term.feature for term in found[0].terms if term.kind == "days"}
     for j, term in enumerate(found[0].terms):
+        if term.kind in ("word", "bucket"):
+            raise ValueError(f"column {term.column!r} is a text, which an ONNX graph cannot read; export .json or .csv")
         if term.column in texts:
             levels.setdefault(term.column, []).append(j)
             continue
