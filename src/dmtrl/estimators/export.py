@@ -36,7 +36,8 @@ class Term:
 
     kind: "number" (the value of a column), "missing" (1 if it is missing), "level" (1 if it equals `value`), "other" (1
     if it equals no level of this column), "days" (days since the date `value`), "date part" (the part `value` of a
-    date) or "feature" (a feature as it is). fill: stands in for a missing number or date.
+    date), "word" (its tf-idf in a text), "bucket" (number `value` of hashed words) or "feature" (a feature as it is).
+    fill: stands in for a missing number or date. idf: of a word.
     """
 
     feature: str
@@ -45,6 +46,7 @@ class Term:
     coefficient: float
     value: str | None = None
     fill: float | None = None
+    idf: float | None = None
 
     @property
     def multiplies(self) -> str:
@@ -57,6 +59,8 @@ class Term:
             "other": f"1 if {self.column!r} is none of the levels listed, else 0",
             "days": f"days from {self.value} to {self.column!r}{filled}",
             "date part": f"the {self.value} of {self.column!r}, 0 if missing",
+            "word": f"{self.idf!r} * count of {self.value!r} in {self.column!r}, over the norm of all such products",
+            "bucket": f"bucket {self.value} of the hashed words of {self.column!r}",
             "feature": f"the feature {self.feature!r}",
         }[self.kind]
 
@@ -146,23 +150,22 @@ def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A term without its coefficient: the feature is (quantity - mean) / scale.
-
-    reference: a value without a feature, whose coefficient is 0: the first of two categories.
-    """
+    """A term without its coefficient: the feature is (quantity - mean) / scale. A reference level has no feature."""
 
     term: Term
     mean: float = 0.0
     scale: float = 1.0
-    reference: bool = False
+    has_feature: bool = True
 
 
 def _formula(task: Any, label: Any, coef: np.ndarray, intercept: Any, patterns: list[_Pattern]) -> Formula:
-    terms, constant, weights = [], float(intercept), iter(coef.astype(float).tolist())
+    terms, constant = [], float(intercept)
+    weights = iter(coef.astype(float).tolist())
     for pattern in patterns:
-        coefficient = 0.0 if pattern.reference else next(weights) / pattern.scale
+        coefficient = next(weights) / pattern.scale if pattern.has_feature else 0.0
         constant -= coefficient * pattern.mean
         terms.append(replace(pattern.term, coefficient=coefficient))
+    assert next(weights, None) is None, "every coefficient has a term"
     return Formula(task, label, constant, tuple(terms))
 
 
@@ -180,16 +183,21 @@ def _column_patterns(column: Any) -> Iterator[_Pattern]:
     if isinstance(column, Number):
         yield from _number_patterns(column, "number", column.name, None)
     elif isinstance(column, Category):
-        names = iter(column.features)
-        for i, level in enumerate(column.categories):
-            kind, reference = "missing" if level is None else "level", i < column.first
-            yield _Pattern(Term("" if reference else next(names), kind, column.name, 0.0, level), reference=reference)
-        if column.other:
-            yield _Pattern(Term(next(names), "other", column.name, 0.0))
+        kinds = ["missing" if level is None else "level" for level in column.categories] + ["other"] * column.other
+        names = ["(reference)"] * column.first + column.features
+        levels = [*column.categories, *([None] * column.other)]
+        for i, (kind, name, level) in enumerate(zip(kinds, names, levels, strict=True)):
+            yield _Pattern(Term(name, kind, column.name, 0.0, level), has_feature=i >= column.first)
     elif isinstance(column, Date):
         yield from _number_patterns(column.days, "days", column.name, column.first)
         for part in column.parts:
             yield _Pattern(Term(f"{column.name} {part}", "date part", column.name, 0.0, part))
+    elif isinstance(column, Words):
+        for i, name in enumerate(column.features):
+            if column.vocabulary:
+                yield _Pattern(Term(name, "word", column.name, 0.0, column.vocabulary[i], idf=column.idf[i]))
+            else:
+                yield _Pattern(Term(name, "bucket", column.name, 0.0, str(i)))
     else:
         source = "" if isinstance(column, Block) else column.name
         for name in column.features:
@@ -242,6 +250,7 @@ def as_json(model: Any, found: Sequence[Formula]) -> dict[str, Any]:
                         "column": term.column,
                         **({} if term.value is None else {"value": term.value}),
                         **({} if term.fill is None else {"fill": term.fill}),
+                        **({} if term.idf is None else {"idf": term.idf}),
                         "coefficient": term.coefficient,
                         "multiplies": term.multiplies,
                     }
