@@ -291,3 +291,27 @@ def test_other_feature_maps_cannot_become_graphs() -> None:
     pytest.importorskip("onnx", reason='needs onnx: pip install "dmtrl[onnx]"')
     with pytest.raises(ValueError, match="StandardScaler cannot be exported to ONNX"):
         onnx_bytes(model, 0)
+
+
+def test_two_values_are_exported_with_the_one_that_has_no_feature(tmp_path: Path) -> None:
+    """Of two levels, of a level and holes, and of a level and rare ones; with a level that the fit did not see."""
+    rng, n = np.random.default_rng(0), 120
+    columns = {
+        "two": rng.choice(["a", "b"], n).tolist(),
+        "hole": rng.choice(["a", ""], n).tolist(),
+        "rare": ["p", "q", *["a"] * (n - 2)],
+    }
+    score = sum((np.array(cells) == "a") * (i + 1.0) for i, cells in enumerate(columns.values()))
+    rows = list(zip(*columns.values(), rng.choice(["u", "v"], n), (score + rng.normal(size=n)).round(3), strict=True))
+    for name, some in (("a.csv", rows), ("new.csv", [*rows[:6], ("z", "z", "z", "u", 0.0)])):
+        lines = [",".join([*columns, "t", "y"]), *(",".join(map(str, row)) for row in some)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    words = ("--task", "t", "--target", "y", "--lambda", "0.1", "--no-page", "-q", "-o", tmp_path / "m")
+    assert run("fit", tmp_path / "a.csv", *words).exit_code == 0
+    assert run("export", tmp_path / "m", "-o", tmp_path / "m.json", "-q").exit_code == 0
+    assert run("predict", tmp_path / "m", tmp_path / "new.csv", "-q", "-o", tmp_path / "p.csv").exit_code == 0
+    models = {model["task"]: model for model in json.loads((tmp_path / "m.json").read_text())["models"]}
+    assert sum(term["coefficient"] == 0 for term in models["u"]["terms"]) == 3
+    by_hand = [score_by_hand(models[row["t"]], row) for row in read_csv(tmp_path / "new.csv")]
+    expected = [float(line["prediction"]) for line in read_csv(tmp_path / "p.csv")]
+    np.testing.assert_allclose(by_hand, expected, rtol=1e-9, atol=1e-9)

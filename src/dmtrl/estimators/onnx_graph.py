@@ -101,7 +101,10 @@ def _fourier_features(graph: _Graph, rows: str, feature_map: RFF) -> str:
     shift[pairs : 2 * pairs] = 0.0
     shift[2 * pairs :] += feature_map.phase_
     sine = graph.op("Sin", graph.op("Add", graph.op("MatMul", rows, graph.constant(turned)), graph.constant(shift)))
-    return graph.op("Mul", sine, graph.constant((2 / feature_map.n_components) ** 0.5))
+    mapped = graph.op("Mul", sine, graph.constant((2 / feature_map.n_components) ** 0.5))
+    if not feature_map.linear:
+        return mapped
+    return graph.op("Concat", graph.op("Mul", rows, graph.constant(feature_map.scale_)), mapped, axis=1)
 
 
 def _column_scores(graph: _Graph, found: list[Formula]) -> str:
