@@ -67,7 +67,8 @@ def test_the_row_of_a_fit_by_hand() -> None:
     seconds = {fit.DEFAULT: [2.0, 4.0], fit.THREADS: [1.0, 3.0]}
     figures = {
         "lambda": 0.01, "seconds": seconds, "processor": processor, "first": {fit.DEFAULT: 3.5},
-        "rounds": 500, "gap": 0.2, "same_bits": False, "special_gap": 1e-4, "peers": {"Ridge": {"tol": 0.1, "gap": 1e-5}},
+        "rounds": 500, "gap": 0.2, "same_bits": False, "special_gap": 1e-4,
+        "peers": {"Ridge": {"tol": 0.1, "gap": 1e-5}},
     }  # fmt: skip
     row = fit.table_row({"problem": "school", "loss": "squared", "reg_lambda": fit.CHOSEN}, figures)
     assert row[:6] == ["School", "squared", "0.01 (CV)", "2", "500, gap 2.0e-01", "5"]

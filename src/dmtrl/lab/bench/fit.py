@@ -111,9 +111,7 @@ def table_row(params: Mapping[str, Any], figures: Mapping[str, Any]) -> list[obj
     middle = {name: float(np.median(values)) for name, values in processor.items()}
     threads, threads_low, threads_high = ratio(seconds[DEFAULT], seconds[THREADS])
     bound = ("" if own <= GAP else "> ") + ("" if figures["gap"] <= GAP else "< ")
-    speedup = f"{threads:.2f} ({threads_low:.2f} to {threads_high:.2f})" + (
-        "" if figures["same_bits"] else ", DIFFERENT BITS"
-    )
+    same = "" if figures["same_bits"] else ", DIFFERENT BITS"
     return [
         TITLES.get(params["problem"], params["problem"]),
         params["loss"],
