@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TasksLeftOutWarning,
         WorkerLostError,
     )
+    from dmtrl.federation.privacy.moments import private_moments
     from dmtrl.losses import CustomLoss, Loss, get_loss
     from dmtrl.losses.check import check_loss
     from dmtrl.relationship.check import check_relationship
@@ -59,6 +60,7 @@ _HOMES = {
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
     "estimators.export": ["export"],
     "estimators.feature_maps": ["RFF"],
+    "federation.privacy.moments": ["private_moments"],
     "losses.check": ["check_loss"],
     "losses.builtin": ["CustomLoss", "Loss", "get_loss"],
     "estimators.metrics": ["per_task_scores", "task_scorer"],
@@ -103,6 +105,7 @@ __all__ = [
     "get_loss",
     "load",
     "per_task_scores",
+    "private_moments",
     "solve",
     "task_scorer",
     "verify",

@@ -192,3 +192,8 @@ def test_report_with_and_without_the_rows(fitted: tuple[Path, dict[str, Any]], r
 def test_export(fitted: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     result = run("export", fitted[0], "-o", tmp_path / "model.json")
     assert result.exit_code == 0, result.output
+    found = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+    terms = {(term["column"], term.get("value")): term["coefficient"] for term in found["models"][0]["terms"]}
+    model = dmtrl.load(fitted[0])
+    assert terms["Aktion", "ja"] == 0, "the value without a feature"
+    assert terms["Aktion", "nein"] == model.coef_[0][model.preparation_.feature_names.index("Aktion = nein")]

@@ -4,6 +4,7 @@ import csv
 import datetime
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,17 @@ def score_by_hand(model: dict[str, Any], row: dict[str, str]) -> float:
         levels.setdefault(term["column"], set()).update([term["value"]] if term["kind"] == "level" else [])
         if term["kind"] == "missing":
             levels[term["column"]].add("")
-    values = [term_value(term, levels[term["column"]], row[term["column"]]) for term in model["terms"]]
+    values = [
+        0.0 if term["kind"] == "word" else term_value(term, levels[term["column"]], row[term["column"]])
+        for term in model["terms"]
+    ]
+    words = [i for i, term in enumerate(model["terms"]) if term["kind"] == "word"]
+    for i in words:
+        term = model["terms"][i]
+        values[i] = term["idf"] * re.findall(r"\b\w\w+\b", row[term["column"]].lower()).count(term["value"])
+    norm = math.sqrt(sum(values[i] ** 2 for i in words)) or 1.0
+    for i in words:
+        values[i] /= norm
     return math.fsum([model["intercept"], *(t["coefficient"] * v for t, v in zip(model["terms"], values, strict=True))])
 
 
@@ -98,6 +109,37 @@ def test_json_of_a_shell_model_predicts_from_the_columns_as_they_are(shop_files:
     expected = [float(line["prediction"]) for line in read_csv(shop_files / "sales.csv")]
     by_hand = [score_by_hand(models[row["shop"]], row) for row in read_csv(shop_files / "new.csv")]
     np.testing.assert_allclose(by_hand, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_reference_levels_and_words_are_part_of_the_formula(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 120
+    member = rng.choice(["yes", "no"], n)
+    origin = np.where(rng.random(n) < 0.97, "here", [f"place {i}" for i in range(n)])
+    note = rng.choice(["great value, great fit", "broken on arrival", "fits well", ""], n)
+    price = rng.normal(size=n)
+    sales = price + (member == "yes") + np.char.count(note, "great") + 0.1 * rng.normal(size=n)
+    columns = {"shop": np.tile(["a", "b"], n // 2), "member": member, "origin": origin, "note": note, "price": price}
+    data = write(pa.table(columns | {"sales": sales}), tmp_path / "data.csv")
+    model = tmp_path / "m.dmtrl"
+    words = ["--task", "shop", "--target", "sales", "--text", "note", "--category", "origin", "--lambda", 0.1]
+    done = run("fit", data, *words, "--out", model, "--no-page")
+    assert done.exit_code == 0, done.output
+    assert run("predict", model, data, "-o", tmp_path / "predicted.csv").exit_code == 0
+    assert run("export", model, "-o", tmp_path / "m.json").exit_code == 0
+    models = {part["task"]: part for part in json.loads((tmp_path / "m.json").read_text())["models"]}
+    kinds = [(term["column"], term["kind"]) for term in models["a"]["terms"]]
+    assert ("note", "word") in kinds
+    references = [term for term in models["a"]["terms"] if term["feature"] == "(reference)"]
+    assert {term["column"] for term in references} == {"member", "origin"}
+    assert ("origin", "other") in kinds, "rare places share a feature"
+    assert all(term["coefficient"] == 0 for term in references)
+    expected = [float(line["prediction"]) for line in read_csv(tmp_path / "predicted.csv")]
+    by_hand = [score_by_hand(models[row["shop"]], row) for row in read_csv(data)]
+    np.testing.assert_allclose(by_hand, expected, rtol=1e-9, atol=1e-9)
+    pytest.importorskip("onnx", reason='needs onnx: pip install "dmtrl[onnx]"')
+    done = run("export", model, "--task", "a", "-o", tmp_path / "m.onnx")
+    assert "column 'note' is a text, which an ONNX graph cannot read" in done.output
 
 
 def test_csv_has_the_same_numbers_and_says_what_they_multiply(shop_files: Path) -> None:
@@ -249,3 +291,27 @@ def test_other_feature_maps_cannot_become_graphs() -> None:
     pytest.importorskip("onnx", reason='needs onnx: pip install "dmtrl[onnx]"')
     with pytest.raises(ValueError, match="StandardScaler cannot be exported to ONNX"):
         onnx_bytes(model, 0)
+
+
+def test_two_values_are_exported_with_the_one_that_has_no_feature(tmp_path: Path) -> None:
+    """Of two levels, of a level and holes, and of a level and rare ones; with a level that the fit did not see."""
+    rng, n = np.random.default_rng(0), 120
+    columns = {
+        "two": rng.choice(["a", "b"], n).tolist(),
+        "hole": rng.choice(["a", ""], n).tolist(),
+        "rare": ["p", "q", *["a"] * (n - 2)],
+    }
+    score = sum((np.array(cells) == "a") * (i + 1.0) for i, cells in enumerate(columns.values()))
+    rows = list(zip(*columns.values(), rng.choice(["u", "v"], n), (score + rng.normal(size=n)).round(3), strict=True))
+    for name, some in (("a.csv", rows), ("new.csv", [*rows[:6], ("z", "z", "z", "u", 0.0)])):
+        lines = [",".join([*columns, "t", "y"]), *(",".join(map(str, row)) for row in some)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    words = ("--task", "t", "--target", "y", "--lambda", "0.1", "--no-page", "-q", "-o", tmp_path / "m")
+    assert run("fit", tmp_path / "a.csv", *words).exit_code == 0
+    assert run("export", tmp_path / "m", "-o", tmp_path / "m.json", "-q").exit_code == 0
+    assert run("predict", tmp_path / "m", tmp_path / "new.csv", "-q", "-o", tmp_path / "p.csv").exit_code == 0
+    models = {model["task"]: model for model in json.loads((tmp_path / "m.json").read_text())["models"]}
+    assert sum(term["coefficient"] == 0 for term in models["u"]["terms"]) == 3
+    by_hand = [score_by_hand(models[row["t"]], row) for row in read_csv(tmp_path / "new.csv")]
+    expected = [float(line["prediction"]) for line in read_csv(tmp_path / "p.csv")]
+    np.testing.assert_allclose(by_hand, expected, rtol=1e-9, atol=1e-9)

@@ -161,7 +161,7 @@ def test_the_shell_shows_rows_per_task_and_marks_tiny_ones(tmp_path: Path) -> No
     )
     shown = run(*how, "--task-weight", "rows", "--own", "1")
     assert shown.exit_code == 0, shown.output
-    assert "2 to 60, median 40; very few: tiny (left out below)" in shown.stdout
+    assert "2 to 60 rows, median 40; very few: tiny (left out below)" in shown.stdout
     for word in ("alike", "opposed"):
         line = next((line for line in shown.stdout.splitlines() if line.strip().startswith(word)), "")
         assert "tiny" not in line

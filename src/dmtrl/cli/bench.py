@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
-CHOICES = ("all", "fit", "cv", "zoo", "startup", "memory", "scale", "stragglers", "cluster", "federation")
+CHOICES = (
+    "all", "fit", "cv", "zoo", "startup", "memory", "scale", "stragglers", "cluster", "federation", "privacy",
+)  # fmt: skip
 
 
 @click.command(name="bench")
@@ -27,8 +29,8 @@ def command(which: str, quick: bool, out: Path | None, only: str | None) -> None
     (random problems), startup (imports and first fits), memory (large fits).
     The solver: scale (time and memory), stragglers (a slow worker), cluster
     (Ray compared with threads), federation (a study over NVIDIA FLARE compared
-    with one process). dmtrl reproduce convergence has the paper's preset and
-    other methods for its problem.
+    with one process), privacy (error over epsilon). dmtrl reproduce convergence
+    has the paper's preset and other methods for its problem.
 
     \b
     Examples:

@@ -88,7 +88,9 @@ def print_summary(summary: dict[str, Any]) -> None:
 def _rows_per_task(per_task: Sequence[dict[str, Any]]) -> str:
     counts = sorted(task["rows"] for task in per_task)
     few = [str(task["task"]) for task in per_task if task["few_rows"]]
-    text = f"{counts[0]:,} to {counts[-1]:,}, median {counts[len(counts) // 2]:,}"
+    if counts[0] == counts[-1]:
+        return f"{counts[0]:,} rows each"
+    text = f"{counts[0]:,} to {counts[-1]:,} rows, median {counts[len(counts) // 2]:,}"
     if not few:
         return text
     some = ", ".join(map(_shortened, few[:3])) + (f" and {len(few) - 3:,} more" if len(few) > 3 else "")

@@ -192,9 +192,13 @@ class MTRLBase(TaskModel):
         problem = self._build_problem(table)
         return problem, self._strengths(problem, place)
 
+    def _map_of_fit(self) -> Any:
+        """The feature map to fit, as the parameter names it."""
+        return self.feature_map
+
     def _build_problem(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
         """`splits`: of a cross-validation, for each label."""
-        feature_map = get_feature_map(self.feature_map, self._seed())
+        feature_map = get_feature_map(self._map_of_fit(), self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
         units, weight = self.label_units(rows), rows.sample_weight
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT

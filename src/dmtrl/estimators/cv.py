@@ -7,6 +7,7 @@ rows; scores of scikit-learn's scorers are computed here, from the weights of th
 import warnings
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.diagnostics import default_lambdas, default_measure
 from dmtrl.estimators.docstrings import documented
+from dmtrl.estimators.feature_maps import candidate_maps, several_maps
 from dmtrl.estimators.folds import given_splits, label_splits
 from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
@@ -46,6 +48,10 @@ from dmtrl.solver.race import Race
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
 SEARCH_PARAMETERS = {
+    "feature_map": """"rff", transformer, "auto" or list
+        Transformation of the features, as in the estimators without CV. A list holds maps to choose from, where None
+        means the features themselves. "auto" tries the features themselves, `RFF()` at three widths, and both side by
+        side (`RFF(linear=True)`). `coef_` refers to the transformed features.""",
     "lambdas": """sequence of float
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
     "commons": """sequence of float
@@ -77,6 +83,8 @@ SEARCH_ATTRIBUTES = {
     "metrics_": """Metrics
         Metrics of the choice on held-out rows, overall and per task, each with its baseline. Not set if the rows were
         not in this process.""",
+    "cv_paths_": """list of Path
+        One for each feature map that was tried, in order. Only set with several.""",
     "scoring_": """str
         What was optimised: "loss", "squared_error", "wrong", or "score" for a scorer.""",
 }
@@ -207,12 +215,40 @@ class _StrengthSearch(MTRLBase):
 
     def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, Strengths]:
         splits = label_splits(self.cv, table, self._kind == CLASSIFICATION, self._seed())
+        if several_maps(self.feature_map):
+            return self._choose_map(table, splits, place)
         problem = self._build_problem(table, splits)
         warn_of_scales(problem.data.X, getattr(self, "feature_names_in_", None))
         held = HeldOutRows(table, splits)
         strengths = self._search(problem, place, len(splits), held)
         self._keep_held_out(held, problem)
         return problem, strengths
+
+    def _choose_map(self, table: LabelledRows, splits: np.ndarray, place: Placement) -> tuple[FitProblem, Strengths]:
+        """One search for each feature map, on the same splits; the first of the best ones is taken."""
+        if place.session.active:
+            raise ValueError("a search over several feature maps has no checkpoints; choose one feature_map first")
+        paths, found = [], []
+        for feature_map in candidate_maps(self.feature_map, self._seed()):
+            one = copy(self)
+            one.feature_map = feature_map
+            problem, strengths = one._choose(table, replace(place, session=CheckpointSession()))
+            error = one.cv_path_.mean(one.scoring_, one._over())[one.cv_path_.cell(*strengths)]
+            paths.append(one.cv_path_)
+            found.append((-error if one.scoring_ == SCORE else error, one, problem, strengths))
+        _, best, problem, strengths = min(found, key=lambda entry: entry[0])
+        chosen = {name: value for name, value in vars(best).items() if name.endswith("_")}
+        vars(self).update(chosen)
+        self.cv_paths_ = paths
+        return problem, strengths
+
+    def _map_of_fit(self) -> Any:
+        """Of several maps the one that was chosen."""
+        return vars(self).get("feature_map_") if several_maps(self.feature_map) else self.feature_map
+
+    def _over(self) -> str:
+        """What held-out errors are averaged over."""
+        return "tasks" if self._kind == CLASSIFICATION else "rows"
 
     def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
         self.metrics_ = held.metrics(problem.classes, get_loss(self.loss).name == "poisson")
@@ -244,7 +280,7 @@ class _StrengthSearch(MTRLBase):
         scorer = self._scorer()
         measure = self.scoring or ("loss" if several else default_measure(self.loss))
         self.scoring_ = measure if scorer is None else SCORE
-        over = "tasks" if self._kind == CLASSIFICATION else "rows"
+        over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
         owns = [0.0] if len(problem.tasks) == 1 else list(self.owns)
         total = len(lambdas) * len(commons) * len(owns) * folds

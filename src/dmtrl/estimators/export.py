@@ -23,7 +23,7 @@ from dmtrl.estimators.model_file import MODELS, FilePath
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import get_loss
 from dmtrl.storage import whole_file
-from dmtrl.tables.preparation import Block, Category, Date, Number, Preparation
+from dmtrl.tables.preparation import Block, Category, Date, Number, Preparation, Words
 
 FORMAT = 1
 SUFFIXES = (".csv", ".json", ".onnx")
@@ -36,7 +36,8 @@ class Term:
 
     kind: "number" (the value of a column), "missing" (1 if it is missing), "level" (1 if it equals `value`), "other" (1
     if it equals no level of this column), "days" (days since the date `value`), "date part" (the part `value` of a
-    date) or "feature" (a feature as it is). fill: stands in for a missing number or date.
+    date), "word" (its tf-idf in a text), "bucket" (number `value` of hashed words) or "feature" (a feature as it is).
+    fill: stands in for a missing number or date. idf: of a word.
     """
 
     feature: str
@@ -45,6 +46,7 @@ class Term:
     coefficient: float
     value: str | None = None
     fill: float | None = None
+    idf: float | None = None
 
     @property
     def multiplies(self) -> str:
@@ -57,6 +59,8 @@ class Term:
             "other": f"1 if {self.column!r} is none of the levels listed, else 0",
             "days": f"days from {self.value} to {self.column!r}{filled}",
             "date part": f"the {self.value} of {self.column!r}, 0 if missing",
+            "word": f"{self.idf!r} * count of {self.value!r} in {self.column!r}, over the norm of all such products",
+            "bucket": f"bucket {self.value} of the hashed words of {self.column!r}",
             "feature": f"the feature {self.feature!r}",
         }[self.kind]
 
@@ -125,6 +129,10 @@ def _chosen_tasks(model: Any, task: Any) -> np.ndarray:
 
 def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]:
     """The formula of each of these tasks, and of each of its classes if there are more than two."""
+    preparation = getattr(model, "preparation_", None)
+    texts = [] if preparation is None else [column.name for column in preparation.columns if isinstance(column, Words)]
+    if texts:
+        raise ValueError(f"the words of the text column {texts[0]!r} cannot be exported; save the model instead")
     if model.feature_map_ is not None:
         raise InputError(
             f"the coefficients of a model with a feature map ({type(model.feature_map_).__name__}) do not multiply "
@@ -142,19 +150,22 @@ def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]
 
 @dataclass(frozen=True)
 class _Pattern:
-    """A term without its coefficient: the feature is (quantity - mean) / scale."""
+    """A term without its coefficient: the feature is (quantity - mean) / scale. A reference level has no feature."""
 
     term: Term
     mean: float = 0.0
     scale: float = 1.0
+    has_feature: bool = True
 
 
 def _formula(task: Any, label: Any, coef: np.ndarray, intercept: Any, patterns: list[_Pattern]) -> Formula:
     terms, constant = [], float(intercept)
-    for pattern, weight in zip(patterns, coef.astype(float).tolist(), strict=True):
-        coefficient = weight / pattern.scale
+    weights = iter(coef.astype(float).tolist())
+    for pattern in patterns:
+        coefficient = next(weights) / pattern.scale if pattern.has_feature else 0.0
         constant -= coefficient * pattern.mean
         terms.append(replace(pattern.term, coefficient=coefficient))
+    assert next(weights, None) is None, "every coefficient has a term"
     return Formula(task, label, constant, tuple(terms))
 
 
@@ -172,16 +183,21 @@ def _column_patterns(column: Any) -> Iterator[_Pattern]:
     if isinstance(column, Number):
         yield from _number_patterns(column, "number", column.name, None)
     elif isinstance(column, Category):
-        names = iter(column.features)
-        for level in column.categories:
-            kind = "missing" if level is None else "level"
-            yield _Pattern(Term(next(names), kind, column.name, 0.0, level))
-        if column.other:
-            yield _Pattern(Term(next(names), "other", column.name, 0.0))
+        kinds = ["missing" if level is None else "level" for level in column.categories] + ["other"] * column.other
+        names = ["(reference)"] * column.first + column.features
+        levels = [*column.categories, *([None] * column.other)]
+        for i, (kind, name, level) in enumerate(zip(kinds, names, levels, strict=True)):
+            yield _Pattern(Term(name, kind, column.name, 0.0, level), has_feature=i >= column.first)
     elif isinstance(column, Date):
         yield from _number_patterns(column.days, "days", column.name, column.first)
         for part in column.parts:
             yield _Pattern(Term(f"{column.name} {part}", "date part", column.name, 0.0, part))
+    elif isinstance(column, Words):
+        for i, name in enumerate(column.features):
+            if column.vocabulary:
+                yield _Pattern(Term(name, "word", column.name, 0.0, column.vocabulary[i], idf=column.idf[i]))
+            else:
+                yield _Pattern(Term(name, "bucket", column.name, 0.0, str(i)))
     else:
         source = "" if isinstance(column, Block) else column.name
         for name in column.features:
@@ -234,6 +250,7 @@ def as_json(model: Any, found: Sequence[Formula]) -> dict[str, Any]:
                         "column": term.column,
                         **({} if term.value is None else {"value": term.value}),
                         **({} if term.fill is None else {"fill": term.fill}),
+                        **({} if term.idf is None else {"idf": term.idf}),
                         "coefficient": term.coefficient,
                         "multiplies": term.multiplies,
                     }

@@ -101,7 +101,10 @@ def _fourier_features(graph: _Graph, rows: str, feature_map: RFF) -> str:
     shift[pairs : 2 * pairs] = 0.0
     shift[2 * pairs :] += feature_map.phase_
     sine = graph.op("Sin", graph.op("Add", graph.op("MatMul", rows, graph.constant(turned)), graph.constant(shift)))
-    return graph.op("Mul", sine, graph.constant((2 / feature_map.n_components) ** 0.5))
+    mapped = graph.op("Mul", sine, graph.constant((2 / feature_map.n_components) ** 0.5))
+    if not feature_map.linear:
+        return mapped
+    return graph.op("Concat", graph.op("Mul", rows, graph.constant(feature_map.scale_)), mapped, axis=1)
 
 
 def _column_scores(graph: _Graph, found: list[Formula]) -> str:
@@ -113,6 +116,8 @@ def _column_scores(graph: _Graph, found: list[Formula]) -> str:
     texts = {term.column for term in found[0].terms if term.kind in ("level", "other")}
     days = {term.column: term.feature for term in found[0].terms if term.kind == "days"}
     for j, term in enumerate(found[0].terms):
+        if term.kind in ("word", "bucket"):
+            raise ValueError(f"column {term.column!r} is a text, which an ONNX graph cannot read; export .json or .csv")
         if term.column in texts:
             levels.setdefault(term.column, []).append(j)
             continue

@@ -17,7 +17,8 @@ from dmtrl.relationship.spectrum import ENOUGH, from_gram, short_side, shrink
 _MOST_TURNS = 50
 _CLOSE = 1e-8  # relative move of w_0, where the start is not from the round before
 _SHARE = 0.1  # of the first move, where it is
-_SMALL = 0.02  # relative first move that is small enough at once, where it is
+_SMALL = 0.02  # relative first move that is small enough at once, where it is,
+_STRONG = 30.0  # unless the common part is this strong: then moves shrink slowly
 _MEMORY = 3  # moves that an extrapolation looks back on
 
 
@@ -49,7 +50,8 @@ def common_prox(V: np.ndarray, t: float, tau: float, start: np.ndarray, out: np.
         move = image - w0
         length, size = float(np.linalg.norm(move)), float(np.linalg.norm(image))
         first = first or length
-        if length <= max(_CLOSE * size, (_SHARE * first if turn else _SMALL * size) if warm else 0.0):
+        enough = _SHARE * first if turn else (_SMALL * size if strength <= _STRONG else 0.0)
+        if length <= max(_CLOSE * size, enough if warm else 0.0):
             break
         if length > 2 * last:
             points, moves = [], []

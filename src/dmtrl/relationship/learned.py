@@ -10,6 +10,8 @@ from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side
 
+_SLACK = 1e-7  # by which the penalty may be above its exact value, where that saves a decomposition
+
 
 class Learned:
     """Sigma learned with trace one: penalty `|W|_nuc^2 / 2`, conjugate `|B|_op^2 / 2`; with tau > 0 see (22)-(24), with
@@ -72,7 +74,7 @@ class Learned:
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         centre, of_common = (None, 0.0) if self.tau == 0 else (common, 0.5 * float(common @ common) / self.tau)
         if self.kappa == 0:
-            return 0.5 * nuclear_norm(W, centre) ** 2 + of_common
+            return 0.5 * nuclear_norm(W, centre, _SLACK) ** 2 + of_common
         away = W if centre is None else W - centre
         related, _, size = nuclear_prox(away, self.kappa)
         own = away - related

@@ -204,6 +204,7 @@ class Parquet:
             total, done = max(opened.metadata.num_rows, 1), 0
             for batch in opened.iter_batches(ROWS, columns=names):
                 done += batch.num_rows
+                batch.validate(full=True)
                 yield decode_dictionaries(pa.Table.from_batches([batch])), None, done / total
 
 
@@ -225,6 +226,7 @@ class Arrow:
             reader = pa.ipc.open_file(opened)
             for i in range(reader.num_record_batches):
                 batch = reader.get_batch(i).select(names)
+                batch.validate(full=True)  # a damaged file could point outside of the memory
                 for start in range(0, batch.num_rows, ROWS):
                     piece = pa.Table.from_batches([batch.slice(start, ROWS)])
                     share = (i + (start + piece.num_rows) / batch.num_rows) / reader.num_record_batches

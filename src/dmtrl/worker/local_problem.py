@@ -19,6 +19,7 @@ from dmtrl.protocol.messages import Improved, Prepare, Round
 from dmtrl.protocol.steps import Steps
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker import rows as row_access
+from dmtrl.worker.box import box_work
 from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks, row_products
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
@@ -29,6 +30,7 @@ _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense 
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
 _PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
 _WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is worth for the sake of its intercept
+_FEW_ROWS = 128  # with so few, an exact solution is always cheap
 _WORTH_TIMES = 5  # the most passes: what an exact solution is worth where they do not suffice
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
@@ -217,12 +219,13 @@ class LocalProblem:
         """Returns which of the units were solved."""
         alpha, r, steps = duals.alpha.copy(), np.empty(len(duals.alpha)), np.zeros(len(out))
         work = span.span_work(int(np.diff(self.units.starts)[which].max()))
+        box = box_work(work.M)
         span.centre_scores(self.units, plan.C, which, r)
         widest = 0.01 * self.units.weight / self._curvature
         accuracy = np.clip(plan.target / self.units.weight, 1e-7 * widest, widest)
         for products, part in self._rows.products(which, self._stored):
             span.solve_units(
-                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work
+                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work, box
             )
         solved = steps[which] >= 0
         span.take_round(self.units, duals, plan, which[solved], alpha, steps, out)
@@ -251,7 +254,7 @@ class LocalProblem:
         """The step size beyond which a unit's local problem is too stiff: coordinate ascent then hardly moves, and the
         exact solvers lose the digits of s b."""
         n, q = np.diff(self.units.starts), np.maximum(self._mean_q * self._curvature, scalar.TINY)
-        return np.where(self._solved_exactly(), 1e8, 1e3 * np.maximum(n, 1)) / q
+        return np.where(self._solved_exactly(), 1e11, 1e3 * np.maximum(n, 1)) / q
 
     def intercept_step(self) -> np.ndarray | None:
         """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
@@ -265,7 +268,8 @@ class LocalProblem:
         solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
         newton, in_span = self._exact_costs(_ROUNDS_AHEAD)
         cheap = np.minimum(newton, in_span) <= _WORTH_PASSES * 4 * n * self._numbers_in_row
-        exact = (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
+        few = self._in_span & (n <= _FEW_ROWS)
+        exact = few | (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
         return np.where(exact, long, n / self._curvature)
 
     def _solved_exactly(self) -> np.ndarray:
@@ -334,7 +338,8 @@ class LocalProblem:
         # where passes do not suffice, an exact solution may cost several times as much as the most passes allowed
         most = _WORTH_TIMES * one_pass * int(self._order.max_passes)
         ahead = max(pace * _ROUNDS_AHEAD, 1.0)
-        newton, in_span = (np.where(cost <= most, cost, np.inf) for cost in self._exact_costs(ahead))
+        few = n <= _FEW_ROWS
+        newton, in_span = (np.where((cost <= most) | few, cost, np.inf) for cost in self._exact_costs(ahead))
         gram = 4 * d**2 + (n * per_row**2 + 10 * d**3) / ahead
         # a quarter of the rows' bytes: with a user's array and the solver's own, all stays below 2.5 times the data
         gram_fits = 8 * n_units * d * d <= max(self._bytes() / 4, 8e6)

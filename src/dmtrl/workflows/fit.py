@@ -278,7 +278,7 @@ def fit(
     progress.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
     try:
         with warnings.catch_warnings(record=True) as caught, _finish_round_on_interrupt(callback, session):
-            warnings.simplefilter("always", NotConvergedWarning)
+            warnings.simplefilter("always", UserWarning)
             model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=session)
     except KeyboardInterrupt:
         if session.writer is not None and session.writer.written:

@@ -12,7 +12,9 @@ import numpy as np
 
 from dmtrl.data.labels import plain
 from dmtrl.estimators.model_file import load
+from dmtrl.relationship import is_learned
 from dmtrl.report.model_page import write_model_page
+from dmtrl.report.model_page.relations import MAX_CELLS
 from dmtrl.report.page import require_packages
 from dmtrl.tables import columns as read
 from dmtrl.tables import require_columns
@@ -40,7 +42,7 @@ def report(
         return model_figures(fitted) | {"report": str(write_model_page(fitted, out)), "notes": notes}
     progress.stage("reading")
     X, y, tasks = read_rows(fitted, data, notes, progress, encoding)
-    comparison = None
+    comparison = intervals = None
     if len(fitted.tasks_) > 1:
         absent = np.setdiff1d(fitted.tasks_, tasks)
         if len(absent):
@@ -50,8 +52,11 @@ def report(
             )
         progress.stage("comparing with each task alone and all tasks pooled")
         comparison = fitted.compare(X, y, tasks)
+        if is_learned(fitted.relationship) and len(fitted.unit_names_) <= MAX_CELLS:
+            progress.stage("resampling rows to see which relations are clear")
+            intervals = fitted.correlation_intervals(X, y, tasks)
     progress.stage("writing the page")
-    page = write_model_page(fitted, out, X, y, tasks, comparison)
+    page = write_model_page(fitted, out, X, y, tasks, comparison, intervals=intervals)
     return model_figures(fitted, comparison, X, y, tasks) | {"report": str(page), "notes": notes}
 
 

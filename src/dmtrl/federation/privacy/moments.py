@@ -108,7 +108,7 @@ class Quadratics:
         )  # fmt: skip
 
     def solve(self, names: Sequence[str], reg_lambda: float, common: float, settings: Settings) -> Outcome:
-        """The certified solution of the multi-task problem with these models instead of the losses.
+        """Return the certified solution of the multi-task problem with these models instead of the losses.
 
         The intercepts have no penalty and are eliminated. The rest of a model is the squared loss of d pseudo-rows, the
         square root of its curvature, so that the ordinary solver and its certificate apply.

@@ -5,6 +5,7 @@ from dmtrl.lab.bench.cv import CV
 from dmtrl.lab.bench.federation import FEDERATION
 from dmtrl.lab.bench.fit import FIT
 from dmtrl.lab.bench.memory import MEMORY
+from dmtrl.lab.bench.privacy import PRIVACY
 from dmtrl.lab.bench.scale import SCALE
 from dmtrl.lab.bench.startup import STARTUP
 from dmtrl.lab.bench.stragglers import STRAGGLERS
@@ -14,7 +15,7 @@ from dmtrl.lab.experiments.collection import Collection
 BENCHMARKS = Collection(
     "dmtrl benchmarks",
     "The default estimators first: fits and cross-validation against scikit-learn, random problems, start-up, memory. "
-    "Then growth of time and memory, slow workers, Ray, and studies between organisations.",
+    "Then growth of time and memory, slow workers, Ray, studies between organisations, and what their privacy costs.",
     {
         "fit": [FIT],
         "cv": [CV],
@@ -25,5 +26,6 @@ BENCHMARKS = Collection(
         "stragglers": [STRAGGLERS],
         "cluster": [CLUSTER],
         "federation": [FEDERATION],
+        "privacy": [PRIVACY],
     },
 )

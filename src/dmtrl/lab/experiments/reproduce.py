@@ -8,6 +8,7 @@ from dmtrl.lab.experiments.convergence import CONVERGENCE
 from dmtrl.lab.experiments.coupling import COUPLING
 from dmtrl.lab.experiments.errors import MDS, MNIST
 from dmtrl.lab.experiments.heart import HEART
+from dmtrl.lab.experiments.intervals import INTERVALS
 from dmtrl.lab.experiments.relations import RELATIONS
 from dmtrl.lab.experiments.school import SCHOOL
 from dmtrl.lab.experiments.stall import STALL
@@ -27,6 +28,7 @@ REPRODUCTION = Collection(
         "mds": [MDS],
         "heart": [HEART],
         "accuracy": [ACCURACY],
+        "intervals": [INTERVALS],
         "convergence": [*CONVERGENCE, AGREEMENT, STALL],
     },
 )

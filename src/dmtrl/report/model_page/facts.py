@@ -14,8 +14,10 @@ import numpy as np
 
 from dmtrl.data.labels import plain
 from dmtrl.data.task_data import tiny_tasks
+from dmtrl.estimators.correlations import CorrelationIntervals
 from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.estimators.held_out import Metrics
+from dmtrl.estimators.inputs import lookup
 from dmtrl.losses import get_loss
 from dmtrl.relationship import TaskCovariance, is_learned
 from dmtrl.report.model_page.held_out import HeldOut, held_out_error, metrics_of
@@ -58,6 +60,8 @@ class ModelFacts:
     comparison: Comparison | None = None
     comparable: bool = True  # whether the data of the fit allows a comparison
     truth: np.ndarray | None = None
+    clear: np.ndarray | None = None  # which correlations have an interval without zero
+    clear_level: float = 0.9  # of these intervals
     record: str = ""
     more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # additional key figures
     study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/coordinate.py
@@ -79,7 +83,13 @@ class ModelFacts:
 
 
 def model_facts(
-    model: Any, X: Any = None, y: Any = None, tasks: Any = None, comparison: Any = None, sample_weight: Any = None
+    model: Any,
+    X: Any = None,
+    y: Any = None,
+    tasks: Any = None,
+    comparison: Any = None,
+    sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> ModelFacts:
     """The facts of a fitted estimator.
 
@@ -121,10 +131,20 @@ def model_facts(
         held_out=held_out_error(model, comparison or None, X, y, tasks, sample_weight),
         metrics=metrics_of(model, comparison or None),
         comparison=comparison or None,
+        clear=None if intervals is None else _clear(model, intervals),
+        clear_level=0.9 if intervals is None else intervals.level,
         comparable=len(model.tasks_) > 1,
         record=_record(model),
         study=getattr(model, "study_", None),
     )
+
+
+def _clear(model: Any, intervals: CorrelationIntervals) -> np.ndarray:
+    """Which pairs of the model's units have an interval without zero. A unit that was left out of the fit has none."""
+    known = lookup(np.asarray(getattr(intervals.lower, "index", model.unit_names_)), model.unit_names_)
+    clear = np.eye(len(model.unit_names_), dtype=bool)
+    clear[np.ix_(known, known)] = intervals.without_zero
+    return clear
 
 
 def _feature_names(model: Any, preparation: Any) -> list[str]:

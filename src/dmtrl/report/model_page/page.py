@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
+from dmtrl.estimators.correlations import CorrelationIntervals
 from dmtrl.estimators.diagnostics import format_shares
 from dmtrl.report.content import (
     ChartGrid,
@@ -48,6 +49,7 @@ def model_page(
     comparison: Any = None,
     title: str | None = None,
     sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> Page:
     """The page about a fitted model.
 
@@ -61,8 +63,10 @@ def model_page(
         it out.
     title : str, optional
         By default, the target and the task column, or the number of tasks.
+    intervals : CorrelationIntervals, optional
+        The result of `model.correlation_intervals(X, y, tasks)`, to show which relations are clear.
     """
-    facts = model_facts(model, X, y, tasks, comparison, sample_weight)
+    facts = model_facts(model, X, y, tasks, comparison, sample_weight, intervals)
     return page_from_facts(facts, title or _title(facts))
 
 
@@ -75,12 +79,13 @@ def write_model_page(
     comparison: Any = None,
     title: str | None = None,
     sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> Path:
     """Write the page about a fitted model as one offline HTML file, and return its path.
 
     The other parameters are those of `model_page`.
     """
-    return write_page(model_page(model, X, y, tasks, comparison, title, sample_weight), path)
+    return write_page(model_page(model, X, y, tasks, comparison, title, sample_weight, intervals), path)
 
 
 def _title(facts: ModelFacts) -> str:

@@ -196,6 +196,16 @@ def _heat_map(facts: ModelFacts, found: Relations) -> HeatMap:
     if facts.truth is not None and not found.grouped:
         order = [int(tasks[0]) for tasks in found.cells]
         panels = [("learned", found.matrix), ("true", facts.truth[np.ix_(order, order)])]
+    if facts.clear is not None and facts.truth is None and not found.grouped:
+        order = [int(tasks[0]) for tasks in found.cells]
+        clear = facts.clear[np.ix_(order, order)]
+        panels = [("learned", found.matrix), ("clearly not zero", np.where(clear, found.matrix, np.nan))]
+        pairs = np.triu_indices(m, 1)
+        level, kept = facts.clear_level, f"{int(clear[pairs].sum()):,} of {len(pairs[0]):,}"
+        caption += (
+            f" On the right, pairs whose {level:.0%} interval contains zero are left blank: the rows do not tell if "
+            f"they are related. {kept} pairs remain; of pairs that are not related, {1 - level:.0%} remain by chance."
+        ).replace("%", " %")
     off = found.matrix[~np.eye(len(found.matrix), dtype=bool)]
     alt = (
         f"Heat map of the correlations of {m:,} {what}, from {_signed(off.min())} to {_signed(off.max())}; "

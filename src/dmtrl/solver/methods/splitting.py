@@ -26,7 +26,7 @@ from dmtrl.solver.methods.base import (
 from dmtrl.solver.outcome import Candidate
 
 STRIDE = 8.0  # how much longer the step becomes where the losses look linear
-_SHARE, _POWER = 0.8, 0.7  # of the balance (20); tuned over data sets and lambdas
+_SHARE, _POWER = 1.25, 0.6  # of the balance (20); tuned over random problems
 
 
 @dataclass
@@ -37,6 +37,7 @@ class SplittingState:
     w_conjugate: float
     b: np.ndarray  # of each unit
     s: float  # step size
+    prox_s: float  # the step size with which Z was made
     U: np.ndarray | None = None  # where the workers arrived in the last round
     round: int = 0
     changes: int = 0  # of the step size
@@ -60,13 +61,15 @@ class Splitting:
         relationship, layout, settings = context.relationship, context.layout, context.settings
         W, common, started = point.W, point.common, bool(point.W.any())
         covariance = relationship.update(W - common) if started else relationship.start(layout.m)
+        s = settings.initial_step or min(first_step(context.lam, layout.m), context.longest_step)
         return SplittingState(
             Z=W,
             common=common,
             penalty=relationship.penalty(W, common) if started else 0.0,
             w_conjugate=relationship.w_conjugate(layout.per_task(point.b), covariance),
             b=point.b,
-            s=settings.initial_step or min(first_step(context.lam, layout.m), context.longest_step),
+            s=s,
+            prox_s=s,
         )
 
     def restored(self, state: SplittingState, b: np.ndarray) -> None:
@@ -94,8 +97,8 @@ class Splitting:
 
     def step(self, state: SplittingState, answers: dict[int, Improved]) -> Report:
         totals = Totals.of(answers, self._context.layout, state.round)
-        U, B_before = self._arrived(state, totals.b), self._context.layout.per_task(state.b)
-        report = self._report(state, totals, U, B_before)
+        (U, rise), B_before = self._arrived(state, totals.b), self._context.layout.per_task(state.b)
+        report = self._report(state, totals, U, rise, B_before)
         features = self._context.features
         state.turned = distance(features(totals.B), features(B_before)) if self._may_adapt(state) else 0.0
         state.b, state.U = totals.b, U
@@ -108,6 +111,7 @@ class Splitting:
             return
         assert state.U is not None
         B = self._context.layout.per_task(state.b)
+        state.prox_s = state.s
         prox = self._context.prox(self._of_tasks(state.U), B, state.s, state.common)
         if self._may_adapt(state):
             self._adapt(state, state.U, prox.W, B, state.turned)
@@ -119,26 +123,33 @@ class Splitting:
     def _may_adapt(self, state: SplittingState) -> bool:
         return state.round >= 1 and state.changes < MAX_STEP_CHANGES
 
-    def _arrived(self, state: SplittingState, b: np.ndarray) -> np.ndarray:
-        """U, where the workers arrived from the centres (17)."""
-        U = np.empty_like(b) if state.U is None or state.keep_u else state.U
+    def _arrived(self, state: SplittingState, b: np.ndarray) -> tuple[np.ndarray, float]:
+        """U, where the workers arrived from the centres (17); and the rise of lambda times the penalty from Z to U that
+        its subgradient at Z predicts."""
+        before, features = state.U, self._context.features
+        U = np.empty_like(b) if before is None or state.keep_u else before
         relaxation, task = self._context.settings.relaxation, self._context.layout.task
         step = self._context.steps(state.s)
 
-        def arrive(rows: slice) -> None:
+        def arrive(rows: slice) -> float:
             W, own = state.Z[task[rows]], step.only(rows)
-            anchor = W if state.U is None else W + (relaxation - 1.0) * (W - state.U[rows])
+            anchor, slope = W, state.b[rows]
+            if before is not None:
+                away = W - before[rows]
+                anchor, slope = W + (relaxation - 1.0) * away, slope - away / state.prox_s
             U[rows] = own.centre(W, anchor, state.b[rows]) + own.times(b[rows])
+            return float(np.vdot(features(slope), features(U[rows] - W)))
 
-        over_rows(arrive, *U.shape)
-        return U
+        return U, sum(over_rows(arrive, *U.shape))
 
     def _of_tasks(self, U: np.ndarray) -> np.ndarray:
         """For a task in several shards, the mean of their U."""
         layout = self._context.layout
         return layout.per_task(U / self._shards) if layout.split else U
 
-    def _report(self, state: SplittingState, totals: Totals, U: np.ndarray, B_before: np.ndarray) -> Report:
+    def _report(
+        self, state: SplittingState, totals: Totals, U: np.ndarray, rise: float, B_before: np.ndarray
+    ) -> Report:
         lam, relationship = self._context.lam, self._context.relationship
         objective = totals.loss_w + lam * state.penalty
         at_z_and_b = float(np.vdot(state.Z, B_before))
@@ -146,9 +157,9 @@ class Splitting:
         candidates = [Candidate(state.Z, state.common, objective)]
         if not self._context.layout.split:
             loss_u, at_u = _least_loss(totals, U), np.inf
-            if loss_u < objective:  # otherwise its penalty cannot make it better
+            if loss_u + max(lam * state.penalty + rise, 0.0) < objective:  # else the penalty rules it out
                 at_u = loss_u + lam * relationship.penalty(U, state.common)
-            if totals.loss_u < objective:
+            if totals.loss_u < np.inf and at_u < objective:
                 candidates.append(Candidate(U, state.common, at_u))
             state.evaluate_u = not objective < state.lowest or at_u < objective
             state.lowest = min(state.lowest, objective)
