@@ -10,7 +10,8 @@ PYTEST_FLAGS := -q -n 2 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo federation-demo browser test test-portable test-minimum soak soak-federation lint format lock clean help
+.PHONY: setup demo federation-demo browser test test-portable test-minimum soak soak-federation docs dist lint format \
+  lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -125,6 +126,40 @@ soak: setup  ## kill actors and nodes of a three-node cluster for 15 minutes and
 soak-federation: setup  ## kill and suspend the server and sites of a study for 15 minutes and compare the bits
 	@cd tests && ../$(BIN)/python -m support.soak_federation --minutes $(SOAK_MINUTES)
 
+DOCS := .venv-docs
+DOCS_STAMP := $(DOCS)/.installed
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	@$(CHECK_MACHINE)
+	@echo "Installing the tools of the documentation into $(DOCS) ..."
+	@rm -rf $(DOCS); $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install $(PIP_FLAGS) -e ".[docs]" -c constraints.txt
+	@touch $@
+
+# No network after the installation: MathJax and the search are part of the site. Every warning is an error.
+docs: $(DOCS_STAMP)  ## build the documentation site into build/docs/html
+	@echo "Building the documentation ..."
+	@rm -rf docs/api/generated build/docs
+	@$(DOCS)/bin/python -m sphinx -q -W --keep-going -c docs -d build/docs/doctrees . build/docs/html
+	@echo "Open build/docs/html/index.html"
+
+BUILD_TOOLS := "build>=1.2" "hatchling>=1.27"
+
+# The wheel is built from the sdist, so both are complete; the smoke test sees the installed wheel only.
+dist:  ## build wheel and sdist, and try the wheel in an empty environment without extras
+	@$(CHECK_MACHINE)
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	echo "Building into dist/ ..."; rm -rf dist; \
+	$(PYTHON) -m venv "$$dir/build"; \
+	"$$dir/build/bin/python" -m pip install $(PIP_FLAGS) $(BUILD_TOOLS) -c constraints.txt; \
+	"$$dir/build/bin/python" -m build --no-isolation --outdir dist . >"$$dir/log" || { cat "$$dir/log" >&2; exit 1; }; \
+	echo "Installing the wheel into an empty environment ..."; \
+	$(PYTHON) -m venv "$$dir/empty"; \
+	"$$dir/empty/bin/python" -m pip install $(PIP_FLAGS) dist/*.whl -c constraints.txt; \
+	cp tests/support/smoke.py "$$dir/smoke.py"; \
+	cd "$$dir" && "$$dir/empty/bin/python" -I smoke.py
+	@ls -l dist
+
 lint: setup  ## ruff, mypy and the import contract
 	@echo "Checking style, types and imports ..."
 	@$(BIN)/ruff check --quiet .
@@ -142,15 +177,15 @@ lock:  ## write constraints.txt anew from the newest versions that fit together
 	@echo "Installing the newest versions into a fresh environment ..."
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	$(PYTHON) -m venv "$$dir/venv"; \
-	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[dev]"; \
-	{ echo '# The versions the tests run with: everything in ".[dev]", pinned.'; \
+	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[dev,docs]" $(BUILD_TOOLS); \
+	{ echo '# The versions the tests run with: everything in ".[dev,docs]" and the build tools, pinned.'; \
 	  echo '# Written by `make lock`; do not edit by hand.'; \
 	  "$$dir/venv/bin/python" -m pip freeze --disable-pip-version-check --exclude dmtrl; } > constraints.txt.new; \
 	mv constraints.txt.new constraints.txt
 	@echo "Wrote constraints.txt ($$(grep -c == constraints.txt) packages). Run 'make test' to try them."
 
 clean:  ## remove the environments, caches and build output
-	rm -rf $(VENV) $(MINIMUM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(MINIMUM) $(DOCS) build dist docs/api/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## list these targets

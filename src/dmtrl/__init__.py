@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dmtrl.data.task_data import TaskData
     from dmtrl.engines import RayOptions
     from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
+    from dmtrl.estimators.export import export
     from dmtrl.estimators.feature_maps import RFF
     from dmtrl.estimators.metrics import per_task_scores, task_scorer
     from dmtrl.estimators.model_file import load, verify
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         LossError,
         NotConvergedWarning,
         RelationshipError,
+        ScaleWarning,
         TasksLeftOutWarning,
         WorkerLostError,
     )
@@ -43,6 +45,7 @@ _HOMES = {
         "LossError",
         "NotConvergedWarning",
         "RelationshipError",
+        "ScaleWarning",
         "TasksLeftOutWarning",
         "WorkerLostError",
     ],
@@ -55,6 +58,7 @@ _HOMES = {
     "report.displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
     "engines": ["RayOptions"],
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
+    "estimators.export": ["export"],
     "estimators.feature_maps": ["RFF"],
     "federation.privacy.moments": ["private_moments"],
     "losses.check": ["check_loss"],
@@ -86,6 +90,7 @@ __all__ = [
     "RayOptions",
     "RelationshipError",
     "RoundRecord",
+    "ScaleWarning",
     "Settings",
     "SourcePlan",
     "TaskComparisonDisplay",
@@ -96,6 +101,7 @@ __all__ = [
     "WorkerLostError",
     "check_loss",
     "check_relationship",
+    "export",
     "get_loss",
     "load",
     "per_task_scores",

@@ -17,6 +17,7 @@ DmtrlError
 DmtrlWarning
 ├── CheckpointWarning      a checkpoint could not be written
 ├── NotConvergedWarning    a fit stopped at max_rounds
+├── ScaleWarning           one column of X is far larger than all others
 └── TasksLeftOutWarning    tasks were left out because their worker was lost
 
 A wrong argument or wrong data raises a plain ValueError or TypeError, as in scikit-learn, unless a caller needs to tell
@@ -113,6 +114,26 @@ class Setting:
 
     def __str__(self) -> str:
         return self.name if self.value is None else f"{self.name}={self.value!r}"
+
+
+class Note(str):
+    """A remark for the user, in pieces as `InputError`, so that the shell can write each `Setting` as an option.
+
+    Attributes
+    ----------
+    parts : tuple of str and Setting
+    """
+
+    parts: tuple[str | Setting, ...]
+
+    def __new__(cls, *parts: str | Setting) -> "Note":
+        note = super().__new__(cls, "".join(map(str, parts)))
+        note.parts = parts
+        return note
+
+    def message(self, write: Callable[[Setting], str]) -> str:
+        """The remark with each setting as `write` returns it."""
+        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
 
 
 class FederationError(DmtrlError, RuntimeError):
@@ -242,6 +263,10 @@ class CheckpointWarning(DmtrlWarning):
 
 class NotConvergedWarning(DmtrlWarning):
     """A fit stopped at max_rounds; the message says how far the answer can be from the optimum."""
+
+
+class ScaleWarning(DmtrlWarning):
+    """One column of X varies far more than all others, so that cross-validation chooses lambda for it alone."""
 
 
 class TasksLeftOutWarning(DmtrlWarning):

@@ -4,12 +4,14 @@ A local file is written under a temporary name, synced and renamed. A checkpoint
 header and no pickle. Failures are OSErrors, whichever package they come from.
 """
 
+import errno
 import hashlib
 import io
 import json
 import os
 import secrets
 import shutil
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,7 +20,15 @@ from typing import IO, Any
 
 import numpy as np
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _HEADER = "header"
+_TEMPORARY = ".dmtrl-"
+_JUST_OPENED, _ABANDONED = 60, 7 * 86400  # seconds: a file may not be locked yet; a lock cannot be seen
+_DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 def is_url(path: str) -> bool:
@@ -91,11 +101,17 @@ def make_folder(folder: str) -> None:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that replaces `target` on success; after an error `target` is unchanged."""
-    temporary = target.with_name(f".dmtrl-{secrets.token_hex(8)}.tmp")
+    """Open a new file that replaces `target` on success; after an error `target` is unchanged.
+
+    An error of the disk, such as a full one, names `target`.
+    """
+    _sweep(target.parent)
+    temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb+") as file:
+        with open(temporary, "xb+") as file, _locked(file):
             yield file
+            if not file.closed:
+                file.flush()
         with open(temporary, "rb+") as written:  # a compressed stream may have closed the file below it
             os.fsync(written.fileno())
         if target.exists():
@@ -103,8 +119,42 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
                 os.chmod(temporary, target.stat().st_mode)
         os.replace(temporary, target)
         _sync(target.parent)
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        # neither the name of the temporary file nor the words of a package help
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; nothing was written", str(target)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(file: IO[bytes]) -> Iterator[None]:
+    """Hold a lock that ends with the process, so that the file of a killed one can be told from one in use."""
+    if fcntl is not None:
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    yield
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the temporary files of processes that were killed while they wrote."""
+    for path in folder.glob(f"{_TEMPORARY}*.tmp"):
+        with suppress(OSError):
+            age = time.time() - path.stat().st_mtime
+            if age > _ABANDONED or (age > _JUST_OPENED and not _is_locked(path)):
+                path.unlink()
+
+
+def _is_locked(path: Path) -> bool:
+    if fcntl is None:
+        return True
+    with open(path, "rb+") as file:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _sync(folder: Path) -> None:

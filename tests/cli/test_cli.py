@@ -51,7 +51,16 @@ def test_quick_demo_prints_a_certificate_that_holds_and_writes_a_page(
     assert found, result.stdout
     primal, dual = map(float, found.groups())
     assert dual <= primal <= dual * (1 + 1.1 * Settings().tol)
-    for words in (*(demo.TOGETHER, demo.ALONE, demo.POOLED), "rounds", "MB in messages", "local solver", "held-out"):
+    for words in (
+        demo.TOGETHER,
+        demo.ALONE,
+        demo.POOLED,
+        demo.BOOSTED,
+        "rounds",
+        "MB in messages",
+        "local solver",
+        "held-out",
+    ):
         assert words in result.stdout
     assert "choosing lambda" in result.stderr, "progress in a pipe is plain, and not on stdout"
     assert "choosing lambda" not in result.stdout
@@ -73,8 +82,9 @@ def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(demo, "make_synthetic", flipped)
     other = demo.run_demo(seed=1, quick=True)
     for name, fit in straight.fits.items():
-        assert other.fits[name].model.reg_lambda_ == fit.model.reg_lambda_
-        assert np.array_equal(other.fits[name].model.coef_, fit.model.coef_)
+        if name != demo.BOOSTED:
+            assert other.fits[name].model.reg_lambda_ == fit.model.reg_lambda_
+            assert np.array_equal(other.fits[name].model.coef_, fit.model.coef_)
         assert other.fits[name].error == pytest.approx(1 - fit.error)
 
 
@@ -91,7 +101,7 @@ def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> Non
     assert np.array_equal(heat.panels[1][1], result.problem.correlation[np.ix_(order, order)])
     errors = next(item for item in items if isinstance(item, Table) and item.title == "Errors and gains")
     sizes = np.diff(result.problem.test.starts)
-    for column, fit in enumerate(result.fits.values(), start=1):
+    for column, fit in enumerate([result.fits[name] for name in (demo.TOGETHER, demo.ALONE, demo.POOLED)], start=1):
         by_task = {row[0]: row[column] for row in errors.rows}
         mean = np.average([by_task[f"task {i + 1}"] for i in range(len(sizes))], weights=sizes)
         assert mean == pytest.approx(fit.error)
@@ -102,6 +112,22 @@ def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> Non
         item.text for item in items if isinstance(item, TextItem) and "over tasks with equal weight" in item.text
     )
     assert f"**{100 * over_tasks:.2f} %** together" in said
+
+
+def test_the_demo_shows_a_gain_that_is_not_chance() -> None:
+    result = demo.run_demo(quick=True)
+    for other in (demo.ALONE, demo.POOLED, demo.BOOSTED):
+        points, error = result.advantage(other)
+        assert points > 3 * error, other
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_papers_problem_keeps_all_training_rows() -> None:
+    few, paper = demo.run_demo(quick=True), demo.run_demo(quick=True, paper=True)
+    assert np.diff(few.problem.train.starts).max() <= demo.TRAIN_ROWS
+    assert np.diff(paper.problem.train.starts).max() > demo.TRAIN_ROWS
+    assert demo.BOOSTED not in paper.fits
+    assert "The paper's Synthetic 1" in demo.demo_page(paper).footer
 
 
 @pytest.mark.usefixtures("tiny")

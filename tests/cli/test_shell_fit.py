@@ -48,7 +48,7 @@ def test_every_format_gives_the_same_model(tmp_path: Path) -> None:
     models = []
     for data in (*single, tmp_path / "hive", tmp_path / "plain", tmp_path / "pieces"):
         out = tmp_path / f"{data.name}.model"
-        result = run("fit", data, *QUICK, "--out", out)
+        result = run("fit", data, *(QUICK if data.name != "plain" else QUICK[2:]), "--out", out)
         assert result.exit_code == 0, (data, result.output)
         assert result.output == ""
         models.append(dmtrl.load(out))
@@ -195,7 +195,7 @@ def test_npz_and_libsvm_need_no_names(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     for i in (3, 4, 5):
         dump_svmlight_file(X[task == i], y[task == i], str(tmp_path / "files" / f"{i}.svm"))
-    for data, words in (("a.npz", ()), ("a.svm", ()), ("files", ("--task", "shop"))):
+    for data, words in (("a.npz", ()), ("a.svm", ()), ("files", ())):
         result = run("fit", tmp_path / data, *words, "--lambda", "0.1", "--force", "-q", "-o", tmp_path / "m")
         assert result.exit_code == 0, result.output
         model = dmtrl.load(tmp_path / "m")

@@ -168,7 +168,7 @@ def test_a_folder_of_files_is_predicted_as_it_was_fitted(tmp_path: Path) -> None
     table = shops(m=3, shuffled=False).drop_columns(["shop", "verdict"])
     for i in range(3):
         write(table.slice(40 * i, 40), tmp_path / "data" / f"00{i + 1}.csv")
-    words = ("--task", "shop", "--target", "sales", "--lambda", "0.1", "-q", "-o", tmp_path / "m")
+    words = ("--target", "sales", "--lambda", "0.1", "-q", "-o", tmp_path / "m")
     assert run("fit", tmp_path / "data", *words).exit_code == 0
     whole = run("predict", tmp_path / "m", tmp_path / "data", "-q").stdout.splitlines()
     one = run("predict", tmp_path / "m", tmp_path / "data" / "002.csv", "-q").stdout.splitlines()

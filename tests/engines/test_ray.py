@@ -12,10 +12,12 @@ import numpy as np
 import psutil
 import pytest
 
-from dmtrl import MTRLRegressor, RayOptions, Settings, SourcePlan, TaskData, solve
+from dmtrl import MTRLRegressor, RayOptions, RoundRecord, Settings, SourcePlan, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, choose_engine
 from dmtrl.engines.ray import cpu_share
 from dmtrl.losses import get_loss
+from dmtrl.solver.api import ProblemSpec
+from dmtrl.solver.cross_validation import cross_validate
 from support import clusters
 from support.problems import random_problem
 from support.shell_data import run
@@ -100,6 +102,46 @@ def test_one_task_per_actor_and_one_task_over_several(cluster: Any) -> None:
         assert there.W.tobytes() == here.W.tobytes()
         assert set(counted) == {layout["workers"]}
     assert clusters.no_actors()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: bool) -> None:
+    """With the bits of the local engine, also if an actor that all paths use is killed. The engine itself, which had a
+    run of its own before, continues it on the new actor."""
+    data, loss = random_problem("logistic", m=4, d=4, rows=15), get_loss("logistic")
+    spec = ProblemSpec(data, loss, "learned", Settings(tol=1e-4))
+    grid = {"lambdas": (1.0, 0.1, 0.01), "commons": (0.0, 0.5), "folds": 4}
+    seen: set[str] = set()
+    left = [clusters.kill] if killed else []
+
+    def watch(record: RoundRecord) -> None:
+        seen.add(threading.current_thread().name)
+        if len(seen) > 1 and left:
+            left.pop()(clusters.actors()[0])
+
+    with LocalEngine(data.partition(1), loss) as engine:
+        here = cross_validate(engine, spec, **grid)
+        alone = solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+    with RayEngine(data.sources(2), loss, RayOptions(cluster.address)) as engine:
+        solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+        there = cross_validate(engine, spec, **grid, on_round=watch)
+        again = solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+        assert len(clusters.actors()) == 2
+    assert engine.paths == 3
+    assert len(seen) > 1
+    assert not left
+    assert engine.losses == killed
+    for name, values in vars(here).items():
+        assert values.tobytes() == getattr(there, name).tobytes(), name
+    assert again.W.tobytes() == alone.W.tobytes()
+    assert clusters.no_actors()
+
+
+def test_one_path_at_a_time_where_answers_may_not_wait(cluster: Any) -> None:
+    data, loss = random_problem("squared", m=2), get_loss("squared")
+    with RayEngine(data.sources(1), loss, RayOptions(cluster.address, answer_timeout=60.0)) as engine:
+        assert engine.paths == 1
+        assert engine.sibling(0) is None
 
 
 def test_an_error_in_an_actor_comes_back_with_its_message(cluster: Any, tmp_path: Path) -> None:

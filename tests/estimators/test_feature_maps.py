@@ -7,7 +7,7 @@ from sklearn.kernel_approximation import Nystroem, RBFSampler
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.metrics.pairwise import rbf_kernel
 
-from dmtrl import RFF, MTRLClassifier, MTRLRegressor
+from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, load
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 5))
@@ -90,3 +90,53 @@ def test_the_estimators_seed_is_the_maps():
     a, b, c = (MTRLRegressor(feature_map="rff", random_state=s).fit(X, X[:, 0]).predict(X) for s in (1, 1, 2))
     np.testing.assert_array_equal(a, b)
     assert (a != c).any()
+
+
+def test_features_and_random_features_side_by_side():
+    both = RFF(100, 0.1, linear=True).fit(X)
+    Z = both.transform(X)
+    np.testing.assert_allclose(Z[:, 5:], RFF(100, 0.1).fit_transform(X))
+    np.testing.assert_allclose(Z[:, :5], X * both.scale_)
+    centred = Z[:, :5] - Z[:, :5].mean(axis=0)
+    assert np.square(centred).sum(axis=1).mean() == pytest.approx(1.0, rel=0.05)
+    rows = sparse.random_array((40, 5), density=0.3, rng=np.random.default_rng(0), format="csr")
+    np.testing.assert_allclose(both.transform(rows).toarray(), both.transform(rows.toarray()))
+    assert len(both.get_feature_names_out()) == 105
+
+
+def test_a_wider_kernel_has_a_smaller_gamma():
+    np.testing.assert_allclose(RFF(50, 0.4, width=2.0).fit_transform(X), RFF(50, 0.1).fit_transform(X))
+    with pytest.raises(ValueError, match="width must be positive"):
+        RFF(width=0).fit(X)
+
+
+@pytest.mark.parametrize(("truth", "expected"), [("line", "features"), ("curve", "random"), ("both", "side by side")])
+def test_cross_validation_chooses_the_map(truth, expected, tmp_path):
+    rng = np.random.default_rng(1)
+    x, tasks = rng.uniform(-2, 2, size=(160, 2)), np.repeat(["a", "b"], 80)
+    line, curve = x @ [2.0, -1.0], 2.0 * np.sin(3 * x[:, 0])
+    y = {"line": line, "curve": curve, "both": 20 * line + curve}[truth] + 0.3 * rng.normal(size=160)
+    maps = [None, RFF(60, gamma=2.0), RFF(60, gamma=2.0, linear=True)]
+    options = {"lambdas": np.logspace(0, -5, 6), "commons": [1.0], "owns": [0.0], "cv": 3}
+    model = MTRLRegressorCV(feature_map=maps, **options).fit(x, y, tasks=tasks)
+    chosen = {"features": None, "random": False, "side by side": True}[expected]
+    assert (model.feature_map_ is None) if chosen is None else (model.feature_map_.linear == chosen)
+    alone = [MTRLRegressorCV(feature_map=one, **options).fit(x, y, tasks=tasks) for one in maps]
+    best = int(np.argmin([one.cv_path_.mean("squared_error").min() for one in alone]))
+    assert model.predict(x, tasks=tasks).tobytes() == alone[best].predict(x, tasks=tasks).tobytes()
+    for path, one in zip(model.cv_paths_, alone, strict=True):
+        assert path.squared_error.tobytes() == one.cv_path_.squared_error.tobytes()
+    assert model.metrics_.overall == alone[best].metrics_.overall
+    model.save(tmp_path / "model")
+    assert load(tmp_path / "model").predict(x, tasks=tasks).tobytes() == model.predict(x, tasks=tasks).tobytes()
+    assert model.correlation_intervals(x, y, tasks, n_resamples=2).lower.shape == (2, 2)
+
+
+def test_lists_of_maps_that_cannot_be_used_are_refused(tmp_path):
+    x, y, tasks = X[:40], X[:40, 0], np.repeat(["a", "b"], 20)
+    with pytest.raises(ValueError, match="feature_map is an empty list"):
+        MTRLRegressorCV(feature_map=[]).fit(x, y, tasks=tasks)
+    with pytest.raises(ValueError, match="only a CV estimator accepts a list"):
+        MTRLRegressor(feature_map=[None, "rff"]).fit(x, y, tasks=tasks)
+    with pytest.raises(ValueError, match="several feature maps has no checkpoints"):
+        MTRLRegressorCV(feature_map="auto").fit(x, y, tasks=tasks, checkpoint=tmp_path / "here")

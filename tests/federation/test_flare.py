@@ -24,6 +24,7 @@ from dmtrl.federation.coordinate import MODEL, RESULT
 from dmtrl.federation.flare import coordinator as coordinators
 from dmtrl.federation.flare import member as members
 from dmtrl.federation.flare import processes, supervisor
+from dmtrl.federation.flare.jobs import write_job
 from dmtrl.federation.flare.loopback import Loopback, set_up
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER, Site
@@ -325,9 +326,17 @@ def test_a_study_that_was_not_approved(federation: Loopback, begin: Begin) -> No
         study_file.write_bytes(before)
 
 
-@pytest.mark.parametrize("change", ["another file", "another class", "custom code"])
-def test_jobs_that_sites_refuse(federation: Loopback, tmp_path: Path, change: str) -> None:
-    supervisor.write_job(tmp_path, SITES)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("another file", "a job passed arguments to the site; its data file is named by its policy alone"),
+        ("another class", "a job named a class that is not the one of dmtrl for sites"),
+        ("custom code", "BYOC not permitted"),
+    ],
+)
+def test_jobs_that_sites_refuse(federation: Loopback, tmp_path: Path, change: str, sentence: str) -> None:
+    """The ledger of the site says why. Code is refused by the server before it reaches a site."""
+    write_job(tmp_path, SITES)
     config = tmp_path / "app" / "config" / "config_fed_client.json"
     content = json.loads(config.read_text())
     executor = content["executors"][0]["executor"]
@@ -339,13 +348,20 @@ def test_jobs_that_sites_refuse(federation: Loopback, tmp_path: Path, change: st
         (tmp_path / "app" / "custom").mkdir()
         (tmp_path / "app" / "custom" / "mine.py").write_text("print('hello')\n")
     config.write_text(json.dumps(content))
-    lines = len(list(ledger.entries(federation.members["va"].folder / LEDGER)))
+    place = federation.members["va"].folder / LEDGER
+    lines = len(list(ledger.entries(place)))
     with supervisor.session(federation.coordinator) as opened:
         job = opened.submit_job(str(tmp_path))
         support.wait_for(lambda: str(opened.get_job_status(job)).startswith("FINISHED"), "the job to end")
-        status = str(opened.get_job_status(job))
+        status, meta = str(opened.get_job_status(job)), opened.get_job_meta(job)
     assert status != "FINISHED:COMPLETED"
-    assert len(list(ledger.entries(federation.members["va"].folder / LEDGER))) == lines  # nothing left the site
+    new = list(ledger.entries(place))[lines:]
+    assert all(entry.name == "refused" and entry.numbers == 0 for entry in new)  # nothing else left the site
+    if change == "custom code":
+        assert sentence in str(meta["job_deploy_detail"])
+    else:
+        assert [entry.text for entry in new] == [sentence]
+        assert sentence in shell("site", "log", "--site", federation.members["va"].folder, "--last", "1")
 
 
 def _handshake(port: int, context: ssl.SSLContext) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[fe
 from dmtrl.cli.main import main
 from dmtrl.federation.coordinate import StudyEvent
 from dmtrl.federation.flare import processes
+from dmtrl.federation.flare.jobs import fault_in_job, write_job
 from dmtrl.federation.flare.launchers import RestartingHandle
 from dmtrl.federation.flare.runs import (
     FAILED,
@@ -30,7 +32,6 @@ from dmtrl.federation.flare.runs import (
     set_current,
 )
 from dmtrl.federation.flare.sites import Sites
-from dmtrl.federation.flare.supervisor import write_job
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
@@ -124,6 +125,30 @@ def test_a_job_carries_class_names_and_sites_only(tmp_path: Path) -> None:
     assert meta["deploy_map"] == {"app": ["server", "a", "b"]}
     assert meta["mandatory_clients"] == ["a", "b"]
     assert json.loads(files["config_fed_client.json"])["executors"][0]["executor"]["args"] == {}
+    assert fault_in_job(tmp_path / "app") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda job: job["executors"][0]["executor"]["args"].update(folder="/etc"), "passed arguments"),
+        (lambda job: job["executors"][0]["executor"].update(path="os.system"), "named a class"),
+        (lambda job: job["executors"].append(job["executors"][0]), "named a class"),
+        (lambda job: job["components"].append({"id": "x", "path": "a.B", "args": {}}), "other components"),
+        (lambda job: job.update(task_data_filters=[]), "other components"),
+        (lambda job: job.pop("executors"), "could not be read"),
+    ],
+)
+def test_jobs_that_a_site_does_not_accept(tmp_path: Path, change: Callable[[Any], object], fault: str) -> None:
+    write_job(tmp_path, ["a", "b"])
+    config = tmp_path / "app" / "config" / "config_fed_client.json"
+    job = json.loads(config.read_text())
+    change(job)
+    config.write_text(json.dumps(job))
+    assert fault in str(fault_in_job(tmp_path / "app"))
+    write_job(tmp_path, ["a", "b"])
+    (tmp_path / "app" / "custom").mkdir()
+    assert "code of its own" in str(fault_in_job(tmp_path / "app"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,14 @@ def study(tmp_path: Path) -> Path:
     return path
 
 
-WORDS = [("study", "new"), ("study", "simulate"), ("site", "check"), ("site", "approve"), ("site", "log")]
+WORDS = [
+    ("study", "new"),
+    ("study", "simulate"),
+    ("site", "check"),
+    ("site", "approve"),
+    ("site", "withdraw"),
+    ("site", "log"),
+]
 
 
 @pytest.mark.parametrize("words", WORDS)
@@ -74,6 +81,9 @@ def test_a_study_is_approved(tmp_path: Path, study: Path) -> None:
     assert approval["text"] in result.output
     again = run("site", "approve", study, "--site", site, "--data", data, "--name", "north", "--yes")
     assert "already names the site" in again.output
+    withdrawn = run("site", "withdraw", "--site", site)
+    assert f"Withdrawn: clinic {approval['hash'][:16]}" in withdrawn.output
+    assert "no study is approved in" in run("site", "withdraw", "--site", site).output
 
 
 def test_an_approval_can_be_declined(tmp_path: Path, study: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import messages
-from dmtrl.federation.approval import STUDY, approval_text, approve, create_site, what_leaves
+from dmtrl.federation.approval import APPROVAL, STUDY, approval_text, approve, create_site, what_leaves, withdraw
 from dmtrl.federation.ledger import entries, verify
 from dmtrl.federation.policy import MESSAGES, Policy, read_policy
 from dmtrl.federation.simulate import LocalSites
@@ -56,6 +56,24 @@ def test_the_study_was_changed_after_the_approval(tmp_path: Path) -> None:
     path = site.folder / STUDY
     path.write_bytes(path.read_bytes().replace(b"folds = 3", b"folds = 4"))
     assert "changed after it was approved" in refusal(Site(site.folder), hello(clinic()))
+
+
+def test_an_approval_is_withdrawn_during_a_run(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    site.answer(hello(site.study))
+    assert withdraw(site.folder).hash == clinic().hash
+    assert "no study was approved here" in refusal(site, hello(clinic()))
+    with pytest.raises(ValueError, match="no study is approved"):
+        withdraw(site.folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"study": "x"}', b"\xff"])
+def test_a_damaged_approval_is_none(tmp_path: Path, content: bytes) -> None:
+    site = site_of(tmp_path)
+    (site.folder / APPROVAL).write_bytes(content)
+    assert "its approval is damaged" in refusal(Site(site.folder), hello(clinic()))
+    with pytest.raises(ValueError, match="is damaged; approve the study again"):
+        withdraw(site.folder)
 
 
 def test_an_unknown_message_and_an_answer_are_refused(tmp_path: Path) -> None:

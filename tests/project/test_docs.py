@@ -26,6 +26,7 @@ from pathlib import Path
 import click
 import pytest
 
+from conftest import SharedData
 from dmtrl.cli.main import main
 from support.printed import difference
 
@@ -38,6 +39,15 @@ NOT_RUN = {
     "dmtrl bench --out benchmarks": "takes long; test_bench says where each benchmark is tested",
     "dmtrl bench startup": "takes a minute; test_bench_startup has its parts",
 }
+
+# pages that need a real data set (a file or folder in that of the shared_data fixture) or a package
+DATA = {
+    "examples/school.md": "school.npz",
+    "examples/reviews.md": "mds.npz",
+    "examples/wisdm.md": "wisdm.npz",
+    "examples/hospitals.md": "heart",
+}
+PACKAGES = {"docs/notebooks.md": "onnxruntime"}
 
 SET_UP = re.compile(r"(make|git|pip)( .*)?")
 KINDS = {"python", "console", "text"}
@@ -104,7 +114,14 @@ def run_command(command: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_blocks_and_commands_do_what_the_page_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_and_commands_do_what_the_page_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: SharedData
+) -> None:
+    name = page.relative_to(ROOT).as_posix()
+    if name in DATA:
+        monkeypatch.setenv("DMTRL_DATA", str((shared_data / DATA[name]).parent))
+    if name in PACKAGES:
+        pytest.importorskip(PACKAGES[name])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")  # the pages are written for the root of the repository
     names: dict[str, object] = {"__name__": "__main__"}
@@ -126,6 +143,10 @@ def test_blocks_and_commands_do_what_the_page_says(page: Path, tmp_path: Path, m
                 printed_there = run_command(command, tmp_path)
                 if any(text.strip() for text in said):
                     assert_printed(said, printed_there, f"{page.name}:{line}")
+
+
+def test_pages_with_needs_exist() -> None:
+    assert {*DATA, *PACKAGES} <= set(NAMES)
 
 
 def test_every_command_that_does_not_run_is_on_a_page() -> None:

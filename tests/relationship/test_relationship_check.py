@@ -19,6 +19,8 @@ SINGULAR = np.outer(np.arange(1.0, 6.0), np.arange(1.0, 6.0))
         "learned", "independent", "shared", Learned(0.1), Learned(1.0), shared(5, 0.9, tau=0.5), shared(5, 1.0),
         graph(CHAIN), graph(CHAIN, tau=1.0), SINGULAR, SINGULAR + np.eye(5), Fixed(TaskCovariance.identity(5), 2.0),
         FreeIntercept(Learned(0.3), 0.01), FreeIntercept(Learned(), 1.0), FreeIntercept(independent(5), 0.1),
+        Learned(kappa=0.2), Learned(0.4, 0.2), Learned(0.1, 10.0), FreeIntercept(Learned(0.3, 0.2), 0.01),
+        Fixed(TaskCovariance.from_dense(SINGULAR), 0.5, kappa=0.3), shared(5, 1.0, kappa=0.1),
     ],
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )  # fmt: skip
@@ -27,7 +29,9 @@ def test_built_in_relationships_pass(relationship: Any, seed: int) -> None:
     check_relationship(relationship, seed=seed)
 
 
-@pytest.mark.parametrize("relationship", ["learned", "shared", SINGULAR, FreeIntercept(Learned(), 0.1)])
+@pytest.mark.parametrize(
+    "relationship", ["learned", "shared", SINGULAR, FreeIntercept(Learned(), 0.1), Learned(0.2), Learned(2.0)]
+)
 def test_small_steps(relationship: Any) -> None:
     check_relationship(relationship, steps=(1e-3, 1e-2))
 
@@ -35,7 +39,7 @@ def test_small_steps(relationship: Any) -> None:
 @pytest.mark.parametrize("t", [1e-3, 1e-2, 0.1, 1.0])
 @pytest.mark.parametrize("tau", [0.1, 1.0])
 def test_a_common_component_never_makes_the_proximal_point_worse(t: float, tau: float) -> None:
-    """The iteration stops before it converges for small t; its objective must still be below that of the start."""
+    """The objective must be below that of the start, also for small t."""
     for seed in range(30):
         V, relationship = np.random.default_rng(seed).normal(size=(5, 8)), Learned(tau)
         found = relationship.prox(V.copy(), t, np.zeros(8))
@@ -129,7 +133,7 @@ class ForgetsTau(Learned):
         (FlatProx(), r"prox returns the wrong type or shape .*W of shape \(5, 3\)"),
         (Overwriting(), r"conjugate changes its argument .*work on a copy"),
         (SaysFixed(), r"update changes Sigma although learned is False"),
-        (ForgetsTau(0.5), r"only changes learned or tau with 2 tasks"),
+        (ForgetsTau(0.5), r"only changes learned, tau or kappa with 2 tasks"),
         (Fixed(TaskCovariance(np.zeros((5, 0)), np.zeros(0), 1.0)), r"the trace of start is not one: it is 5"),
     ],
     ids=lambda one: "" if isinstance(one, str) else type(one).__name__,
@@ -160,4 +164,4 @@ def test_missing_members_are_listed() -> None:
     with pytest.raises(RelationshipError) as caught:
         check_relationship(Incomplete())
     missing = {line.split()[1] for line in str(caught.value).splitlines()[1:]}
-    assert missing == {"learned", "start", "update", "penalty", "conjugate", "w_conjugate"}
+    assert missing == {"learned", "kappa", "start", "update", "penalty", "conjugate", "w_conjugate"}

@@ -88,6 +88,35 @@ def test_around_a_centre_is_of_the_difference(shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(gram(Q, V), Q.T @ V, atol=1e-10)
 
 
+@pytest.mark.parametrize("shape", [(40, 12), (12, 40)])
+@pytest.mark.parametrize("smallest", [1e-2, 1e-4, 1e-6, 1e-9, 0.0])
+def test_with_slack_the_nuclear_norm_is_an_upper_bound(shape: tuple[int, int], smallest: float) -> None:
+    rng = np.random.default_rng(5)
+    left, right = (np.linalg.qr(rng.normal(size=(n, 12)))[0] for n in shape)
+    s, centre = np.geomspace(1.0, max(smallest, 1e-300), 12), rng.normal(size=shape[1])
+    V = (left * s) @ right.T
+    for found in (nuclear_norm(V, slack=1e-7), nuclear_norm(V + centre, centre, slack=1e-7)):
+        assert s.sum() * (1 - 1e-12) <= found <= s.sum() * (1 + 1.01e-7)
+
+
+@pytest.mark.parametrize("shape", [(30, 8), (8, 30), (12, 12)])
+@pytest.mark.parametrize("t", [0.01, 0.1, 1.0])
+@pytest.mark.parametrize("share", [0.3, 3.0])
+def test_the_common_part_follows_a_moving_argument(shape: tuple[int, int], t: float, share: float) -> None:
+    """From the round before, few decompositions are made: the objective must approach that of a map from zero."""
+    rng, relationship = np.random.default_rng(6), Learned(1.0 / shape[0])
+    V, drift = rng.normal(size=shape) + share * rng.normal(size=shape[1]), rng.normal(size=shape)
+    common = np.zeros(shape[1])
+    for k in range(12):
+        now = V + 0.3**k * drift
+        found = relationship.prox(now.copy(), t, common)
+        common = found.common
+    best = relationship.prox(now.copy(), t, np.zeros(shape[1]))
+    value, least = (0.5 * np.sum((one.W - now) ** 2) + t * one.penalty for one in (found, best))
+    assert least * (1 - 1e-9) <= value <= least * (1 + 1e-4)
+    assert found.penalty >= relationship.penalty(found.W, found.common) * (1 - 1e-6)
+
+
 @pytest.mark.parametrize("shape", [(50, 7), (7, 50)])
 @pytest.mark.parametrize("tau", [0.0, 0.5])
 @pytest.mark.parametrize("t", [0.05, 1e3])  # 1e3: all singular values are shrunk to next to nothing

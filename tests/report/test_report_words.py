@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 
 from dmtrl import Certificate, MTRLClassifierCV, MTRLRegressorCV, TaskCovariance
+from dmtrl.losses import BUILTIN
 from dmtrl.report import KeyFigures, Page, Table
 from dmtrl.report.model_page import ModelFacts, model_page, page_from_facts
-from dmtrl.report.model_page.held_out import ERROR_RATE, SQUARED_ERROR, baseline_error
+from dmtrl.report.model_page.held_out import ERROR_RATE, SQUARED_ERROR, baseline_error, baseline_loss, held_out_error
 from support.model_pages import families, items, made_up_comparison, table, words
 
 
@@ -37,6 +39,37 @@ def test_how_well_it_predicts_is_what_cross_validation_found() -> None:
     noise = np.random.default_rng(1).normal(size=len(y))
     useless = MTRLRegressorCV(lambdas=[1e-6], commons=[0.0], cv=4).fit(X, noise, tasks=tasks)
     assert "no better than the baseline" in words(model_page(useless, X, noise, tasks, comparison=False))
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_loss_has_a_baseline(name: str) -> None:
+    """The best constant of each task, found one by one; a task with a single row has none."""
+    rng, loss = np.random.default_rng(0), BUILTIN[name]()
+    tasks, weight = np.repeat(np.array(["p", "q", "r", "s"]), [30, 20, 25, 1]), rng.random(76) + 0.5
+    y = rng.choice([-1.0, 1.0], 76) if loss.kind == "classification" else rng.poisson(3.0, 76).astype(float)
+    best = []
+    for task in "pqr":
+        mine = tasks == task
+        found = minimize_scalar(lambda z, m=mine: np.sum(weight[m] * loss.value(z, y[m])), bounds=(-15, 15),
+                                method="bounded", options={"xatol": 1e-9})  # fmt: skip
+        best.append((found.fun, weight[mine].sum()))
+    errors, totals = np.array(best).T
+    assert baseline_loss(loss, y, tasks, weight) == pytest.approx(errors.sum() / totals.sum(), rel=1e-6)
+    assert baseline_loss(loss, y, tasks, weight, "tasks") == pytest.approx(np.mean(errors / totals), rel=1e-6)
+    assert baseline_loss(loss, y[-1:], tasks[-1:], None) is None
+
+
+def test_the_baseline_of_counts_is_that_of_a_model_without_features() -> None:
+    """Features of zeros leave the model its intercepts: its held-out loss is a little above the best constants."""
+    rng = np.random.default_rng(0)
+    tasks, X = np.repeat(np.arange(4), 100), np.zeros((400, 1))
+    y = rng.poisson(np.array([1.0, 3.0, 6.0, 10.0])[tasks])
+    model = MTRLRegressorCV(loss="poisson", lambdas=[0.1], commons=[0.0], cv=5).fit(X, y, tasks=tasks)
+    found = held_out_error(model, None, X, y, tasks)
+    assert found is not None
+    assert found.baseline_name == "each task's best constant"
+    assert found.baseline is not None
+    assert found.baseline < found.error < found.baseline + 0.03
 
 
 def test_the_baseline_leaves_out_the_only_row_of_a_task() -> None:

@@ -66,7 +66,7 @@ def test_another_loss_of_the_same_name_is_known() -> None:
 class Ridge:
     """Somebody's own relationship: none, and a ridge of this strength."""
 
-    name, learned, tau = "ridge", True, 0.0
+    name, learned, tau, kappa = "ridge", True, 0.0, 0.0
 
     def __init__(self, strength: float):
         self._strength = strength

@@ -25,6 +25,8 @@ LAMBDAS, TAUS = (1.0, 0.1, 0.01), (0.0, 0.5)
 class OneAtATime(LocalEngine):
     """An engine that cannot share its rows, as those over a network."""
 
+    paths = 1
+
     def sibling(self, number: int, threads: int = 1) -> None:  # type: ignore[override]
         return None
 

@@ -22,7 +22,7 @@ from dmtrl.cli.main import main
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.problem import Coordinates, UnitLabels, build_problem
 from dmtrl.exceptions import NotConvergedWarning
-from dmtrl.lab.bench import scale, scale_run
+from dmtrl.lab.bench import memory, scale, scale_run
 from dmtrl.numerics import rowwise
 from dmtrl.relationship import Learned, shared
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
@@ -208,11 +208,24 @@ def test_exponents_by_hand() -> None:
 def test_quick_mode_runs_and_prints_its_tables(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "scale", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    for title in ("Scaling with the number of tasks", "Growth exponents", "MTRLRegressor with a label for every row"):
+    for title in ("Scaling with the number of tasks", "Growth exponents"):
         assert title in result.stdout
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert all(record["figures"]["gap"] <= scale_run.GAP for record in records)
-    assert all(record["figures"].get("same_when_loaded", True) for record in records)
+
+
+@pytest.mark.slow
+def test_quick_memory(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["bench", "memory", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [record["params"]["what"] for record in records] == list(memory.TARGETS)
+    for record in records:
+        figures = record["figures"]
+        assert figures["gap"] <= scale_run.GAP
+        assert figures.get("same_when_loaded", True)
+        assert figures["peak"] > figures["data"]
+        assert f"| {figures['peak'] / figures['data']:.2f} |" in result.stdout
 
 
 def test_memory_is_that_of_this_process() -> None:

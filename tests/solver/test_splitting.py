@@ -1,5 +1,7 @@
 """Joint splitting from the inside: where the workers arrive, and when it is worth looking there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -53,22 +55,25 @@ def test_the_server_knows_where_the_workers_arrive(task: list[int]) -> None:
         centre = (1 - theta) * u + theta * request.w - request.step[:, None] * b
 
 
-def test_weights_that_were_reported_are_never_written_over() -> None:
+def test_the_best_weights_are_never_written_over() -> None:
     rng, m, d = np.random.default_rng(3), 4, 5
     ones = np.ones(m)
     layout = Layout([np.arange(m)], np.arange(m), np.zeros(m, int), ones, ones, m, d)
     relation = FreeIntercept(Learned(0.3), 0.1)
     method = splitting.Splitting(RunContext(relation, 0.3, layout, Settings()))
     state = method.init(InitialPoint(np.zeros((m, d)), np.zeros(d), np.zeros((m, d)), np.zeros(m)))
-    kept = []
-    for number in range(8):
-        b = rng.standard_normal((m, d))
+    best, then, shared = None, np.zeros(0), 0
+    for number in range(12):
+        method.requests(state, [0], replace(ROUGH, best=best))
         loss_u = 0.0 if number % 3 else np.inf  # sometimes U is reported, sometimes not
+        b = rng.standard_normal((m, d))
         report = method.step(state, {0: answer(b, loss_w=5.0 / m, bracket_w=5.0 / m, loss_u=loss_u)})
-        kept += [(one.W, one.W.copy()) for one in report.candidates]
-    assert len(kept) > 8
-    for weights, then in kept:
-        np.testing.assert_array_equal(weights, then)
+        if best is not None:
+            np.testing.assert_array_equal(best, then)
+        if number % 4 != 3:  # else the best of the rounds before stays
+            best = report.candidates[-1].W
+            then, shared = best.copy(), shared + (best is state.U)
+    assert shared > 2, "U was among the best"
 
 
 @pytest.mark.parametrize("loss", sorted(BUILTIN))

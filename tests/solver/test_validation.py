@@ -1,5 +1,7 @@
 """Cross-validation where the rows lie: the same sums as doing it by hand, and only sums."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -42,15 +44,18 @@ def test_path_agrees_with_fitting_each_fold_by_hand(loss: str) -> None:
     data = random_problem(loss, m=3, d=4, rows=20, weighted=True)
     engine = _engine(data, loss, workers=2)
     settings = Settings(tol=1e-7, max_rounds=5000)
-    path = cross_validate(engine, _spec(data, loss, settings), [0.01, 0.3], [0.0, 0.5], 3)
+    spec = replace(_spec(data, loss, settings), task_weight=0.5)
+    path = cross_validate(engine, spec, [0.01, 0.3], [0.0, 0.5], 3, owns=[0.0, 2.0])
+    assert len(path.commons) == len(path.owns) == 4
     tasks = np.repeat(np.arange(3), np.diff(data.starts))
     loss_object = get_loss(loss)
     for fold in range(3):
         held = _held(engine, fold, 3)
         train = TaskData.from_long(data.X[~held], data.y[~held], tasks[~held], data.sample_weight[~held])
-        for i, tau in enumerate(path.commons):
+        for i, (tau, own) in enumerate(zip(path.commons, path.owns, strict=True)):
             for j, lam in enumerate(path.lambdas):
-                W = solve(train, loss=loss, reg_lambda=lam, common=tau, settings=settings).W
+                how = {"loss": loss, "reg_lambda": lam, "common": tau, "own": own, "task_weight": 0.5}
+                W = solve(train, **how, settings=settings).W
                 z = (data.X[held] * W[tasks[held]]).sum(axis=1)
                 y, weight = data.y[held], data.sample_weight[held]
                 by_hand = np.bincount(tasks[held], weight * loss_object.value(z, y), minlength=3)
@@ -65,7 +70,7 @@ def test_path_agrees_with_fitting_each_fold_by_hand(loss: str) -> None:
 def test_the_best_pair_is_the_one_with_the_least_mean() -> None:
     data = random_problem("squared", m=4, d=5, rows=25)
     path = cross_validate(_engine(data, "squared"), _spec(data, "squared"), np.logspace(-3, 2, 6), [0.0, 1.0], 4)
-    lam, tau = path.best("squared_error")
+    lam, tau, _ = path.best("squared_error")
     mean = path.mean("squared_error")
     i, j = np.argwhere(mean == mean.min())[0]
     assert (lam, tau) == (path.lambdas[j], path.commons[i])

@@ -46,6 +46,7 @@ class Browser:
         self.driver.get("about:blank")
         self.console(), self.requests()
         self.driver.get(path.resolve().as_uri())
+        self.wait_for("return document.readyState === 'complete' && !document.getElementById('library')", "the page")
 
     def resize(self, width: int, height: int) -> None:
         # the window of a headless Chromium has a smallest width; the viewport has none

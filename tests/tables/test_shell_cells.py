@@ -202,15 +202,27 @@ def test_predict_names_the_line_of_a_cell_that_is_no_number(tmp_path: Path, monk
     assert "column 'x2' holds 'oops' (line 102), which is not a number" in result.stderr
 
 
-def test_free_text_is_not_advised_to_be_categories(tmp_path: Path) -> None:
+def test_free_text_and_identifiers_are_left_out_with_a_way_to_keep_them(tmp_path: Path) -> None:
     table = columns()
-    table["remark"] = [f"remark {i}" for i in range(N)]
-    table["street"] = [f"street {i % 70}" for i in range(N)]
-    outcome = found(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m")
-    done = {line["column"]: line["done"] for line in outcome["columns"]}
-    assert "free text is not used" in done["remark"]
-    assert "category" not in done["remark"]
-    assert "declare it a category to use it" in done["street"]
+    table["remark"] = [f"all is well {i % 40}" if i % 2 else f"the roof leaks {i}" for i in range(N)]
+    table["invoice"] = [f"INV-{i:05}" for i in range(N)]
+    table["number"] = [str(7 * i + 1000) for i in range(N)]
+    table["row_id"] = [str(7 * i + 1000) for i in range(N)]
+    data = save(tmp_path / "a.csv", table)
+    outcome = found(data, *WORDS, "-o", tmp_path / "m")
+    kinds = {line["column"]: line["kind"] for line in outcome["columns"]}
+    assert {name for name, kind in kinds.items() if kind == "left out"} == {"remark", "invoice", "row_id"}
+    notes = [note for note in outcome["notes"] if note.startswith("left out")]
+    assert notes == [
+        "left out, free text: 'remark'; to use its words, pass --text remark, and to use its values as they are, "
+        "--category remark",
+        "left out, identifiers: 'row_id'; to use one all the same, pass --number row_id",
+        "left out, identifiers: 'invoice'; to use one all the same, pass --category invoice",
+    ]
+    kept = ("--text", "remark", "--number", "row_id", "--drop", "invoice", "-o", tmp_path / "n")
+    kinds = {line["column"]: line["kind"] for line in found(data, *WORDS, *kept)["columns"]}
+    assert kinds["remark"] == "text"
+    assert kinds["row_id"] == "number"
 
 
 def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import dmtrl
 from dmtrl.exceptions import MixedColumnError, OutputExistsError
 from dmtrl.tables.learning import learn
 from dmtrl.tables.output import check_output
-from dmtrl.tables.preparation import Dropped
+from dmtrl.tables.preparation import Dropped, Replacements
 from support.shell_data import shops
 
 
@@ -80,7 +80,7 @@ def test_what_becomes_of_columns() -> None:
     forced = learn(shops(), "shop", "sales", number=["row_id"], category=["kg", "open"])
     kinds = {name: (kind, done, count) for name, kind, done, count in forced.table()}
     assert kinds["row_id"][0] == "number"
-    assert kinds["open"] == ("category", "one column each; unknown ones have none", 2)
+    assert kinds["open"] == ("category", "two values, one column; 0 for 'false'", 1)
 
 
 def test_rare_unknown_and_missing_categories() -> None:
@@ -94,9 +94,38 @@ def test_rare_unknown_and_missing_categories() -> None:
 
 
 def test_a_category_without_rare_ones_ignores_what_it_never_saw() -> None:
-    table = pa.table({"t": ["x", "y"] * 50, "y": np.arange(100.0), "c": ["a", "b"] * 50})
-    X = learn(table, "t", "y").transform({"c": pa.array(["a", "new", None])})
-    assert X.tolist() == [[1, 0], [0, 0], [0, 0]]
+    table = pa.table({"t": ["x", "y", "z"] * 30, "y": np.arange(90.0), "c": ["a", "b", "d"] * 30})
+    tally = Replacements()
+    X = learn(table, "t", "y").transform({"c": pa.array(["a", "new", None])}, tally=tally)
+    assert X.tolist() == [[1, 0, 0], [0, 0, 0], [0, 0, 0]]
+    assert tally.notes() == [
+        "column 'c': 1 missing cells have no effect",
+        "column 'c': 1 of 3 cells hold levels that were not in the fit: 'new'; they have no effect",
+    ]
+
+
+def test_two_values_give_one_feature_as_scikit_learn_does() -> None:
+    """Both with a missing value as the second one, and with one frequent and several rare ones."""
+    columns = {
+        "c": ["a", "b"] * 50,
+        "hole": ["a"] * 60 + [None] * 40,
+        "rare": ["a"] * 98 + ["b", "c"],
+        "three": ["a", "b", "d", "b"] * 25,
+    }
+    table = pa.table({"t": ["x", "y"] * 50, "y": np.arange(100.0), **columns})
+    preparation = learn(table, "t", "y")
+    assert preparation.feature_names == [
+        "c = b", "hole = (missing)", "rare = (other)", "three = a", "three = b", "three = d"
+    ]  # fmt: skip
+    words = np.array([[None if cell is None else cell for cell in row] for row in zip(*columns.values(), strict=True)])
+    oracle = OneHotEncoder(drop="if_binary", min_frequency=2, handle_unknown="ignore", sparse_output=False).fit(words)
+    np.testing.assert_array_equal(preparation.transform(table), oracle.transform(words))
+    tally = Replacements()
+    new = {"c": ["z", "a"], "hole": ["z", "a"], "rare": ["b", "z"], "three": ["a", None]}
+    X = preparation.transform({name: pa.array(cells) for name, cells in new.items()}, tally=tally)
+    assert X.tolist() == [[0, 0, 1, 1, 0, 0], [0, 0, 1, 0, 0, 0]]
+    assert tally.unknown == {"c": {"z": 1}, "hole": {"z": 1}, "rare": {"z": 1}}
+    assert "column 'c': 1 of 2 cells hold levels that were not in the fit: 'z'; they count as 'a'" in tally.notes()
 
 
 def test_dates() -> None:

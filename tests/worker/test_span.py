@@ -82,6 +82,15 @@ def test_it_agrees_with_coordinate_ascent(loss: str, kind) -> None:
     np.testing.assert_allclose(found.b, expected.b, atol=near)
 
 
+@pytest.mark.parametrize("loss", ["hinge", "absolute", "quantile", "epsilon_insensitive"])
+def test_kinked_losses_on_wide_rows_take_few_steps(loss: str) -> None:
+    """All rows end on the kink of their loss. Smoothing alone takes hundreds of steps there."""
+    data = _data(loss, 10, 80, seed=6, m=5)
+    answer, gap = _solve(data, loss, "span", np.zeros((5, 81)), _steps(1e3, 5, intercept=True), target=1e-8)
+    assert (np.abs(gap) <= 1e-7).all()
+    assert answer.steps.max() <= 30
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     loss=st.sampled_from(LOSSES),

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import click
 
-CHOICES = ("all", "fit", "cv", "zoo", "startup", "scale", "stragglers", "cluster", "federation", "privacy")
+CHOICES = (
+    "all", "fit", "cv", "zoo", "startup", "memory", "scale", "stragglers", "cluster", "federation", "privacy",
+)  # fmt: skip
 
 
 @click.command(name="bench")
@@ -19,11 +21,11 @@ def command(which: str, quick: bool, out: Path | None, only: int | None) -> None
 
     The solvers run in turn, without compile time. Close other programs first.
     Default estimators: fit and cv (against scikit-learn task by task), zoo
-    (random problems), startup (imports and first fits).
+    (random problems), startup (imports and first fits), memory (large fits).
     The solver: scale (time and memory), stragglers (a slow worker), cluster
     (Ray compared with threads), federation (a study over NVIDIA FLARE compared
-    with one process), privacy (error over epsilon). dmtrl reproduce convergence has the paper's preset and
-    other methods for its problem.
+    with one process), privacy (error over epsilon). dmtrl reproduce convergence
+    has the paper's preset and other methods for its problem.
 
     \b
     Examples:

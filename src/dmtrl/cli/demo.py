@@ -10,16 +10,17 @@ from dmtrl.cli.errors import exit_on_error
 
 @click.command(name="demo")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the random tasks.")
+@click.option("--paper", is_flag=True, help="Use the paper's Synthetic 1, with 1,894 training rows per task.")
 @click.option("--quick", is_flag=True, help="Use a smaller problem, which takes a few seconds.")
 @click.option(
     "--out", "-o", type=click.Path(), default="dmtrl-demo.html", show_default=True, help="Output file of the page."
 )
 @click.option("--no-page", is_flag=True, help="Do not write a page.")
-def command(seed: int, quick: bool, out: str, no_page: bool) -> None:
+def command(seed: int, paper: bool, quick: bool, out: str, no_page: bool) -> None:
     """Fit 16 synthetic tasks and compare the errors.
 
-    The tasks are those of the paper's Synthetic 1, so the true relations are known. They are fitted together, each
-    alone, and pooled. The summary shows the test errors and how close the fit is to the optimum.
+    The tasks have few rows and known relations. They are fitted together, each alone, pooled, and by boosted trees.
+    The summary shows the test errors and how close the fit is to the optimum.
 
     \b
     Examples:
@@ -36,7 +37,7 @@ def command(seed: int, quick: bool, out: str, no_page: bool) -> None:
         if not no_page:
             check_output(Path(out), force=True)
         with display() as progress:
-            result = run_demo(seed, quick, progress.stage)
+            result = run_demo(seed, quick, progress.stage, paper)
     render(result, Console(highlight=False))
     if no_page:
         return

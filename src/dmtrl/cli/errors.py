@@ -13,6 +13,7 @@ from dmtrl.exceptions import (
     InputError,
     MixedColumnError,
     NotAModelError,
+    Note,
     OutputExistsError,
     RefusedBySiteError,
     Setting,
@@ -45,7 +46,21 @@ def exit_on_error() -> Iterator[None]:
     except BrokenPipeError:  # the reader of the output has stopped; click exits quietly
         raise
     except _EXPECTED as error:
-        raise click.ClickException(printable(_message(error), "\n")) from error
+        raise click.ClickException(printable(one_line(_message(error)))) from error
+
+
+def one_line(text: str) -> str:
+    """A message of several lines, such as those of other packages, as one sentence."""
+    parts = [part for part in (" ".join(line.split()) for line in text.splitlines()) if part]
+    joined = ""
+    for part in parts:
+        joined += part if not joined else f" {part}" if joined[-1] in ":,;." else f"; {part}"
+    return joined
+
+
+def note_text(note: str) -> str:
+    """A note in terms of command-line options, safe to print."""
+    return printable(one_line(note.message(option) if isinstance(note, Note) else note))
 
 
 def _message(error: Exception) -> str:

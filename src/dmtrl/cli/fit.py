@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import INTERRUPTED, exit_on_error, printable
+from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text, printable
 from dmtrl.tables.discovery import find_files
 from dmtrl.tables.output import check_output
 
@@ -39,6 +39,37 @@ class Lambda(click.ParamType):  # not generic in click 8.2
         return number
 
 
+class TaskWeight(click.ParamType):
+    name = "equal|rows|NUMBER"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str | float:
+        if value in ("equal", "rows"):
+            return str(value)
+        try:
+            number = float(value)
+        except ValueError:
+            number = -1.0
+        if not 0 <= number <= 1:
+            self.fail(f"{value!r} is neither equal nor rows nor a number from 0 to 1", param, ctx)
+        return number
+
+
+class ColumnSetting(click.ParamType):
+    """COL, or COL=VALUE. A column name may hold "=" only if a value follows."""
+
+    def __init__(self, value: str, allowed: tuple[str, ...] = ()):
+        self.name, self._allowed = f"COL[={value}]", allowed
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, str | None]:
+        column, equals, setting = value.rpartition("=")
+        if not equals:
+            return value, None
+        if not column or not setting or (self._allowed and setting not in self._allowed):
+            hint = f"; it must be {' or '.join(self._allowed)}" if self._allowed else ""
+            self.fail(f"{value!r} is not {self.name}{hint}", param, ctx)
+        return column, setting
+
+
 def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
     return [loss for loss in LOSSES if loss.startswith(incomplete)]
 
@@ -53,14 +84,31 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 )
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries both].")
+@click.option(
+    "--own", metavar="NUMBER", type=click.FloatRange(min=0),
+    help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 3].",
+)  # fmt: skip
+@click.option(
+    "--task-weight", type=TaskWeight(), default="0.5",
+    help="How much a task with n rows counts: equal, rows (each row the same), or n^NUMBER [0.5].",
+)  # fmt: skip
 @click.option("--weights", metavar="COL", help="Column with the weight of each row.")
 @click.option("--drop", metavar="COL", multiple=True, help="Column to leave out.")
 @click.option("--category", metavar="COL", multiple=True, help="Column of numbers to use as categories.")
 @click.option("--number", metavar="COL", multiple=True, help="Column to use as numbers.")
+@click.option("--date", type=ColumnSetting("FORMAT"), multiple=True, help="Column of dates, such as day=%d.%m.%Y.")
+@click.option(
+    "--text", type=ColumnSetting("hash", ("tfidf", "hash")), multiple=True, help="Column whose words become features."
+)
 @click.option("--missing", metavar="TEXT", multiple=True, help="Text that means a missing value, such as n/k.")
+@click.option("--encoding", metavar="NAME", help="Encoding of CSV files, such as cp1252 [UTF-8].")
+@click.option("--sample", metavar="N", type=click.IntRange(1), help="Use N random rows.")
 @click.option("--many-tasks", is_flag=True, help="Accept a task column with very many values.")
 @click.option(
-    "--tol", type=click.FloatRange(0, 1, min_open=True), default=1e-3, help="Relative gap at which to stop [0.001]."
+    "--tol",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=1e-3,
+    help="Relative gap at which to stop [0.001].",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random folds.")
 @click.option("--jobs", type=int, help="Threads [1 for small data, else all cores].")
@@ -89,8 +137,7 @@ def command(
 ) -> None:  # fmt: skip
     """Fit one model per task from data files.
 
-    DATA: CSV, Parquet, Arrow, libsvm or npz files, or folders of them. If no file has the task column, each file is
-    one task.
+    DATA: CSV, Parquet, Arrow, libsvm or npz files, or folders of them. Several files without --task: each is a task.
 
     \b
     Example: dmtrl fit marks.csv --task school --target score --drop remarks
@@ -98,7 +145,7 @@ def command(
     began = time.perf_counter()
     page = None if no_page else Path(out).with_suffix(".html")
     with exit_on_error():  # quick checks, before the numerical libraries are imported
-        find_files(data)
+        find_files(data, options["encoding"])
         for path in (Path(out), page):
             if path is not None:
                 check_output(path, force, data)
@@ -108,6 +155,8 @@ def command(
         with exit_on_error():
             if not force:
                 check_no_checkpoint(Path(out), resume, checkpoint)
+            options["date"] = dict(options["date"])
+            options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
             summary = _fit(FitRequest(data, **options), Path(out), page, resume, checkpoint, compare, as_json, quiet)
     except Interrupted as interrupt:
         _print_resume_command(ctx.find_root().obj, interrupt.checkpoint)
@@ -117,6 +166,7 @@ def command(
         ctx.exit(INTERRUPTED)
     summary["seconds"]["total"] = time.perf_counter() - began
     if as_json:
+        summary["notes"] = [note_text(note) for note in summary["notes"]]
         click.echo(json.dumps(summary, allow_nan=False))
     elif not quiet:
         from dmtrl.cli.fit_summary import print_summary

@@ -10,12 +10,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from dmtrl.cli.errors import printable
+from dmtrl.cli.errors import note_text, printable
+from dmtrl.estimators.held_out import TITLES
 
 MAX_LINES = 20  # of the table of columns
 MAX_NAME = 40  # characters of a task name
 _MEASURES = {"squared_error": "mean squared error", "wrong": "error rate", "loss": "mean loss"}
-_BASELINES = {"squared_error": "each task's mean", "wrong": "each task's most frequent class"}
+_BASELINES = {
+    "squared_error": "each task's mean",
+    "wrong": "each task's most frequent class",
+    "loss": "each task's best constant",
+}
 
 
 def print_columns(lines: Sequence[tuple[str, str, str, int]], notes: Sequence[str]) -> None:
@@ -51,10 +56,16 @@ def print_summary(summary: dict[str, Any]) -> None:
             f"{summary['rows']:,} in {summary['tasks']:,} tasks ({summary['task']}), {summary['features']:,} features"
         ),
     )
+    facts.add_row("per task", _text(_rows_per_task(summary["per_task"])))
     facts.add_row("target", _text(f"{summary['target']}: {summary['kind']}, {summary['loss']} loss"))
     facts.add_row("lambda", _strengths(summary))
+    if summary["tasks"] > 1:
+        shares = ", ".join(f"{share:.0%} {part}" for part, share in summary["shares"].items())
+        facts.add_row("shares", f"{shares} (mean over tasks)")
     if summary["held_out"] is not None:
         facts.add_row("held out", _held_out(summary))
+    if summary["metrics"] is not None:
+        facts.add_row("metrics", _text(_metrics(summary["metrics"])))
     certificate = summary["certificate"]
     proven = f"proven within {max(certificate['relative_gap'], 0):.2%} of the optimum"
     short = "" if certificate["converged"] else f"; the requested {certificate['tol']:.2%} was not reached"
@@ -74,6 +85,18 @@ def print_summary(summary: dict[str, Any]) -> None:
     click.echo(printable(f"\n  next: dmtrl predict {shlex.quote(summary['model'])} NEW.csv -o predictions.csv", "\n"))
 
 
+def _rows_per_task(per_task: Sequence[dict[str, Any]]) -> str:
+    counts = sorted(task["rows"] for task in per_task)
+    few = [str(task["task"]) for task in per_task if task["few_rows"]]
+    if counts[0] == counts[-1]:
+        return f"{counts[0]:,} rows each"
+    text = f"{counts[0]:,} to {counts[-1]:,} rows, median {counts[len(counts) // 2]:,}"
+    if not few:
+        return text
+    some = ", ".join(map(_shortened, few[:3])) + (f" and {len(few) - 3:,} more" if len(few) > 3 else "")
+    return f"{text}; very few: {some} (left out below)"
+
+
 def _held_out(summary: dict[str, Any]) -> str:
     by, baseline = summary["chosen"]["by"], summary["baseline"]
 
@@ -82,6 +105,17 @@ def _held_out(summary: dict[str, Any]) -> str:
 
     compared = "" if baseline is None else f" (baseline, {_BASELINES[by]}: {format_error(baseline)})"
     return f"{_MEASURES[by]} {format_error(summary['held_out'][by])} over all rows{compared}"
+
+
+def _metrics(metrics: dict[str, dict[str, float | None]]) -> str:
+    """Metrics over all held-out rows, each with its baseline."""
+
+    def shown(value: float | None) -> str:
+        return "undefined" if value is None else f"{value:.3g}"
+
+    return ", ".join(
+        f"{TITLES[name]} {shown(values['model'])} ({shown(values['baseline'])})" for name, values in metrics.items()
+    )
 
 
 def _time(seconds: dict[str, float]) -> str:
@@ -111,13 +145,14 @@ def _shortened(name: str) -> str:
 
 def _strengths(summary: dict[str, Any]) -> str:
     common = f", common component {summary['common']:g}" if summary["common"] else ", no common component"
+    common += f", own parts {summary['own']:g}" if summary["own"] else ""
     chosen = summary["chosen"]
     how = f"; best of {chosen['candidates']} in {chosen['folds']} folds" if chosen else "; as given"
     return f"{summary['lambda']:.3g}{common}{how}"
 
 
 def _as_lines(notes: Sequence[str]) -> list[Text]:
-    return [_text(f"- {note}") for note in notes]
+    return [_text(f"- {note_text(note)}") for note in notes]
 
 
 def _text(words: str) -> Text:

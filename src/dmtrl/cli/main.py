@@ -15,6 +15,7 @@ COMMANDS = (
     "fit",
     "predict",
     "report",
+    "export",
     "study",
     "site",
     "reproduce",

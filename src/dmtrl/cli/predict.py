@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import INTERRUPTED, exit_on_error, printable
+from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text, printable
 from dmtrl.exceptions import NotAModelError
 from dmtrl.tables.discovery import find_files, is_model
 from dmtrl.tables.output import check_output, check_table_name
@@ -21,13 +21,14 @@ from dmtrl.tables.output import check_output, check_table_name
               help="Tasks not in the fit: fail, predict from what all tasks share, or leave empty.")  # fmt: skip
 @click.option("--keep", metavar="COL", multiple=True, help="Copy a column to the output; '*' copies all.")
 @click.option("--fill", is_flag=True, help="Treat columns that the data does not have as missing.")
+@click.option("--encoding", metavar="NAME", help="Encoding of CSV files, such as cp1252.  [default: UTF-8]")
 @click.option("--force", is_flag=True, help="Overwrite an existing output file.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON; requires --out.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 @click.pass_context
 def command(
     ctx: click.Context, model: str, data: tuple[str, ...], out: str | None, unknown: str, keep: tuple[str, ...],
-    fill: bool, force: bool, as_json: bool, quiet: bool,
+    fill: bool, encoding: str | None, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Predict the rows of data files with a saved model.
 
@@ -47,7 +48,7 @@ def command(
             raise FileNotFoundError(f"there is no model file {model}")
         if not is_model(Path(model)):
             raise NotAModelError(model)
-        find_files(data)
+        find_files(data, encoding)
         if path is not None:
             check_table_name(path)
             check_output(path, force, [model, *data])
@@ -55,15 +56,15 @@ def command(
 
     try:
         with exit_on_error(), display(quiet or (out is None and sys.stdout.isatty())) as progress:
-            summary = predict(PredictRequest(model, data, path, unknown, keep, fill), progress)
+            summary = predict(PredictRequest(model, data, path, unknown, keep, fill, encoding), progress)
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         ctx.exit(INTERRUPTED)
     if as_json:
-        click.echo(json.dumps({**summary, "out": out}))
+        click.echo(json.dumps({**summary, "out": out, "notes": [note_text(note) for note in summary["notes"]]}))
     elif not quiet:
         for note in summary["notes"]:
-            click.echo(printable(f"- {note}"), err=True)
+            click.echo(f"- {note_text(note)}", err=True)
         if out is not None:
             columns = ", ".join(summary["columns"])
             click.echo(printable(f"{summary['rows']:,} rows: {columns} in {out}"), err=True)

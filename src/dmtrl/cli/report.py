@@ -1,21 +1,28 @@
 """The command `dmtrl report`."""
 
+import json
 from pathlib import Path
 
 import click
 
+from dmtrl import __version__
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import INTERRUPTED, exit_on_error, printable
+from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text
 
 
 @click.command(name="report")
 @click.argument("model", type=click.Path())
 @click.argument("data", nargs=-1, type=click.Path(), metavar="[DATA]...")
 @click.option("--out", "-o", type=click.Path(), help="Output file.  [default: the model's name with .html]")
+@click.option("--encoding", metavar="NAME", help="Encoding of CSV files, such as cp1252.  [default: UTF-8]")
 @click.option("--force", is_flag=True, help="Overwrite an existing page.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures of the page as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 @click.pass_context
-def command(ctx: click.Context, model: str, data: tuple[str, ...], out: str | None, force: bool, quiet: bool) -> None:
+def command(
+    ctx: click.Context, model: str, data: tuple[str, ...], out: str | None, encoding: str | None, force: bool,
+    as_json: bool, quiet: bool,
+) -> None:  # fmt: skip
     """Write a page about a saved model.
 
     The page is one HTML file that needs no network. It shows the accuracy and the certificate, which tasks are related,
@@ -34,11 +41,15 @@ def command(ctx: click.Context, model: str, data: tuple[str, ...], out: str | No
     try:
         with exit_on_error(), display(quiet) as progress:
             check_output(path, force, [model, *data])
-            written, notes = report(model, data, path, progress)
+            found = report(model, data, path, progress, encoding)
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)
         ctx.exit(INTERRUPTED)
-    if not quiet:
+    notes = [note_text(note) for note in found["notes"]]
+    if as_json:
+        more = {"dmtrl": __version__, "model": model, "data": list(data)}
+        click.echo(json.dumps({**more, **found, "notes": notes}, allow_nan=False))
+    elif not quiet:
         for note in notes:
-            click.echo(printable(f"- {note}"), err=True)
-        click.echo(f"page: {written}")
+            click.echo(f"- {note}", err=True)
+        click.echo(f"page: {found['report']}")

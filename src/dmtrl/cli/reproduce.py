@@ -9,7 +9,7 @@ import click
 if TYPE_CHECKING:
     from dmtrl.report.content import Section
 
-CHOICES = ("all", "synthetic", "convergence", "school", "mnist", "mds", "heart")
+CHOICES = ("all", "synthetic", "convergence", "school", "mnist", "mds", "heart", "accuracy", "intervals")
 
 
 @click.command(name="reproduce")
@@ -31,12 +31,12 @@ def command(which: str, quick: bool, out: Path | None) -> None:
       dmtrl reproduce school --out results
     """
     from dmtrl.cli.collection import run
-    from dmtrl.lab.experiments.heart import TITLE
+    from dmtrl.lab.experiments import accuracy, heart, intervals
     from dmtrl.lab.experiments.reproduce import REPRODUCTION
 
     result = run(REPRODUCTION, which, quick, out or Path("reproduced-quick" if quick else "reproduced"))
-    if which == "heart":
-        print_tables([section for section in result.sections if section.title == TITLE])
+    printed = {"heart": heart.TITLE, "accuracy": accuracy.TITLE, "intervals": intervals.TITLE}.get(which)
+    print_tables([section for section in result.sections if section.title == printed])
 
 
 def print_tables(sections: "Sequence[Section]") -> None:

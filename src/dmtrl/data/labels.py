@@ -67,6 +67,12 @@ def check_one_per_row(name: str, values: np.ndarray, n: int) -> None:
 
 def task_labels(tasks: Any, n: int) -> np.ndarray:
     """Check one task label per row. Text stays text, whole numbers become integers; the result can be sorted."""
+    example = next(iter(tasks), None) if isinstance(tasks, list | tuple) or _holds_objects(tasks) else None
+    if isinstance(example, tuple):
+        raise ValueError(
+            f"a task label must be a text or a number, got the tuple {example!r}; join its parts, as in "
+            f"{'-'.join(map(str, example))!r}"
+        )
     labels = np.asarray(tasks)
     if labels.ndim == 0:
         label = plain(labels.item())
@@ -91,6 +97,10 @@ def task_labels(tasks: Any, n: int) -> np.ndarray:
     if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
         labels = labels.astype(np.int64)
     return labels
+
+
+def _holds_objects(tasks: Any) -> bool:
+    return getattr(getattr(tasks, "dtype", None), "kind", "") == "O" and getattr(tasks, "ndim", 0) == 1
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:

@@ -33,6 +33,9 @@ class TaskData:
         Task names.
     groups : ndarray of shape (m,), default=None
         Tasks with the same number hold the same rows, such as the classes of a one-vs-rest problem.
+    splits : ndarray of shape (splits, n), default=None
+        What each row does in each split of a cross-validation: 0 trains, 1 is tested, 2 is not used. None means that
+        the workers draw folds.
     """
 
     X: Any
@@ -41,6 +44,7 @@ class TaskData:
     starts: np.ndarray
     names: np.ndarray
     groups: np.ndarray | None = None  # as in Blocks, one number per task
+    splits: np.ndarray | None = None
 
     @property
     def m(self) -> int:
@@ -131,7 +135,8 @@ class TaskData:
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         groups = None if self.groups is None else self.groups[tasks]
-        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups)
+        splits = None if self.splits is None else self.splits[:, rows]
+        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups, splits)
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
         """Split the rows into contiguous pieces with about the same amount of work.
@@ -185,7 +190,14 @@ class TaskData:
         names = [str(name) for name in self.names[tasks]]
         groups = None if self.groups is None else self.groups[tasks]
         starts = np.append(starts, end) - starts[0]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, groups)
+        splits = None if self.splits is None else self.splits[:, rows]
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, groups, splits)
+
+
+def tiny_tasks(rows: np.ndarray) -> np.ndarray:
+    """Which tasks have so few rows that what is learned about them is mostly chance: fewer than 3, or than a tenth of
+    the median."""
+    return np.asarray((rows < 3) | (rows < 0.1 * np.median(rows)))
 
 
 def shards_per_task(m: int, workers: int, shards: int | Sequence[int]) -> np.ndarray:

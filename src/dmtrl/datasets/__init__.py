@@ -5,10 +5,20 @@ archive from the URLs in `registry` and converts it with `convert`.
 """
 
 from dmtrl.datasets.files import cache_folder, find_file
-from dmtrl.datasets.real import School, TaskSplit, load_digits_tasks, load_mds, load_mnist_tasks, load_school
+from dmtrl.datasets.real import (
+    Activities,
+    School,
+    TaskSplit,
+    load_digits_tasks,
+    load_mds,
+    load_mnist_tasks,
+    load_school,
+    load_wisdm,
+)
 from dmtrl.datasets.synthetic import SyntheticTasks, make_synthetic
 
 __all__ = [
+    "Activities",
     "School",
     "SyntheticTasks",
     "TaskSplit",
@@ -18,5 +28,6 @@ __all__ = [
     "load_mds",
     "load_mnist_tasks",
     "load_school",
+    "load_wisdm",
     "make_synthetic",
 ]

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.datasets.download import locate
-from dmtrl.datasets.files import read_arrays
+from dmtrl.datasets.files import find_file, read_arrays
 from dmtrl.datasets.registry import SCHOOL_SPLITS
 
 
@@ -164,6 +164,29 @@ def load_mds(
     return TaskSplit(
         TaskData.from_long(X_train, y[train], label[train]), TaskData.from_long(X_test, y[test], label[test])
     )
+
+
+@dataclass(frozen=True)
+class Activities:
+    """Rows of all users of WISDM, with its fixed folds."""
+
+    X: np.ndarray  # (5418, 43); missing peaks are replaced by the median of their column
+    y: np.ndarray  # the activity of each row
+    task: np.ndarray  # the user of each row
+    fold: np.ndarray  # 0 to 9, drawn within each user and activity
+
+
+def load_wisdm(folder: str | Path | None = None) -> Activities:
+    """Six activities of 36 users from their phones (WISDM 1.1, transformed features). It is not downloaded.
+
+    Parameters
+    ----------
+    folder : path, optional
+        A folder that holds wisdm.npz.
+    """
+    names = ["X", "y", "class_names", "task", "task_names", "fold"]
+    X, y, classes, task, users, fold = read_arrays(find_file("wisdm.npz", folder), names).values()
+    return Activities(X, classes[y], users[task], fold)
 
 
 def _choose_digits(digits: Iterable[int] | None) -> list[int]:

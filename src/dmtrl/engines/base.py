@@ -23,6 +23,11 @@ class Engine(Protocol):
     @property
     def n_workers(self) -> int: ...
 
+    @property
+    def paths(self) -> int:
+        """How many runs, each on a sibling, may take place at the same time. The default is one."""
+        return 1
+
     def send(self, worker: int, message: Message) -> None: ...
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
@@ -52,7 +57,7 @@ class Engine(Protocol):
         """An engine on the same rows for another run, which may take place at the same time in another thread.
 
         Its workers hold out rows and keep dual variables of their own; `number` tells their checkpoint files apart.
-        None: this engine runs one after the other. That is the default.
+        None, the default, if there is one path at a time: then the runs take place on this engine.
         """
         return None
 

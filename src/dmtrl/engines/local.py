@@ -39,6 +39,10 @@ class LocalEngine(Engine):
     def n_workers(self) -> int:
         return len(self._workers)
 
+    @property
+    def paths(self) -> int:
+        return self.threads
+
     def sibling(self, number: int, threads: int = 1) -> "LocalEngine":
         """An engine on the same rows for another run, which may take place at the same time in another thread."""
         return LocalEngine((), self._losses, threads, [worker.sibling(number) for worker in self._workers])

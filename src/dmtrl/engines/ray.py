@@ -8,26 +8,25 @@ domain: its wire format is pickle.
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy import sparse
-from threadpoolctl import threadpool_limits
 
 from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
+from dmtrl.engines.host import Host
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.losses import AnyLoss, CustomLoss
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.protocol.message import Message
-from dmtrl.worker.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,20 @@ class RayEngine(RecoveringEngine):
         if not sources:
             raise ValueError("the ray engine needs at least one source")
         _check_sendable(sources, losses)
-        super().__init__(_Actors(sources, losses, options), options.recovery_timeout, names, options.answer_timeout)
+        self._options, self._actors = options, _Actors(sources, losses, options)
+        super().__init__(_Carrier(self._actors), options.recovery_timeout, names, options.answer_timeout)
+
+    @property
+    def paths(self) -> int:
+        """One more than there are actors, so that all are busy while this process works for one of the runs. With a
+        limit on the time of an answer there is one: an answer would have to wait for those to other runs."""
+        return 1 if self._options.answer_timeout is not None else self.n_workers + 1
+
+    def sibling(self, number: int, threads: int = 1) -> RecoveringEngine | None:
+        """An engine on the same actors, each of which has one more worker on the same rows."""
+        if self.paths == 1:
+            return None
+        return RecoveringEngine(_Carrier(self._actors, number), self._options.recovery_timeout, self._names)
 
 
 @contextmanager
@@ -202,96 +214,99 @@ def _environment(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class Host:
-    """What runs in an actor: a worker, created at the first message, so that an error of its source comes back as an
-    answer."""
-
-    def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
-        self._given: tuple[Source, AnyLoss | Sequence[AnyLoss]] | None = (source, losses)
-        self._number, self._answer = 0, Message("nothing")
-        # as in the coordinator: the same bits need the same number of BLAS threads
-        self._limits = threadpool_limits(1)
-
-    def answer(self, number: int, messages: Sequence[Message]) -> Message:
-        """The answer to the last message; a repeated number is answered from memory."""
-        if number == self._number or not messages:
-            return self._answer
-        try:
-            self._work(messages)
-        except Exception as error:
-            raise _as_builtin(error) from None
-        self._number = number
-        return self._answer
-
-    def _work(self, messages: Sequence[Message]) -> None:
-        if self._given is not None:
-            source, losses = self._given
-            self._worker = Worker(_Writable(source), losses)
-            self._given = None  # lets Ray release its copy of the rows
-        for message in messages:
-            arrays = {name: np.array(array) for name, array in message.arrays.items()}
-            self._answer = self._worker.answer(Message(message.name, message.scalars, arrays))
-
-
-@dataclass(frozen=True)
-class _Writable:
-    """Copies arrays that Ray made read-only, for which the kernels would be compiled once more."""
-
-    source: Source
-
-    def load(self) -> Blocks:
-        blocks = self.source.load()
-        X, weight = blocks.X, blocks.sample_weight
-        parts = (X.data, X.indices, X.indptr) if sparse.issparse(X) else (X,)
-        if all(part.flags.writeable for part in (*parts, blocks.y)):
-            return blocks
-        weight = None if weight is None else weight.copy()
-        return replace(blocks, X=X.copy(), y=blocks.y.copy(), sample_weight=weight, starts=blocks.starts.copy())
-
-
 class _Actors:
-    """The carrier: workers as Ray actors."""
+    """The actors of an engine and of its siblings. The first that misses an actor replaces it for all."""
 
     def __init__(self, sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss], options: RayOptions):
         _Connection.open(options)
-        self._ray, self._options = import_ray(), options
-        self._host = self._ray.remote(Host)
+        self.ray, self._options = import_ray(), options
+        self._host = self.ray.remote(Host)
         self._sources, self._losses = sources, losses
         self._actors: list[Any] = [None] * len(sources)
-        self._references: list[Any] = [None] * len(sources)  # Ray's reference to each worker's answer
-        self._pending: dict[Any, int] = {}  # the worker of each reference
-        self._ready: deque[Any] = deque()
+        self._lock = threading.Lock()  # siblings run in threads
         self._closed = False
 
-    @property
-    def n_workers(self) -> int:
+    def __len__(self) -> int:
         return len(self._sources)
 
-    def renew(self, k: int) -> None:
-        cpus = self._options.cpus
-        if cpus is None:  # a replacement must find room even if a node is gone or its CPUs are taken
-            cpus = self._share if self._actors[k] is None else 0.0
-        self._forget(k)
-        how = {
-            "num_cpus": cpus,
-            "resources": dict(self._options.resources),
-            "scheduling_strategy": self._options.strategy,
-            "max_restarts": 0,
-            "max_task_retries": 0,
-        }
-        self._actors[k] = self._host.options(**how).remote(self._sources[k], self._losses)
+    def __getitem__(self, k: int) -> Any:
+        return self._actors[k]
+
+    def replace(self, k: int, missed: Any) -> Any:
+        """Actor k, which is a new one if it was still the one that somebody missed."""
+        with self._lock:
+            if self._actors[k] is missed and not self._closed:
+                cpus = self._options.cpus
+                if cpus is None:  # a replacement must find room even if a node is gone or its CPUs are taken
+                    cpus = self._share if missed is None else 0.0
+                self._kill(k)
+                how = {
+                    "num_cpus": cpus,
+                    "resources": dict(self._options.resources),
+                    "scheduling_strategy": self._options.strategy,
+                    "max_restarts": 0,
+                    "max_task_retries": 0,
+                }
+                self._actors[k] = self._host.options(**how).remote(self._sources[k], self._losses)
+            return self._actors[k]
 
     @cached_property
     def _share(self) -> float:
-        processors = [node["Resources"].get("CPU", 0.0) for node in self._ray.nodes() if node["Alive"]]
-        return cpu_share(processors, self.n_workers)
+        processors = [node["Resources"].get("CPU", 0.0) for node in self.ray.nodes() if node["Alive"]]
+        return cpu_share(processors, len(self))
+
+    def _kill(self, k: int) -> None:
+        if self._actors[k] is not None:
+            self.ray.kill(self._actors[k])
+            self._actors[k] = None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                if self.ray.is_initialized():
+                    for k in range(len(self)):
+                        self._kill(k)
+            finally:
+                _Connection.close()
+
+
+class _Carrier:
+    """Carries the messages of one engine to the actors, where `sibling` numbers its workers (None: the first ones)."""
+
+    def __init__(self, actors: _Actors, sibling: int | None = None):
+        self._shared, self._sibling, self._ray = actors, sibling, actors.ray
+        # a sibling begins with the actors that are there
+        self._actors: list[Any] = [None if sibling is None else actors[k] for k in range(len(actors))]
+        self._begun = [sibling is None] * len(actors)
+        self._references: list[Any] = [None] * len(actors)  # Ray's reference to each worker's answer
+        self._pending: dict[Any, int] = {}  # the worker of each reference
+        self._ready: deque[Any] = deque()
+        self._replaced: deque[int] = deque()  # workers whose actor another engine has replaced
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._actors)
+
+    def renew(self, k: int) -> None:
+        self._withdraw(k)
+        if self._begun[k]:
+            self._actors[k] = self._shared.replace(k, self._actors[k])
+        self._begun[k] = True
 
     def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
         self._withdraw(k)
-        self._references[k] = self._actors[k].answer.remote(number, messages)
+        if self._actors[k] is not self._shared[k]:
+            self._replaced.append(k)
+            return
+        self._references[k] = self._actors[k].answer.remote(self._sibling, number, messages)
         self._pending[self._references[k]] = k
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        if self._replaced:
+            raise Lost(self._replaced.popleft(), "its actor was lost to another run")
         exceptions, reference = self._ray.exceptions, self._next(timeout)
         k = self._pending.pop(reference)
         try:
@@ -326,22 +341,13 @@ class _Actors:
     def _withdraw(self, k: int) -> None:
         self._pending.pop(self._references[k], None)
 
-    def _forget(self, k: int) -> None:
-        self._withdraw(k)
-        if self._actors[k] is not None:
-            self._ray.kill(self._actors[k])
-            self._actors[k] = None
-
     def close(self) -> None:
-        if self._closed:
+        if self._sibling is None:
+            self._shared.close()
             return
-        self._closed = True
-        try:
-            if self._ray.is_initialized():
-                for k in range(len(self._actors)):
-                    self._forget(k)
-        finally:
-            _Connection.close()
+        for actor in self._actors if self._ray.is_initialized() else ():
+            if actor is not None:
+                actor.dismiss.remote(self._sibling)
 
 
 def cpu_share(processors: Sequence[float], actors: int) -> float:
@@ -350,12 +356,6 @@ def cpu_share(processors: Sequence[float], actors: int) -> float:
     sizes = {np.floor(1000 * size) / 1000 for size in sizes}  # Ray counts in ten-thousandths
     fitting = [size for size in sizes if size > 0 and sum(int(c / size + 1e-6) for c in processors) >= actors]
     return float(max(fitting, default=0.0))
-
-
-def _as_builtin(error: Exception) -> Exception:
-    """The same message in a built-in exception; others may not survive pickling."""
-    known = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
-    return error if type(error) is known else known(str(error))
 
 
 def _cause(error: Any) -> Exception:

@@ -1,6 +1,7 @@
 """MTRLBase: what the estimators share when they fit. A subclass defines how labels become units."""
 
 from abc import abstractmethod
+from copy import copy
 from dataclasses import replace
 from numbers import Real
 from typing import Any, Self
@@ -11,25 +12,28 @@ from sklearn.utils import check_random_state
 from dmtrl.data.blocks import as_rows
 from dmtrl.engines import choose_engine
 from dmtrl.estimators.feature_maps import get_feature_map
+from dmtrl.estimators.folds import labels_of
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import (
     Coordinates,
     FitProblem,
     UnitLabels,
     build_problem,
-    common_part,
     pad,
     restrict,
 )
-from dmtrl.estimators.task_model import TaskModel, check_choice
+from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
 from dmtrl.losses import BUILTIN, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
-from dmtrl.solver.api import Placement, ProblemSpec, solve_problem, warn_unless_converged
+from dmtrl.relationship.base import check_kappa
+from dmtrl.relationship.parts import given_parts, learned_parts
+from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_problem, warn_unless_converged
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.outcome import Outcome, StartPoint
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.task_weights import check_task_weight
 
 INTERCEPT_RIDGE = 1e-6  # ridge on a free intercept: the certificate needs one, and this one has no visible effect
 SHIFT_INVARIANT = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z only
@@ -75,7 +79,7 @@ class MTRLBase(TaskModel):
         tasks : array-like of shape (n,), default=None
             The task label of each row: text, integers or categories. None means a single task.
         sample_weight : array-like of shape (n,), default=None
-            Weights of the rows. Only proportions within a task matter: each task has the same weight in the objective.
+            Weights of the rows. With task_weight="equal" only proportions within a task matter.
         checkpoint : str, path or Checkpoint, default=None
             Folder or fsspec URL to write checkpoints to. A path means one checkpoint per minute.
         resume : str, path or True, default=None
@@ -89,17 +93,23 @@ class MTRLBase(TaskModel):
             The fitted estimator.
         """
         self._check_parameters()
-        table = self._read(X, y, tasks, sample_weight)
+        self._fit_rows(self._read(X, y, tasks, sample_weight), checkpoint, resume)
+        return self
+
+    def _fit_rows(
+        self,
+        table: LabelledRows,
+        checkpoint: PathLike | Checkpoint | CheckpointSession | None,
+        resume: PathLike | bool | None,
+    ) -> None:
         self.layout_ = table.layout
-        problem = self._build_problem(table)
-        del table  # frees what was only needed to lay the rows
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost, open_session(checkpoint, resume))
         with choose_engine(self.engine).session():
-            lam, common = self._strengths(problem, place)
-            outcome = self._solve(problem, lam, common, place)
-        warn_unless_converged(outcome, self._settings(0), stacklevel=3)
-        self._keep(problem, outcome, lam, common)
-        return self
+            problem, strengths = self._choose(table, place)
+            del table  # frees what was only needed to lay the rows and to choose
+            outcome = self._solve(problem, strengths, place)
+        warn_unless_converged(outcome, self._settings(0), stacklevel=4)
+        self._keep(problem, outcome, strengths)
 
     def fit_problem(self, problem: FitProblem, place: Placement) -> Outcome:
         """Fit a problem whose rows are held by the workers of a running engine.
@@ -117,13 +127,15 @@ class MTRLBase(TaskModel):
             The solution, in the coordinates of the problem. The estimator is fitted.
         """
         self._check_parameters()
-        lam, tau = self._strengths(problem, place)
-        outcome = self._solve(problem, lam, tau, place)
+        strengths = self._strengths(problem, place)
+        outcome = self._solve(problem, strengths, place)
         warn_unless_converged(outcome, self._settings(0), stacklevel=3)
-        self.set_outcome(problem, outcome, lam, tau)
+        self.set_outcome(problem, outcome, *strengths)
         return outcome
 
-    def set_outcome(self, problem: FitProblem, outcome: Outcome, reg_lambda: float, common: float) -> Self:
+    def set_outcome(
+        self, problem: FitProblem, outcome: Outcome, reg_lambda: float, common: float, own: float = 0.0
+    ) -> Self:
         """Become the fitted model of a problem that was solved elsewhere.
 
         Parameters
@@ -136,6 +148,8 @@ class MTRLBase(TaskModel):
             Lambda of the solution.
         common : float
             Strength of the common component of the solution.
+        own : float, default=0.0
+            Strength of the own parts of the solution.
 
         Returns
         -------
@@ -143,7 +157,7 @@ class MTRLBase(TaskModel):
             The fitted estimator.
         """
         self.layout_, self.n_features_in_ = "long", len(problem.coordinates.x_centre)
-        self._keep(problem, outcome, reg_lambda, common)
+        self._keep(problem, outcome, Strengths(reg_lambda, common, own))
         return self
 
     def _check_parameters(self) -> None:
@@ -154,6 +168,7 @@ class MTRLBase(TaskModel):
         check_choice("fit_intercept", self.fit_intercept, (True, False, "penalised"))
         check_choice("unknown_tasks", self.unknown_tasks, ("raise", "common"))
         check_choice("on_lost", self.on_lost, ("stop", "go_on"))
+        check_callbacks(self.callbacks)
         for name in ("workers", "shards"):
             value = getattr(self, name)
             if not (is_whole(value) and value >= 1) and not (name == "workers" and value is None):
@@ -161,37 +176,55 @@ class MTRLBase(TaskModel):
         choose_engine(self.engine)
         if isinstance(self.common, str):
             check_choice("common", self.common, ("auto",))
+        check_kappa(self.own)
         reg_lambda: Any = self.reg_lambda
         if not (isinstance(reg_lambda, Real) and 0 < float(reg_lambda) < np.inf):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
+        check_task_weight(self.task_weight)
         self._settings(0)  # raises for invalid values before any row is read
 
     def _settings(self, seed: int, tol: float | None = None) -> Settings:
         tol = self.tol if tol is None else tol
         return Settings(tol=tol, max_rounds=self.max_rounds, max_staleness=self.max_staleness, seed=seed)
 
-    def _build_problem(self, rows: LabelledRows) -> FitProblem:
-        feature_map = get_feature_map(self.feature_map, self._seed())
+    def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, Strengths]:
+        """The problem to solve, and lambda and common for it."""
+        problem = self._build_problem(table)
+        return problem, self._strengths(problem, place)
+
+    def _map_of_fit(self) -> Any:
+        """The feature map to fit, as the parameter names it."""
+        return self.feature_map
+
+    def _build_problem(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
+        """`splits`: of a cross-validation, for each label."""
+        feature_map = get_feature_map(self._map_of_fit(), self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
         units, weight = self.label_units(rows), rows.sample_weight
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
         coordinates = Coordinates.for_rows(X, units, weight, self.fit_intercept, centre_y)
-        return build_problem(X, units, weight, coordinates, rows.names, feature_map)
+        problem = build_problem(X, units, weight, coordinates, rows.names, feature_map)
+        problem = replace(problem, rows=np.bincount(rows.codes, minlength=len(rows.names)))
+        if splits is None:
+            return problem
+        return replace(problem, data=replace(problem.data, splits=splits[:, labels_of(units, rows)]))
 
-    def _strengths(self, problem: FitProblem, place: Placement) -> tuple[float, float]:
-        """Return lambda and the strength of the common component, in units of 1/m. With common="auto" it is that of a
-        given relationship or, if the relationship is learned and units are tasks, 1."""
-        lam, relationship = float(self.reg_lambda), self.relationship
+    def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
+        """Return lambda and the strengths of the common and own parts, in units of 1/m. With common="auto" it is that
+        of a given relationship or, if the relationship is learned and units are tasks, 1."""
+        lam, relationship, m = float(self.reg_lambda), self.relationship, problem.data.m
         if len(problem.tasks) == 1:
-            return lam, 0.0
+            return Strengths(lam, 0.0)
+        own = float(self.own) or float(getattr(relationship, "kappa", 0.0) * m)
         if not isinstance(self.common, str):
-            return lam, float(self.common)
+            return Strengths(lam, float(self.common), own)
         learned = is_learned(relationship) and len(problem.unit_names) == len(problem.tasks)
-        return lam, float(getattr(relationship, "tau", learned / problem.data.m) * problem.data.m)
+        return Strengths(lam, float(getattr(relationship, "tau", learned / m) * m), own)
 
-    def _solve(self, problem: FitProblem, lam: float, common: float, place: Placement) -> Outcome:
+    def _solve(self, problem: FitProblem, strengths: Strengths, place: Placement) -> Outcome:
+        lam, common, own = strengths
         spec = self.problem_spec(problem, self._settings(self._seed()))
-        spec = replace(spec, start=self._start(problem))
+        spec = replace(spec, start=self._start(problem), own=own)
         callbacks = self.callbacks or ()
         return solve_problem(spec, lam, common, place, callbacks=callbacks, verbose=int(self.verbose))
 
@@ -214,7 +247,14 @@ class MTRLBase(TaskModel):
             relationship = "learned" if problem.data.m > 1 else "independent"
         ridge = self.intercept_ridge(problem.coordinates)
         return ProblemSpec(
-            problem.data, get_loss(self.loss), relationship, settings, self.shards, ridge, keep_all_tasks=True
+            problem.data,
+            get_loss(self.loss),
+            relationship,
+            settings,
+            self.shards,
+            ridge,
+            task_weight=check_task_weight(self.task_weight),
+            keep_all_tasks=True,
         )
 
     def intercept_ridge(self, coordinates: Coordinates) -> float | None:
@@ -248,13 +288,21 @@ class MTRLBase(TaskModel):
         weights = problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used])
         return StartPoint(weights, before.common)
 
+    def _fold_model(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> Self:
+        """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`."""
+        model = copy(self)
+        model.task_column = None
+        vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
+        model._keep(problem, outcome, strengths)
+        return model
+
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""
         if self.random_state is None or isinstance(self.random_state, int | np.integer):
             return int(self.random_state or 0)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _keep(self, problem: FitProblem, outcome: Outcome, lam: float, common: float) -> None:
+    def _keep(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> None:
         """Set the fitted attributes."""
         m, total, used = len(problem.tasks), len(problem.unit_names), problem.used
         d, dtype = len(problem.coordinates.x_centre), problem.data.X.dtype
@@ -268,8 +316,10 @@ class MTRLBase(TaskModel):
         self.coordinates_ = problem.coordinates
         self.coef_ = coef.reshape(*shape, d).astype(dtype)
         self.intercept_ = np.asarray(intercept.reshape(shape), dtype=dtype)
-        self.reg_lambda_, self.common_strength_ = lam, common
-        self._keep_common(outcome)
+        self.reg_lambda_, self.common_strength_, self.own_strength_ = strengths
+        self.task_rows_, self.task_weights_ = problem.rows, np.zeros(m)
+        self.task_weights_[problem.task_of_units()] = outcome.task_weight
+        self._keep_parts(outcome, problem.task_of_units(), m)
         self.unit_names_ = problem.unit_names
         self.certificate_ = outcome.certificate
         self.history_ = [record.as_dict() for record in outcome.history]
@@ -278,19 +328,26 @@ class MTRLBase(TaskModel):
         # in the coordinates of the problem, for warm_start and add_task; neither needs the history
         self._outcome = replace(outcome, history=[])
 
-    def _keep_common(self, outcome: Outcome) -> None:
-        common, d = outcome.common, len(self.coordinates_.x_centre)
-        tau = self.common_strength_ / len(outcome.W)
-        if tau > 0 and not is_learned(self.relationship):
-            common = common_part(outcome.covariance, tau, outcome.W)
-        if self.fit_intercept is True:  # a free intercept is not part of the relationship: use the mean over units
-            common = np.append(common[:d], outcome.W[:, d].mean())
-        coef, intercept = self.coordinates_.coefficients(common)
+    def _keep_parts(self, outcome: Outcome, task: np.ndarray, m: int) -> None:
+        """Set what describes the common, related and own parts of the weights. `task`: that of each unit."""
+        d, units = len(self.coordinates_.x_centre), len(outcome.W)
+        tau, kappa = self.common_strength_ / units, self.own_strength_ / units
+        free = self.fit_intercept is True  # then the intercept is not part of the relationship
+        W, common = (outcome.W[:, :d], outcome.common[:d]) if free else (outcome.W, outcome.common)
+        if is_learned(self.relationship):
+            parts = learned_parts(W, common, kappa)
+        else:
+            parts = given_parts(outcome.covariance, W, tau, kappa)
+        whole = np.append(parts.common, outcome.W[:, d].mean()) if free else parts.common  # the mean over units
+        coef, intercept = self.coordinates_.coefficients(whole)
         self.common_coef_, self.common_intercept_ = coef.astype(self.coef_.dtype), float(intercept)
+        shares, sums = parts.shares(), np.zeros((m, 3))
+        np.add.at(sums, task, shares)
+        self.weight_shares_ = sums / np.maximum(np.bincount(task, minlength=m), 1)[:, None]
 
     def _reported_covariance(self, outcome: Outcome) -> TaskCovariance:
-        """Sigma of the whole weights (12). With a common component the solver's Sigma describes only the deviations
-        from it, in which nearly equal tasks look unrelated."""
-        if self.common_strength_ == 0 or not is_learned(self.relationship):
+        """Sigma of the whole weights (12). With a common component or own parts the solver's Sigma describes only the
+        related part, without what all tasks share and what each task has of its own."""
+        if self.common_strength_ == self.own_strength_ == 0 or not is_learned(self.relationship):
             return outcome.covariance
         return Learned().update(outcome.W[:, :-1] if self.fit_intercept is True else outcome.W)

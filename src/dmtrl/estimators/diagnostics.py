@@ -1,16 +1,22 @@
 """Questions to a fitted model: related tasks, the benefit of sharing, confidence intervals, and new tasks."""
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
 from sklearn.utils.validation import check_is_fitted
 
-from dmtrl.data.task_data import TaskData
+from dmtrl import notebook
+from dmtrl.data.task_data import TaskData, tiny_tasks
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
+from dmtrl.estimators.correlations import CorrelationIntervals, fisher_intervals, resampled
+from dmtrl.estimators.folds import given_splits, label_splits
+from dmtrl.estimators.held_out import HeldOutRows, Metrics
+from dmtrl.estimators.inputs import LabelledRows, lookup
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
 from dmtrl.losses import CLASSIFICATION, get_loss
@@ -20,6 +26,7 @@ from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_l
 from dmtrl.solver.api import (
     Placement,
     ProblemSpec,
+    Strengths,
     on_engine,
     solve_problem,
     thread_count,
@@ -27,10 +34,19 @@ from dmtrl.solver.api import (
 )
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession
-from dmtrl.solver.cross_validation import Path, cross_validate, for_paths
+from dmtrl.solver.cross_validation import Path, cross_validate, fit_folds, for_paths
 from dmtrl.solver.new_task import Extension, extend
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.race import Race
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.task_weights import check_task_weight
+
+PARTS = ("common", "related", "own")  # of a task's coefficients
+
+
+def format_shares(shares: np.ndarray) -> str:
+    """The mean share of each part, in words."""
+    return ", ".join(f"{share:.0%} {part}" for part, share in zip(PARTS, shares.mean(axis=0), strict=True))
 
 
 class Related(NamedTuple):
@@ -39,13 +55,19 @@ class Related(NamedTuple):
     related: list[tuple[Any, float]]
     opposed: list[tuple[Any, float]]
 
+    def _repr_html_(self) -> str:
+        rows = [(name, f"{value:.2f}") for name, value in (*self.related, *self.opposed[::-1])]
+        return notebook.section(notebook.table(["task", "correlation"], rows))
+
 
 @dataclass(frozen=True)
 class Comparison:
     """Held-out error of each task when learned together, alone and pooled.
 
     `hurts` marks tasks whose error together is higher than alone, by a one-sided t-test over folds at the 1 % level.
-    Expect one false mark per hundred tasks.
+    Expect one false mark per hundred tasks. `rows` is the number of rows of each task. Tasks with very few, fewer than
+    3 or than a tenth of the median, are not counted where numbers of tasks are printed. `shares` (m, 3) says how much
+    of each task's coefficients is common, related and its own, as in `weight_shares_`.
     """
 
     tasks: np.ndarray
@@ -54,38 +76,44 @@ class Comparison:
     pooled: np.ndarray
     hurts: np.ndarray
     measure: str
+    rows: np.ndarray | None = None
+    shares: np.ndarray | None = None
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)  # of "together", "alone" and "pooled"
+
+    @property
+    def tiny(self) -> np.ndarray:
+        """Which tasks have very few rows."""
+        return np.zeros(len(self.tasks), dtype=bool) if self.rows is None else tiny_tasks(self.rows)
 
     def table(self) -> Any:
         """A pandas data frame with one row per task."""
-        import pandas as pd
-
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ImportError('table() needs pandas: pip install "dmtrl[frames]"') from error
         columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
-        return pd.DataFrame(columns, index=pd.Index(self.tasks, name="task"))
+        known = {} if self.rows is None else {"rows": self.rows}
+        parts = {} if self.shares is None else dict(zip(PARTS, self.shares.T, strict=True))
+        return pd.DataFrame(columns | known | parts, index=pd.Index(self.tasks, name="task"))
 
     def __str__(self) -> str:
         known = np.isfinite(self.together)
         means = ", ".join(f"{name} {getattr(self, name)[known].mean():.4g}" for name in ("together", "alone", "pooled"))
-        hurt = f"sharing hurts {int(self.hurts.sum())} of {len(self.tasks)}"
+        counted = ~self.tiny
+        few = f" (without {int(self.tiny.sum())} with very few rows)" if self.tiny.any() else ""
+        hurt = f"sharing hurts {int(self.hurts[counted].sum())} of {int(counted.sum())}{few}"
         unknown = "" if known.all() else f"; {int((~known).sum())} tasks have no held-out row"
-        return f"mean held-out {self.measure} over tasks: {means}; {hurt}{unknown}"
+        parts = "" if self.shares is None else f"; of the coefficients {format_shares(self.shares)}"
+        return f"mean held-out {self.measure} over tasks: {means}; {hurt}{unknown}{parts}"
 
-
-@dataclass(frozen=True)
-class CorrelationIntervals:
-    """Bootstrap intervals of the correlation of each pair of tasks.
-
-    `sign_share` is the share of resamples that agree on the sign.
-    """
-
-    lower: Any
-    upper: Any
-    sign_share: Any
-    level: float
-
-    def __str__(self) -> str:
-        sure = (np.asarray(self.lower) > 0) | (np.asarray(self.upper) < 0)
-        pairs = np.triu_indices(len(sure), 1)
-        return f"{int(sure[pairs].sum())} of {len(pairs[0])} correlations have a {self.level:.0%} interval without zero"
+    def _repr_html_(self) -> str:
+        errors = zip(self.together, self.alone, self.pooled, strict=True)
+        rows = [
+            (task, *map(notebook.number, found), "sharing hurts" if hurts else "")
+            for task, found, hurts in zip(self.tasks, errors, self.hurts, strict=True)
+        ]
+        header = ["task", "together", "alone", "pooled", ""]
+        return notebook.section(notebook.text(str(self)), notebook.table(header, rows, "call table()"))
 
 
 @dataclass(frozen=True)
@@ -107,6 +135,9 @@ class Diagnostics(MTRLBase):
     def related(self, task: Any, k: int = 5) -> Related:
         """Return the tasks with the largest positive and negative correlation to a task.
 
+        Tasks with very few rows, fewer than 3 or than a tenth of the median, are left out: their correlations are
+        mostly chance.
+
         Parameters
         ----------
         task : object
@@ -127,15 +158,29 @@ class Diagnostics(MTRLBase):
         F, diagonal = covariance.factor(), covariance.diagonal()
         scale = np.sqrt(diagonal * diagonal[i])
         row = np.divide(F @ F[i], scale, out=np.zeros(len(F)), where=scale > 0)
-        others = np.array([j for j in np.argsort(-row, kind="stable") if j != i], dtype=int)
+        tiny = self.tiny_units()
+        others = np.array([j for j in np.argsort(-row, kind="stable") if j != i and not tiny[j]], dtype=int)
         names = self.unit_names_.tolist()
         related = [(names[j], float(row[j])) for j in others[:k] if row[j] > 0]
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
         return Related(related, opposed)
 
-    def _problem_of_same_tasks(self, X: Any, y: Any, tasks: Any, sample_weight: Any) -> FitProblem:
+    def tiny_units(self) -> np.ndarray:
+        """Return which units belong to a task with very few rows: fewer than 3, or than a tenth of the median.
+
+        Returns
+        -------
+        ndarray of bool
+            One value per name in `unit_names_`; all False if the numbers of rows are not known.
+        """
         check_is_fitted(self)
-        problem = self._build_problem(self.read_rows(X, y, tasks, sample_weight))
+        count = len(self.unit_names_)
+        if self.task_rows_ is None:
+            return np.zeros(count, dtype=bool)
+        return np.repeat(tiny_tasks(self.task_rows_), count // len(self.tasks_))
+
+    def _problem_of_same_tasks(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
+        problem = self._build_problem(rows, splits)
         different = set(self.tasks_.tolist()) ^ set(problem.tasks.tolist())
         if different:
             raise ValueError(
@@ -144,11 +189,13 @@ class Diagnostics(MTRLBase):
             )
         return problem
 
-    def compare(self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: int = 5) -> Comparison:
+    def compare(
+        self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: Any = 5, groups: Any = None
+    ) -> Comparison:
         """Compare learning together, alone and pooled by cross-validation.
 
-        "together" uses the relationship and tau of this model, "alone" fits each task separately, and "pooled" fits
-        one model to the rows of all tasks. Each of them chooses its lambda on the same folds, by the same rule.
+        "together" uses the relationship, common and own of this model, "alone" fits each task separately, and "pooled"
+        fits one model to the rows of all tasks. Each of them chooses its lambda on the same folds, by the same rule.
 
         Parameters
         ----------
@@ -160,17 +207,20 @@ class Diagnostics(MTRLBase):
             The task label of each row.
         sample_weight : array-like of shape (n,), default=None
             Weights of the rows.
-        cv : int, default=5
-            Number of folds.
+        cv : int, splitter or iterable, default=5
+            Number of folds, a scikit-learn splitter, or an iterable of (train, test) row numbers.
+        groups : array-like of shape (n,), default=None
+            The group of each row, for a splitter that needs groups such as GroupKFold.
 
         Returns
         -------
         Comparison
-            Held-out errors of each task, and the tasks that sharing hurts.
+            Held-out errors and metrics of each task, and the tasks that sharing hurts.
         """
-        if not isinstance(cv, int | np.integer):
-            raise ValueError(f"cv must be a number of folds, got {cv!r}")
-        problem = self._problem_of_same_tasks(X, y, tasks, sample_weight)
+        check_is_fitted(self)
+        rows = self._read(X, y, tasks, sample_weight, False, lambda rows: given_splits(cv, rows, groups))
+        splits = label_splits(cv, rows, self._kind == CLASSIFICATION, 0)
+        folds, problem = len(splits), self._problem_of_same_tasks(rows, splits)
         m = problem.data.m
         lambdas = default_lambdas(problem.data)
         equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
@@ -180,26 +230,41 @@ class Diagnostics(MTRLBase):
         measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
         race = Race(measure, "tasks")
         searches = (
-            (spec, np.append(lambdas, self.reg_lambda_), self.common_strength_),
+            (replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_),
             # Sigma = I / m: lambda / m gives the same penalty on a task
             (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
             (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
         )
 
+        held = [HeldOutRows(rows, splits) for _ in searches]
+
         def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> list[Path]:
             paths = []
             with bar(self.verbose, "comparing", len(searches)) as step:
-                for variant, grid, tau in searches:
-                    paths.append(cross_validate(engine, variant, grid, [tau], cv, race=race))
+                for (variant, grid, tau), predictions in zip(searches, held, strict=True):
+                    path = cross_validate(engine, variant, grid, [tau], folds, race=race)
+                    best = path.best(measure, "tasks")
+
+                    def receive(
+                        fold: int, outcome: Outcome, best: Strengths = best, to: HeldOutRows = predictions
+                    ) -> None:
+                        to.predict(fold, self._fold_model(problem, outcome, best))
+
+                    fit_folds(engine, variant, best, folds, receive)
+                    paths.append(path)
                     step()
             return paths
 
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost)
-        paths, _ = on_engine(spec, run, for_paths(place, cv, race))
+        paths, _ = on_engine(spec, run, for_paths(place, folds, race))
         per_fold = [_held_out(path, measure, None) for path in paths]
         together, separate, pooled = (_held_out(path, measure, 0) for path in paths)
         hurts, names = _significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
-        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "))
+        found = [one.metrics(problem.classes, get_loss(self.loss).name == "poisson") for one in held]
+        metrics = dict(zip(("together", "alone", "pooled"), found, strict=True))
+        counts = np.diff(problem.data.starts)
+        shares = self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.task_of_units()]
+        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), counts, shares, metrics)
 
     def correlation_intervals(
         self,
@@ -210,9 +275,10 @@ class Diagnostics(MTRLBase):
         n_resamples: int = 50,
         level: float = 0.9,
     ) -> CorrelationIntervals:
-        """Compute bootstrap intervals of the task correlations.
+        """Compute intervals of the task correlations.
 
-        Refits the model on rows drawn with replacement within each task.
+        Refits the model on rows drawn with replacement within each task, and takes the spread of the correlations on
+        Fisher's scale. Of the pairs of tasks that are not related, about one in ten has a 90 % interval without zero.
 
         Parameters
         ----------
@@ -238,7 +304,8 @@ class Diagnostics(MTRLBase):
             raise ValueError(f"n_resamples must be at least 2, got {n_resamples!r}")
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
-        problem = self._problem_of_same_tasks(X, y, tasks, sample_weight)
+        check_is_fitted(self)
+        problem = self._problem_of_same_tasks(self.read_rows(X, y, tasks, sample_weight))
         threads = thread_count(self.n_jobs)
         seeds = np.random.SeedSequence(self._seed()).spawn(n_resamples)
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)
@@ -249,14 +316,16 @@ class Diagnostics(MTRLBase):
         ):
 
             def resample(seed: np.random.SeedSequence) -> np.ndarray:
-                data = _resampled(problem.data, np.random.default_rng(seed))
-                spec = self.problem_spec(replace(problem, data=data), settings)
+                data = resampled(problem.data, np.random.default_rng(seed))
+                spec = replace(self.problem_spec(replace(problem, data=data), settings), own=self.own_strength_)
                 outcome = solve_problem(spec, self.reg_lambda_, self.common_strength_)
                 step()
                 return self._reported_covariance(outcome).correlation()
 
             draws = np.array(list(pool.map(resample, seeds)))
-        low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        units = lookup(problem.data.names, self.unit_names_)  # a task that was added later is the last of the model
+        estimate = self.covariance_.correlation()[np.ix_(units, units)]
+        low, high = fisher_intervals(estimate, draws, np.diff(problem.data.starts), level)
         share = np.maximum((draws > 0).mean(axis=0), (draws < 0).mean(axis=0))
         lower, upper, agreed = (label_pairs(values, problem.data.names) for values in (low, high, share))
         return CorrelationIntervals(lower, upper, agreed, level)
@@ -300,15 +369,23 @@ class Diagnostics(MTRLBase):
         newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
-        spec = ProblemSpec(len(names), get_loss(self.loss), "learned", settings, 1, ridge)
-        common = self.common_strength_ * len(names) / len(self.tasks_)  # the same tau for one more task
+        weight = self._weight_of_newcomer(newcomer)
+        grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
+        own, common = self.own_strength_ * grown, self.common_strength_ * grown
+        spec = ProblemSpec(len(names), get_loss(self.loss), "learned", settings, 1, ridge, own=own, task_weight=weight)
         relation = spec.relationship_for(lam, common)
         losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
         added = extend(before.W, before.dual, losses, newcomer, spec, lam, common)
         if not np.isfinite(added.certificate.relative_gap):
             raise ValueError(f"task {name!r} has no certificate after max_rounds={self.max_rounds}; raise max_rounds")
         warn_unless_converged(added.outcome, settings, stacklevel=3)
-        return self._join(names, added)
+        return self._join(names, added, newcomer)
+
+    def _weight_of_newcomer(self, newcomer: TaskData) -> np.ndarray:
+        """The weights of all tasks: the old ones keep theirs, so the mean is no longer exactly one."""
+        before, gamma = self._outcome, check_task_weight(self.task_weight)
+        ratio = _size(newcomer) / before.task_size[0]
+        return np.append(before.task_weight, before.task_weight[0] * ratio**gamma)
 
     def _newcomer_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
         """The rows of the new task in the coordinates of the fitted problem."""
@@ -325,25 +402,43 @@ class Diagnostics(MTRLBase):
         y = y.astype(float) - self.coordinates_.y_centre
         return (X, y) if sample_weight is None else (X, y, sample_weight)
 
-    def _join(self, names: np.ndarray, added: Extension) -> AddedTask:
+    def _join(self, names: np.ndarray, added: Extension, newcomer: TaskData) -> AddedTask:
         """Append the new task to the fitted attributes."""
         coef, intercept = self.coordinates_.coefficients(added.w)
         self.coef_ = np.vstack([self.coef_, coef.astype(self.coef_.dtype)])
         self.intercept_ = np.append(self.intercept_, self.intercept_.dtype.type(intercept))
         self.common_strength_ *= len(names) / len(self.tasks_)
+        self.own_strength_ *= len(names) / len(self.tasks_)
         self.tasks_ = self.unit_names_ = names
         before = self._outcome
         W = np.vstack([before.W, added.w])
         common = added.outcome.common
-        own = W - common
-        covariance = Learned().update(own[:, :-1] if self.fit_intercept is True else own)
+        away = W - common
+        learned = Learned(kappa=self.own_strength_ / len(names))
+        covariance = learned.update(away[:, :-1] if self.fit_intercept is True else away)
+        weights = added.outcome.task_weight
         self._outcome = replace(
-            before, W=W, common=common, covariance=covariance, certificate=added.certificate, dual=added.dual
+            before,
+            W=W,
+            common=common,
+            covariance=covariance,
+            certificate=added.certificate,
+            dual=added.dual,
+            task_weight=weights,
+            task_size=np.append(before.task_size, _size(newcomer)),
         )
-        self._keep_common(self._outcome)
+        self.task_weights_ = weights
+        if self.task_rows_ is not None:
+            self.task_rows_ = np.append(self.task_rows_, newcomer.X.shape[0])
+        self._keep_parts(self._outcome, np.arange(len(names)), len(names))
         self._covariance = self._reported_covariance(self._outcome)
         self.certificate_ = added.certificate
         return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)
+
+
+def _size(data: TaskData) -> float:
+    """The sum of the sample weights, or the number of rows."""
+    return float(data.X.shape[0] if data.sample_weight is None else data.sample_weight.sum())
 
 
 def default_lambdas(data: TaskData, count: int = 11) -> np.ndarray:
@@ -367,8 +462,7 @@ def default_measure(loss: Any) -> str:
 
 def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:
     """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN if it has no row."""
-    lam, tau = path.best(measure, "tasks")
-    i, j = path.cell(lam, tau)
+    i, j = path.cell(*path.best(measure, "tasks"))
     total, weight = getattr(path, measure)[i, j], path.weight[i, j]
     if axis is not None:
         total, weight = total.sum(axis=axis), weight.sum(axis=axis)
@@ -382,18 +476,3 @@ def _significantly_positive(difference: np.ndarray) -> np.ndarray:
     error = np.sqrt(np.nansum((difference - mean) ** 2, axis=0) / np.maximum(count * (count - 1), 1))
     limit = student.ppf(0.99, np.maximum(count - 1, 1))
     return (count > 1) & (mean > limit * error) & (mean > 0) & (difference.shape[1] > 1)
-
-
-def _resampled(data: TaskData, rng: np.random.Generator) -> TaskData:
-    """Draw rows with replacement, expressed as weights so that X is not copied."""
-    draws = [rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]
-    if data.groups is not None:  # units that share rows must share the draw
-        first = {group: i for i, group in reversed(list(enumerate(data.groups.tolist())))}
-        draws = [draws[first[group]] for group in data.groups.tolist()]
-    times = np.concatenate(draws).astype(float)
-    weight = times if data.sample_weight is None else times * data.sample_weight
-    empty = np.add.reduceat(weight, data.starts[:-1]) <= 0
-    for i in np.flatnonzero(empty):  # all drawn rows have weight zero: do not resample this task
-        rows = slice(data.starts[i], data.starts[i + 1])
-        weight[rows] = 1.0 if data.sample_weight is None else data.sample_weight[rows]
-    return replace(data, sample_weight=weight)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 PARAMETERS = {
     "reg_lambda": """float
-        Regularisation strength. The objective is the sum over tasks of the mean loss plus
+        Regularisation strength. The objective is the sum over tasks of the mean loss, see `task_weight`, plus
         reg_lambda / 2 * tr(W^T Sigma^-1 W). {lambda_advice}""",
     "relationship": """{{"learned", "independent", "shared"}}, sparse graph, covariance or Relationship
         How the tasks are related. "learned" estimates the task covariance; the others are fixed.""",
@@ -19,6 +19,15 @@ PARAMETERS = {
         tasks: 1 makes it as strong as the average task's own part; 0 is the problem of the paper. "auto" is 1 if the
         relationship between tasks is learned, and 0 for a fixed relationship and for more than two classes. A single
         task has no common component.""",
+    "own": """float
+        Strength of a part of each task's coefficients that is not related to other tasks, in the units of `common`. It
+        keeps what the relationship would shrink away, so that sharing hurts less where tasks differ; with a large
+        value each task is learned alone. 0 is the problem of the paper.""",
+    "task_weight": """{{"equal", "rows"}} or float
+        How much a task counts in the objective. "equal" counts the mean loss of each task the same, as in the paper.
+        "rows" counts every row the same, so that a task with few rows hardly shapes the relations. A number gamma
+        between 0 (equal) and 1 (rows) gives a task with n rows a weight proportional to n^gamma, with mean one over
+        the tasks. With sample weights, n is their sum.""",
     "feature_map": """"rff" or transformer
         Transformation of the features. "rff" gives 300 random Fourier features; pass `RFF(n_components, gamma)` for
         others, or any scikit-learn transformer. `coef_` refers to the transformed features.""",
@@ -77,6 +86,16 @@ ATTRIBUTES = {
         The regularisation strength of the fit.""",
     "common_strength_": """float
         The strength of the common component of the fit, in the units of `common`.""",
+    "own_strength_": """float
+        The strength of the tasks' own parts of the fit, in the units of `own`.""",
+    "weight_shares_": """ndarray of shape (m, 3)
+        How much of each task's coefficients is common to all tasks, related to other tasks, and its own: the lengths
+        of these three parts, divided by their sum.""",
+    "task_weights_": """ndarray of shape (m,)
+        Weight of each task in the objective, with mean one; 0 for a task that was left out because of its single
+        class.""",
+    "task_rows_": """ndarray of shape (m,) or None
+        Number of rows of each task. None if it is not known, as in the model that a site of a study receives.""",
     "unit_names_": """ndarray
         Names of the rows of the task covariance: {units}.""",
     "covariance_": """TaskCovariance

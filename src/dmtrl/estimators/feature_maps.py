@@ -3,13 +3,14 @@
 from typing import Any
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin, clone
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 
-class RFF(TransformerMixin, BaseEstimator):
-    """Random Fourier features of the kernel exp(-gamma |x - x'|^2).
+class RFF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
+    """Random Fourier features of the kernel `exp(-gamma |x - x'|^2)`.
 
     Inner products of mapped rows approximate the kernel. The features are pairs of cosine and sine along directions
     that are orthogonal in blocks of d (orthogonal random features, Yu et al. 2016), which approximate the kernel better
@@ -23,25 +24,41 @@ class RFF(TransformerMixin, BaseEstimator):
         Parameter of the kernel. "scale" means 1 / (d * variance of X).
     seed : int, default=0
         The same seed and number of input features give the same map.
+    width : float, default=1.0
+        Widens the kernel: gamma is divided by its square.
+    linear : bool, default=False
+        Put the features themselves before the random ones, scaled so that rows have a mean squared distance of about
+        one from their mean.
 
     Attributes
     ----------
-    directions_ : ndarray of shape (n_features_in_, ceil(n_components / 2))
+    directions_ : ndarray of shape (d, ceil(n_components / 2))
         Directions of the cosines and sines.
     phase_ : float
         Phase of the last cosine if n_components is odd.
     gamma_ : float
         Parameter of the kernel.
+    scale_ : float
+        Factor of the features themselves with linear=True.
     n_features_in_ : int
         Number of features in `fit`.
     feature_names_in_ : ndarray of str
         Names of the features. Only set if X had column names.
     """
 
-    def __init__(self, n_components: int = 300, gamma: float | str = "scale", seed: int = 0):
+    def __init__(
+        self,
+        n_components: int = 300,
+        gamma: float | str = "scale",
+        seed: int = 0,
+        width: float = 1.0,
+        linear: bool = False,
+    ):
         self.n_components = n_components
         self.gamma = gamma
         self.seed = seed
+        self.width = width
+        self.linear = linear
 
     def fit(self, X: Any, y: Any = None) -> "RFF":
         """Draw the directions.
@@ -61,16 +78,21 @@ class RFF(TransformerMixin, BaseEstimator):
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
         if self.n_components < 1:
             raise ValueError(f"n_components must be at least 1, got {self.n_components!r}")
+        if not self.width > 0:
+            raise ValueError(f"width must be positive, got {self.width!r}")
         d = X.shape[1]
+        mean = float(X.mean(dtype=float))
+        square = float((X.multiply(X) if hasattr(X, "multiply") else X * X).mean(dtype=float))
+        variance = square - mean**2
+        scale = 1.0 / (d * variance) if variance > 1e-12 * square else 1.0
+        self.scale_ = float(np.sqrt(scale))
         if self.gamma == "scale":
-            mean = float(X.mean(dtype=float))
-            square = float((X.multiply(X) if hasattr(X, "multiply") else X * X).mean(dtype=float))
-            variance = square - mean**2
-            self.gamma_ = 1.0 / (d * variance) if variance > 1e-12 * square else 1.0
+            gamma = scale
         elif isinstance(self.gamma, str) or not self.gamma > 0:
             raise ValueError(f"gamma must be 'scale' or a positive number, got {self.gamma!r}")
         else:
-            self.gamma_ = float(self.gamma)
+            gamma = float(self.gamma)
+        self.gamma_ = gamma / self.width**2
         rng = np.random.Generator(np.random.Philox(self.seed))
         wanted = (self.n_components + 1) // 2
         blocks = [_orthogonal(rng, d, min(d, wanted - begin)) for begin in range(0, wanted, d)]
@@ -78,7 +100,7 @@ class RFF(TransformerMixin, BaseEstimator):
         self.phase_ = float(rng.uniform(0, 2 * np.pi))
         return self
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: Any) -> Any:
         """Map rows to random Fourier features.
 
         Parameters
@@ -88,8 +110,8 @@ class RFF(TransformerMixin, BaseEstimator):
 
         Returns
         -------
-        ndarray of shape (n, n_components)
-            The mapped rows, with the dtype of X.
+        {ndarray, sparse matrix} of shape (n, n_components), or (n, d + n_components) with linear=True
+            The mapped rows, with the dtype of X; sparse if X is sparse and linear=True.
         """
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
@@ -100,7 +122,16 @@ class RFF(TransformerMixin, BaseEstimator):
             np.sin(angle[:, :pairs]),
             np.cos(angle[:, pairs:] + X.dtype.type(self.phase_)),
         ]
-        return np.hstack(parts) * X.dtype.type((2 / self.n_components) ** 0.5)
+        mapped = np.hstack(parts) * X.dtype.type((2 / self.n_components) ** 0.5)
+        if not self.linear:
+            return mapped
+        own = X * X.dtype.type(self.scale_)
+        return sparse.hstack([own, sparse.csr_array(mapped)], "csr") if sparse.issparse(X) else np.hstack([own, mapped])
+
+    @property
+    def _n_features_out(self) -> int:
+        """For `get_feature_names_out` and `set_output` of scikit-learn."""
+        return self.n_components + (self.n_features_in_ if self.linear else 0)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -116,6 +147,22 @@ def _orthogonal(rng: np.random.Generator, d: int, count: int) -> np.ndarray:
     return Q * (np.sign(np.diag(R)) * length)
 
 
+def several_maps(feature_map: Any) -> bool:
+    """Whether a `feature_map` argument names several maps to choose from."""
+    return isinstance(feature_map, list | tuple) or (isinstance(feature_map, str) and feature_map == "auto")
+
+
+def candidate_maps(feature_map: Any, seed: int) -> list[Any]:
+    """The maps to choose from: those of a list, or by default none, three widths, and the middle one side by side with
+    the features themselves."""
+    if isinstance(feature_map, str):
+        widths = [RFF(seed=seed, width=width) for width in (0.5, 1.0, 2.0)]
+        return [None, *widths, RFF(seed=seed, linear=True)]
+    if len(feature_map) == 0:
+        raise ValueError("feature_map is an empty list; list at least one map, or None for the features themselves")
+    return list(feature_map)
+
+
 def get_feature_map(feature_map: Any, seed: int) -> Any:
     """Return an unfitted feature map by name, a clone of a transformer, or None."""
     if feature_map is None:
@@ -123,9 +170,13 @@ def get_feature_map(feature_map: Any, seed: int) -> Any:
     if isinstance(feature_map, str):
         if feature_map != "rff":
             raise ValueError(
-                f"unknown feature_map {feature_map!r}; choose 'rff', RFF(n_components, gamma) or any transformer"
+                f"unknown feature_map {feature_map!r}; choose 'rff', RFF(n_components, gamma) or any transformer; "
+                "a CV estimator also accepts 'auto' and a list"
             )
         return RFF(seed=seed)
     if not (hasattr(feature_map, "fit") and hasattr(feature_map, "transform")):
-        raise ValueError(f"feature_map must be None, 'rff' or a scikit-learn transformer, got {feature_map!r}")
+        raise ValueError(
+            f"feature_map must be None, 'rff' or a scikit-learn transformer, got {feature_map!r}; "
+            "only a CV estimator accepts a list"
+        )
     return clone(feature_map)

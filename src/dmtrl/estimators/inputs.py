@@ -34,6 +34,7 @@ class LabelledRows:
     rows: np.ndarray
     wide: bool = False  # y was 2-D, one column per task
     task_starts: np.ndarray | None = None  # first row of each task, if the tasks came as a list of (X_i, y_i)
+    splits: np.ndarray | None = None  # (splits, rows of X): what each row does in a cross-validation; data/folds.py
 
     @property
     def layout(self) -> str:
@@ -65,7 +66,8 @@ class LabelledRows:
             name = plain(self.names[absent[0]])
             raise ValueError(f"all rows of task {name!r} have sample weight zero; leave the task out")
         X, y, codes, weight = self.X[keep], self.y[keep], self.codes[keep], weight[keep]
-        return replace(self, X=X, y=y, codes=codes, sample_weight=weight, rows=np.arange(len(codes)), task_starts=None)
+        kept = replace(self, X=X, y=y, codes=codes, sample_weight=weight, rows=np.arange(len(codes)), task_starts=None)
+        return kept if self.splits is None else replace(kept, splits=self.splits[:, keep])
 
     def to_long(self) -> "LabelledRows":
         """Split a 2-D y into one label per row and task, task after task, without missing labels."""
@@ -80,18 +82,24 @@ class LabelledRows:
         return replace(self, y=self.y[rows, codes], codes=codes, rows=rows)
 
     def check_X(self, columns: Sequence[Any] | None = None) -> None:
-        """Raise ValueError with task, row and column if X holds NaN or infinity."""
-        if all_finite(self.X.data if sparse.issparse(self.X) else self.X):
+        """Raise ValueError with task, row and column if X holds NaN, infinity or numbers that are too large."""
+        values = self.X.data if sparse.issparse(self.X) else self.X
+        finite = all_finite(values)
+        if finite and not is_too_large(values):
             return
+        wrong = ~np.isfinite(values) if not finite else np.abs(values) > largest(values.dtype)
         if sparse.issparse(self.X):
             entries = self.X.tocoo()
-            k = int(np.argmax(~np.isfinite(entries.data)))
+            k = int(np.argmax(wrong))
             row, column = int(entries.row[k]), int(entries.col[k])
         else:
-            row, column = (int(v) for v in np.argwhere(~np.isfinite(self.X))[0])
-        name = column if columns is None else plain(columns[column])
-        value = "NaN" if np.isnan(self.X[row, column]) else "infinity (inf)"
-        raise ValueError(f"{self.where(row)}, column {name!r}: X contains {value}; impute it or drop the row")
+            row, column = (int(v) for v in np.argwhere(wrong)[0])
+        name, value = column if columns is None else plain(columns[column]), self.X[row, column]
+        if finite:
+            problem = f"X contains {value:.3g}, which is too large to compute with; scale the column"
+        else:
+            problem = f"X contains {'NaN' if np.isnan(value) else 'infinity (inf)'}; impute it or drop the row"
+        raise ValueError(f"{self.where(row)}, column {name!r}: {problem}")
 
     def check_y(self) -> None:
         """Raise ValueError with task and row if a label is missing or infinite."""
@@ -105,16 +113,35 @@ class LabelledRows:
     def numeric_y(self) -> np.ndarray:
         """The labels as floats. Raises ValueError with task and row for a label that is not a number."""
         try:
-            return np.asarray(self.y, dtype=float)
+            y = np.asarray(self.y, dtype=float)
         except (TypeError, ValueError):
             label = next(j for j, value in enumerate(self.y) if not _is_number(value))
             raise ValueError(
                 f"{self.where(label)}: y contains {plain(self.y[label])!r}, which is not a number"
             ) from None
+        if is_too_large(y):
+            label = int(np.argmax(np.abs(y) > largest(y.dtype)))
+            raise ValueError(
+                f"{self.where(label)}: y contains {y[label]:.3g}, which is too large to compute with; scale y"
+            )
+        return y
+
+
+def largest(dtype: np.dtype) -> float:
+    """Products of several larger numbers overflow."""
+    return 1e15 if dtype == np.float32 else 1e100
+
+
+def is_too_large(values: np.ndarray) -> bool:
+    if values.dtype.kind != "f" or values.size == 0:
+        return False
+    return bool(max(-float(values.min()), float(values.max())) > largest(values.dtype))
 
 
 def read(X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, task_column: Any = None) -> LabelledRows:
     """Read any accepted form of input. The values of X are not checked yet."""
+    for name, value in (("X", X), ("y", y), ("tasks", tasks), ("sample_weight", sample_weight)):
+        reject_lazy(name, value)
     if y is None and is_list_of_tasks(X):
         if tasks is not None or task_column is not None or sample_weight is not None:
             raise ValueError(
@@ -143,8 +170,15 @@ def read(X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, ta
     return LabelledRows(X, values, names, codes, weight, np.arange(n))
 
 
+def reject_lazy(name: str, value: Any) -> None:
+    """Raise TypeError for a polars LazyFrame, which has no rows yet."""
+    if hasattr(value, "collect") and hasattr(value, "collect_schema"):
+        raise TypeError(f"{name} is a LazyFrame, which has not been computed; call collect() first")
+
+
 def split_tasks(X: Any, tasks: Any = None, task_column: Any = None) -> tuple[Any, np.ndarray | None]:
     """Return X without the task column, and the task label of each row or None."""
+    reject_lazy("X", X)
     if task_column is not None:
         if tasks is not None:
             raise ValueError("both tasks and task_column are set; pass only one of them")

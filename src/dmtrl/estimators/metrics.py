@@ -1,5 +1,6 @@
 """Scores per task, and scorers that pass `tasks` to the model in scikit-learn's model selection."""
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -45,7 +46,7 @@ class TaskScorer:
         if self.average == "tasks":
             scores = per_task_scores(model, X, y, tasks, self.metric, sample_weight)
             return float(np.mean(list(scores.values())))
-        weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+        weights = {} if sample_weight is None or not _takes_weights(self._scorer) else {"sample_weight": sample_weight}
         return float(self._scorer(model if tasks is None else _WithTasks(model, tasks), X, y, **weights))
 
     def get_metadata_routing(self) -> MetadataRequest:
@@ -56,6 +57,12 @@ class TaskScorer:
 
     def __repr__(self) -> str:
         return f"task_scorer({self.metric!r}, average={self.average!r})"
+
+
+def _takes_weights(scorer: Scorer) -> bool:
+    """Whether a scorer has a parameter `sample_weight`; a plain function of (model, X, y) has none."""
+    parameters = inspect.signature(scorer).parameters.values()
+    return any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def task_scorer(metric: str | Scorer, average: str = "rows") -> TaskScorer:
@@ -116,6 +123,7 @@ def per_task_scores(
         numbers = rows.rows[labels]
         needs_tasks = from_list or rows.wide or tasks is not None
         one = _WithTasks(model, np.full(len(labels), name)) if needs_tasks else model
-        weights = {} if rows.sample_weight is None else {"sample_weight": rows.sample_weight[numbers]}
+        weight = rows.sample_weight if _takes_weights(scorer) else None
+        weights = {} if weight is None else {"sample_weight": weight[numbers]}
         scores[plain(name)] = float(scorer(one, inputs.take_rows(all_rows, numbers), rows.y[labels], **weights))
     return scores

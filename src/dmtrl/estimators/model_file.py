@@ -24,7 +24,9 @@ from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.blocks import as_rows
+from dmtrl.estimators.held_out import Metrics
 from dmtrl.estimators.inputs import lookup
+from dmtrl.estimators.intervals import FoldModels
 from dmtrl.estimators.problem import Coordinates, build_problem
 from dmtrl.exceptions import NotAModelError
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
@@ -35,20 +37,21 @@ from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import DualPoint, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.settings import Settings
 from dmtrl.storage import whole_file
-from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Preparation
+from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Preparation, Words
 
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 3
+FORMAT = 4
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _RECORDS: tuple[Any, ...] = (
     Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, cross_validation.Path,
-    Preparation, Number, Category, Date, Block, Dropped,
+    Metrics, FoldModels, Preparation, Number, Category, Date, Words, Block, Dropped,
 )  # fmt: skip
 _HEADER, _DIGEST = "dmtrl-model.json", 64
+_MAX_NPY_HEADER = 1 << 16
 _AGAIN = "copy the file again, or save the model again"
 FilePath = str | os.PathLike[str]
 _Arrays = dict[str, np.ndarray]
@@ -76,8 +79,9 @@ def save(model: Any, path: FilePath) -> None:
         with whole_file(target) as file:
             _write(file, header, arrays)
     except OSError as error:
+        problem = (error.strerror or str(error)).removesuffix("; nothing was written")
         raise OSError(
-            error.errno, f"{error.strerror}: the model was not saved, and existing files are unchanged", str(path)
+            error.errno, f"{problem}: the model was not saved, and existing files are unchanged", str(path)
         ) from error
 
 
@@ -99,6 +103,7 @@ def load(path: FilePath) -> Any:
     _check_whole(data := Path(path).read_bytes(), path)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            _check_sizes(archive, len(data))
             header = json.loads(archive.read(_HEADER))
             writer, number = header["dmtrl"], int(header["format"])
             if number == FORMAT:
@@ -136,13 +141,28 @@ def _check_whole(data: bytes, path: FilePath) -> None:
         raise ValueError(f"{path} is damaged: its checksum does not match its contents; {_AGAIN}")
 
 
+def _check_sizes(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise ValueError if an entry is compressed, or if the entries claim more bytes than the file has."""
+    for entry in archive.infolist():
+        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+            raise ValueError(f"its entry {entry.filename!r} is compressed, which no entry of a model is")
+    total = sum(entry.file_size for entry in archive.infolist())
+    if total > size:
+        raise ValueError(f"its entries claim {total:,} bytes, but the file has {size:,}")
+
+
 def _describe(array: np.ndarray) -> list[Any]:
     return [array.dtype.str, list(array.shape), hashlib.sha256(array.tobytes()).hexdigest()]
 
 
 def _read_arrays(archive: zipfile.ZipFile, layout: dict[str, Any]) -> _Arrays:
+    """The arrays of a file. Sizes are checked first: nothing is unpacked that is larger than the file says."""
     arrays = {}
     for key, description in layout.items():
+        entry, (dtype, shape, _) = archive.getinfo(f"{key}.npy"), description
+        size = np.dtype(dtype).itemsize * math.prod(shape)
+        if entry.compress_type != zipfile.ZIP_STORED or not 0 <= entry.file_size - size <= _MAX_NPY_HEADER:
+            raise ValueError(f"its array {key!r} has {entry.file_size:,} bytes, but its description says {size:,}")
         arrays[key] = np.lib.format.read_array(io.BytesIO(archive.read(f"{key}.npy")), allow_pickle=False)
         if _describe(arrays[key]) != description:
             raise ValueError(f"its array {key!r} does not match its description")
@@ -208,8 +228,8 @@ _CODECS: dict[str, tuple[Any, Any, Any]] = {
             name, _loss_not_saved, _loss_not_saved, _loss_not_saved, _loss_not_saved, *facts
         ),
     ),
-    "learned": (Learned, lambda value: [value.tau], Learned),
-    "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name], Fixed),
+    "learned": (Learned, lambda value: [value.tau, value.kappa], Learned),
+    "fixed": (Fixed, lambda value: [value.covariance, value.tau, value.name, value.kappa], Fixed),
     "model": (None, _split_model, _make_model),
     **{k.__name__: (k, lambda value: [dict(vars(value))], lambda parts, k=k: k(**parts)) for k in _RECORDS},
 }
@@ -301,6 +321,7 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     common = coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
     spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
+    spec = replace(spec, own=model.own_strength_, task_weight=model.task_weights_[order][problem.task_of_units()])
     outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))

@@ -101,6 +101,11 @@ class FitProblem:
     constant: np.ndarray  # score of each unit if it is left out
     classes: np.ndarray | None = None
     feature_map: Any = None
+    rows: np.ndarray | None = None  # number of rows of each task, where it is known
+
+    def task_of_units(self) -> np.ndarray:
+        """The number of the task of each unit in `data`."""
+        return self.used // (len(self.unit_names) // len(self.tasks))
 
 
 def build_problem(
@@ -183,16 +188,6 @@ def pad(covariance: TaskCovariance, problem: FitProblem) -> TaskCovariance:
     basis[used] = covariance.basis
     trace = 1.0 + (total - len(used)) * covariance.floor
     return TaskCovariance(basis, covariance.values / trace, covariance.floor / trace)
-
-
-def common_part(covariance: TaskCovariance, tau: float, W: np.ndarray) -> np.ndarray:
-    """tau 1^T (Sigma + tau 1 1^T)^-1 W: the common component for a given Sigma."""
-    total = covariance.plus_common(tau)
-    inside = total.basis.T @ W
-    solved = total.basis @ (inside / (total.values + total.floor)[:, None])
-    if total.floor > 0:
-        solved += (W - total.basis @ inside) / total.floor
-    return np.asarray(tau * solved.sum(axis=0))
 
 
 def row_products(X: Any, coef: np.ndarray, codes: np.ndarray) -> np.ndarray:

@@ -1,20 +1,24 @@
 """TaskModel: the parameters of an estimator, the reading of rows, and predictions of a fitted model."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from sklearn import get_config
+from sklearn.utils import estimator_html_repr
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dmtrl import notebook
 from dmtrl.data.blocks import as_rows
 from dmtrl.data.labels import plain
 from dmtrl.estimators import inputs, model_file
 from dmtrl.estimators.problem import Coordinates, row_products
-from dmtrl.losses import REGRESSION, AnyLoss
+from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss
 from dmtrl.relationship import TaskCovariance
 from dmtrl.relationship.covariance import DENSE_LIMIT
+from dmtrl.relationship.similarity import similarity_order
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import Callback
 
@@ -35,6 +39,10 @@ class TaskModel(ABC):
     common_intercept_: float
     reg_lambda_: float
     common_strength_: float
+    own_strength_: float
+    weight_shares_: np.ndarray
+    task_weights_: np.ndarray
+    task_rows_: np.ndarray | None
     certificate_: Certificate
     coordinates_: Coordinates
     feature_map_: Any
@@ -47,6 +55,8 @@ class TaskModel(ABC):
         reg_lambda: float = 0.1,
         relationship: Any = "learned",
         common: float | str = "auto",
+        own: float = 0.0,
+        task_weight: float | str = 0.5,
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -68,6 +78,8 @@ class TaskModel(ABC):
         self.reg_lambda = reg_lambda
         self.relationship = relationship
         self.common = common
+        self.own = own
+        self.task_weight = task_weight
         self.feature_map = feature_map
         self.fit_intercept = fit_intercept
         self.tol = tol
@@ -110,11 +122,20 @@ class TaskModel(ABC):
         """
         return self._read(X, y, tasks, sample_weight, reset=False)
 
-    def _read(self, X: Any, y: Any, tasks: Any, sample_weight: Any, reset: bool = True) -> inputs.LabelledRows:
+    def _read(
+        self,
+        X: Any,
+        y: Any,
+        tasks: Any,
+        sample_weight: Any,
+        reset: bool = True,
+        splits: Callable[[inputs.LabelledRows], np.ndarray | None] = lambda rows: None,
+    ) -> inputs.LabelledRows:
+        """`splits` is called with the rows as they were passed and returns the splits of a cross-validation."""
         if y is None and not inputs.is_list_of_tasks(X):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         rows = inputs.read(X, y, tasks, sample_weight, self.task_column)
-        rows = replace(rows, X=self._validate(rows.X, reset))
+        rows = replace(rows, X=self._validate(rows.X, reset), splits=splits(rows))
         rows.check_X(getattr(self, "feature_names_in_", None))
         rows = rows.without_zero_weights().to_long()
         rows.check_y()
@@ -199,6 +220,10 @@ class TaskModel(ABC):
     def _scores(self, X: Any, tasks: Any) -> np.ndarray:
         """w . x + b of each row, of shape (n,), or (n, k) for k > 2 classes. If y was 2-D in fit and tasks is None, an
         axis of tasks follows the first axis."""
+        return self._score_rows(*self._read_unlabelled(X, tasks))
+
+    def _read_unlabelled(self, X: Any, tasks: Any) -> tuple[Any, np.ndarray | None]:
+        """Checked rows and the number of the task of each; None means all tasks for each row."""
         check_is_fitted(self)
         X, labels = inputs.split_tasks(X, tasks, self.task_column)
         X = self._validate(X, reset=False)
@@ -207,7 +232,7 @@ class TaskModel(ABC):
         rows = inputs.LabelledRows(X, None, names, codes, None, numbers)
         rows.check_X(getattr(self, "feature_names_in_", None))
         all_tasks = labels is None and self.layout_ == "wide"
-        return self._score_rows(X, None if all_tasks else self._task_numbers(names)[codes])
+        return X, None if all_tasks else self._task_numbers(names)[codes]
 
     def _score_rows(self, rows: Any, codes: np.ndarray | None) -> np.ndarray:
         """The scores of rows that belong to the tasks `codes`; None means all tasks for each row."""
@@ -266,6 +291,34 @@ class TaskModel(ABC):
         """
         model_file.save(self, path)
 
+    def _repr_html_(self) -> str:
+        """The fitted model for a notebook: what was fitted, the certificate, the correlations, and the parameters."""
+        diagram = str(estimator_html_repr(self))
+        if not self.__sklearn_is_fitted__():
+            return diagram
+        facts = [
+            ("model", type(self).__name__),
+            ("tasks", f"{len(self.tasks_):,}"),
+            *([("classes", ", ".join(map(str, self.classes_)))] if self._kind == CLASSIFICATION else []),
+            ("features", f"{self.coef_.shape[-1]:,}"),
+            ("lambda", f"{self.reg_lambda_:.4g}"),
+            ("certificate", self.certificate_),
+        ]
+        few = 1 < len(self.unit_names_) <= notebook.MAX_CELLS
+        related = ""
+        if few:
+            values = self.covariance_.correlation()
+            order = similarity_order(values)
+            names = [self.unit_names_[i] for i in order]
+            related = notebook.text("Task correlation") + notebook.heat_map(values[np.ix_(order, order)], names)
+        folded = f"<details><summary>parameters</summary>{diagram}</details>"
+        return notebook.section(notebook.facts(facts), related, folded)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        """What IPython asks for first; scikit-learn's own would hide `_repr_html_`."""
+        shown = {"text/plain": repr(self)}
+        return shown | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
+
     def __sklearn_is_fitted__(self) -> bool:
         return "certificate_" in vars(self)
 
@@ -284,6 +337,14 @@ def label_pairs(values: np.ndarray, names: np.ndarray) -> Any:
     except ImportError:
         return values
     return pd.DataFrame(values, index=names, columns=names)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raise TypeError unless `callbacks` is None or a list of functions."""
+    if callbacks is None or (isinstance(callbacks, list | tuple) and all(map(callable, callbacks))):
+        return
+    advice = "; pass a list with that function" if callable(callbacks) else ""
+    raise TypeError(f"callbacks must be a list of functions, got {callbacks!r}{advice}")
 
 
 def check_choice(name: str, value: Any, allowed: tuple[Any, ...]) -> None:

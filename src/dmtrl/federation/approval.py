@@ -1,7 +1,7 @@
 """Approval of a study at a site: what its people read, and which study they approved."""
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,14 +64,37 @@ def approve(folder: str | Path, study: Study, text: str) -> Approval:
 
 
 def read_approval(folder: str | Path) -> Approval | None:
-    """The approval that a site gave last; None if there is none."""
+    """The approval that a site gave last; None if there is none. ValueError if its file was damaged."""
     path = Path(folder) / APPROVAL
-    return Approval(**json.loads(path.read_bytes())) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        return Approval(**{field.name: str(content[field.name]) for field in fields(Approval)})
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged; approve the study again") from error
+
+
+def withdraw(folder: str | Path) -> Approval:
+    """Remove the approval of a site, at once also for a run under way. Returns what was approved."""
+    given = read_approval(folder)
+    if given is None:
+        raise ValueError(f"no study is approved in {folder}")
+    (Path(folder) / APPROVAL).unlink()
+    return given
+
+
+def is_approved(folder: Path) -> bool:
+    """Whether a site has an approval, of whatever study."""
+    return (folder / APPROVAL).exists()
 
 
 def approved_study(folder: Path) -> Study:
     """The approved study; RefusedBySiteError if there is none or if its file was changed after the approval."""
-    given = read_approval(folder)
+    try:
+        given = read_approval(folder)
+    except ValueError as error:
+        raise RefusedBySiteError("its approval is damaged; its people must approve the study again") from error
     if given is None or not (folder / STUDY).exists():
         raise RefusedBySiteError("no study was approved here; its people must run dmtrl site approve")
     try:

@@ -375,7 +375,7 @@ def _cv_errors(model: Any, measure: str) -> np.ndarray | None:
     path = getattr(model, "cv_path_", None)
     if path is None:
         return None
-    i, j = path.cell(model.reg_lambda_, model.common_strength_)
+    i, j = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
     return np.asarray(getattr(path, measure)[i, j].sum(axis=0) / path.weight[i, j].sum(axis=0))
 
 

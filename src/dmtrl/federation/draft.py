@@ -225,7 +225,7 @@ class _Draft:
                 return StudyColumn(name, "number", range=_outward(float(values[0]), float(values[-1])))
             self._notes.append(f"column {name!r} has {len(values)} whole numbers: a category")
         if summary.kind == DATE and forced is None:
-            days = read.dates(self._frame.column(name), name)
+            days = read.dates(self._frame.column(name), name, summary.date_format)
             days = days[~np.isnat(days)].astype("datetime64[D]")
             return StudyColumn(name, "date", range=_whole_months(days.min().item(), days.max().item()))
         levels = self.values(name)

@@ -26,6 +26,7 @@ def unfitted(study: Study, mean_square: float) -> Any:
             reg_lambda=lambdas[0], common=common, **shared
         )
     search: dict[str, Any] = {"lambdas": lambdas or lambda_grid(mean_square).tolist(), "cv": study.fit.folds}
+    search["owns"] = (0.0,)
     if commons:
         search["commons"] = commons
     kind = MTRLClassifierCV if study.classification else MTRLRegressorCV
@@ -48,7 +49,8 @@ def received(
     model = kind(reg_lambda=reg_lambda, common=tau, **_shared(study))
     nothing = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual)  # the dual variables stay with the coordinator
     covariance = Learned().update((W - common)[:, :-1])
-    outcome = Outcome(W, common, covariance, certificate, nothing, [], True, "splitting")
+    ones = np.ones(len(W))  # every task counts the same in a study, and sizes stay with the coordinator
+    outcome = Outcome(W, common, covariance, certificate, nothing, [], True, "splitting", ones, ones)
     model.set_outcome(problem_of(study, coordinates, names, np.zeros(len(names))), outcome, reg_lambda, tau)
     model.preparation_ = preparation
     return model
@@ -80,4 +82,10 @@ def _is_whole(text: str) -> bool:
 def _shared(study: Study) -> dict[str, Any]:
     loss = study.loss
     named = loss == get_loss(loss.name)  # a name is easier to read in a saved model
-    return {"loss": loss.name if named else loss, "tol": study.fit.tolerance, "random_state": study.fit.seed}
+    # a site checks that its tasks have the weight one
+    return {
+        "task_weight": "equal",
+        "loss": loss.name if named else loss,
+        "tol": study.fit.tolerance,
+        "random_state": study.fit.seed,
+    }

@@ -8,6 +8,7 @@ in place of missing numbers: a median is not a sum.
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,7 +159,7 @@ def _category(column: StudyColumn, counts: np.ndarray) -> Column:
     words = np.repeat(np.array([*column.levels, None], dtype=object), known)
     learned = learn_category(column.name, words, forced=True)
     if other and isinstance(learned, Category):
-        return Category(column.name, learned.categories, True)
+        return replace(learned, other=True)
     return learned
 
 
@@ -265,7 +266,7 @@ def from_json(text: str) -> Preparation:
 
 def _from_dict(values: dict[str, Any]) -> Column:
     kind = _KINDS[values.pop("kind")]
-    for name in ("categories", "parts"):
+    for name in ("categories", "rare", "parts"):
         if name in values:
             values[name] = tuple(values[name])
     if "days" in values:
@@ -297,9 +298,10 @@ def _fits(declared: StudyColumn, column: Column) -> bool:
         return declared.kind == "number" and _is_plain(column)
     if isinstance(column, Category):
         allowed = declared.kind == "category" and type(column.other) is bool
-        return allowed and _is_part(column.categories, {*declared.levels, None})
+        return allowed and _is_part((*column.categories, *column.rare), {*declared.levels, None})
     if isinstance(column, Date):
         allowed = declared.kind == "date" and column.first == _first(declared) and _is_plain(column.days)
+        allowed = allowed and column.format is None
         return allowed and _is_part(column.parts, set(_PARTS))
     return isinstance(column, Dropped)
 

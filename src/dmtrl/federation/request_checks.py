@@ -55,6 +55,7 @@ def _check_prepare(study: Study, held: Description, request: Prepare) -> None:
     ridge = request.intercept_ridge
     _require(are_finite(ridge, ()) and (ridge >= 0 or ridge == -1), request, "intercept_ridge")
     _require(np.array_equal(request.total_weight, held.weight), request, "total_weight")
+    _require(request.task_weight is None, request, "task_weight")
     _require(are_finite(request.steps, held.rows.shape) and not request.steps.any(), request, "steps")
     _require(request.w is None or are_finite(request.w, _weights(held)), request, "w")
 

@@ -100,7 +100,9 @@ class Site:
             study = self.study.hash
             self.policy.check_message(_answer_name(message.name))
             answer = self._answer(message)
-            self._check_leaving(answer)
+            with self.ledger.locked():  # the number of messages is that of the line that follows
+                self._check_leaving(answer)
+                self.ledger.record(study, answer)
         except RefusedBySiteError as refusal:
             self._record_refusal(study, refusal)
             raise
@@ -110,7 +112,6 @@ class Site:
             failure = RefusedBySiteError(reason, f"{type(error).__name__}: {error}")
             self._record_refusal(study, failure)
             raise failure from error
-        self.ledger.record(study, answer)
         return answer
 
     def _check_leaving(self, answer: Message) -> None:
@@ -131,6 +132,10 @@ class Site:
             last = "; further refusals of this study are not recorded" if written == MOST_REFUSALS - 1 else ""
             self.ledger.record_refusal(study, refusal.reason + last)
 
+    def refuse_job(self, reason: str) -> None:
+        """Record that a job of the server was not started."""
+        self._record_refusal("", RefusedBySiteError(reason))
+
     def warm_up(self) -> None:
         """Compile the kernels, so that the first round does not wait for them."""
         warm_up([], self.study.loss)
@@ -138,7 +143,7 @@ class Site:
     @property
     def study(self) -> Study:
         """The approved study. RefusedBySiteError if there is none, or if its file was changed after the approval."""
-        if self._study is None:
+        if self._study is None or not approval.is_approved(self.folder):  # it may be withdrawn during a run
             self._study = approval.approved_study(self.folder)
         return self._study
 

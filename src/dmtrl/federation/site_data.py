@@ -168,7 +168,8 @@ class _Checker:
             self._levels(column, words)
             missing = np.array([word is None for word in words], dtype=bool)
         elif column.kind == "date":
-            words = self._read(name, "a date", lambda: read.dates(cells, name), np.datetime64("NaT", "us"))
+            format = self._date_format(name, cells)
+            words = self._read(name, "a date", lambda: read.dates(cells, name, format), np.datetime64("NaT", "us"))
             missing = np.isnat(words)
             self._range(column, words[~missing])
         else:
@@ -185,6 +186,20 @@ class _Checker:
         if not read.is_text(cells.type):
             return None
         return summarize_cells(cells, self._source.has_semicolons).decimal_comma or None
+
+    def _date_format(self, name: str, cells: Any) -> str | None:
+        """How the file writes its dates; a warning if they could be other days."""
+        if not read.is_text(cells.type):
+            return None
+        summary = summarize_cells(cells)
+        if summary.other_format is not None:
+            self._check.add(
+                WARNING,
+                f"column {name!r}: dates such as {summary.example!r} are ambiguous and are read as "
+                f"{summary.date_format}; write them like 2024-01-31",
+                f"column {name!r} holds ambiguous dates",
+            )
+        return summary.date_format
 
     def _read(self, name: str, what: str, reader: Callable[[], np.ndarray], empty: Any) -> np.ndarray:
         """The values of a column, or an error finding; only the site sees the cell that is wrong."""

@@ -1,7 +1,9 @@
-"""The demo: Synthetic 1 of the paper, fitted together, each task alone, and pooled.
+"""The demo: 16 tasks with few rows each, fitted together, each alone, pooled, and by boosted trees.
 
-`run_demo` computes a result, `render` prints it, and `demo_page` makes a page of it. All three methods have the same
-loss and the same lambdas, from which each chooses by cross-validation.
+The tasks are drawn like the paper's Synthetic 1, so the true relations are known. `paper=True` is the paper's size,
+with so many rows that sharing hardly matters. `run_demo` computes a result, `render` prints it, and `demo_page` makes a
+page of it. The linear methods have the same loss and the same lambdas; every method chooses by cross-validation on
+training rows.
 """
 
 import time
@@ -15,6 +17,9 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.model_selection import GridSearchCV
+from threadpoolctl import threadpool_limits
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import SyntheticTasks, make_synthetic
@@ -24,11 +29,15 @@ from dmtrl.report.content import Page
 from dmtrl.report.model_page import model_facts, page_from_facts
 from dmtrl.report.model_page.held_out import ERROR_RATE, format_error
 
-LAMBDAS = (1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
+LAMBDAS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 FOLDS = 3
-QUICK = {"rows_per_task": 400, "d": 40}
+FEW = {"rows_per_task": 800, "d": 30}
+QUICK = {"rows_per_task": 400, "d": 30}
+TRAIN_ROWS = 40  # of each task, except in the paper's problem
+TREES = {"max_leaf_nodes": [4, 15], "learning_rate": [0.05, 0.15]}  # the grid of the boosted trees
 TOGETHER, ALONE, POOLED = "together, relations learned", "each task alone", "one model for all tasks"
-SHORT = {TOGETHER: "together", ALONE: "alone", POOLED: "pooled"}
+BOOSTED = "boosted trees, task as a category"
+SHORT = {TOGETHER: "together", ALONE: "alone", POOLED: "pooled", BOOSTED: "boosted trees"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Fit:
 @dataclass(frozen=True)
 class DemoResult:
     seed: int
+    paper: bool  # whether it is the paper's problem
     problem: SyntheticTasks
     fits: dict[str, Fit]
     floor: float  # test error of the true weights
@@ -60,19 +70,28 @@ class DemoResult:
         return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
 
 
-def run_demo(seed: int = 0, quick: bool = False, on_stage: Callable[[str], object] = lambda text: None) -> DemoResult:
-    """Generate the tasks, fit them in three ways, and compare with the truth. on_stage: called at each stage."""
+def run_demo(
+    seed: int = 0, quick: bool = False, on_stage: Callable[[str], object] = lambda text: None, paper: bool = False
+) -> DemoResult:
+    """Generate the tasks, fit them in several ways, and compare with the truth. on_stage: called at each stage."""
     on_stage("loading the compiled code, or compiling it")
     _fit(make_synthetic(rows_per_task=12, m=2, d=3), TOGETHER)
-    problem = make_synthetic(kind=1, seed=seed, **(QUICK if quick else {}))
+    problem = make_synthetic(kind=1, seed=seed, **(QUICK if quick else {} if paper else FEW))
+    if not paper:
+        problem = replace(problem, train=_first_rows(problem.train, TRAIN_ROWS))
     fits = {}
-    for name in (TOGETHER, ALONE, POOLED):
-        on_stage(f"{name}: choosing lambda by cross-validation")
-        fits[name] = _fit(problem, name)
+    for name in (TOGETHER, ALONE, POOLED, *(() if paper else (BOOSTED,))):
+        on_stage(f"{name}: choosing {'the trees' if name == BOOSTED else 'lambda'} by cross-validation")
+        fits[name] = _fit_trees(problem) if name == BOOSTED else _fit(problem, name)
     recovery = off_diagonal_pearson(fits[TOGETHER].model.covariance_.correlation(), problem.correlation)
     scores = np.einsum("ij,ij->i", problem.test.X, problem.W[_labels(problem.test) - 1])
     floor = float(np.mean((scores > 0) != (problem.test.y > 0)))
-    return DemoResult(seed, problem, fits, floor, recovery)
+    return DemoResult(seed, paper, problem, fits, floor, recovery)
+
+
+def _first_rows(data: TaskData, count: int) -> TaskData:
+    """The first rows of every task."""
+    return TaskData.from_list([(data.X[a:b][:count], data.y[a:b][:count]) for a, b in pairwise(data.starts)])
 
 
 def _labels(data: TaskData) -> np.ndarray:
@@ -86,9 +105,27 @@ def _fit(problem: SyntheticTasks, name: str) -> Fit:
     tasks = [None if name == POOLED else _labels(part) for part in (train, test)]
     began = time.perf_counter()
     model = MTRLClassifierCV(
-        relationship=relationship, lambdas=LAMBDAS, commons=(0.0,), cv=FOLDS, n_jobs=-1, on_single_class="constant"
+        relationship=relationship,
+        lambdas=LAMBDAS,
+        commons=(0.0,),
+        owns=(0.0,),
+        task_weight="equal",
+        cv=FOLDS,
+        n_jobs=-1,
+        on_single_class="constant",
     ).fit(train.X, train.y, tasks=tasks[0])
     return Fit(model, model.predict(test.X, tasks=tasks[1]) != test.y, time.perf_counter() - began)
+
+
+def _fit_trees(problem: SyntheticTasks) -> Fit:
+    """One ensemble for all tasks, with the task as a category."""
+    rows, d = [np.column_stack([part.X, _labels(part)]) for part in (problem.train, problem.test)], problem.W.shape[1]
+    trees = HistGradientBoostingClassifier(categorical_features=[d], random_state=0)
+    began = time.perf_counter()
+    with threadpool_limits(1):  # so few rows are slower with threads
+        model = GridSearchCV(trees, TREES, cv=FOLDS).fit(rows[0], problem.train.y)
+        wrong = model.predict(rows[1]) != problem.test.y
+    return Fit(model, wrong, time.perf_counter() - began)
 
 
 def off_diagonal_pearson(a: np.ndarray, b: np.ndarray) -> float:
@@ -109,9 +146,9 @@ def demo_page(result: DemoResult) -> Page:
         scaled=True,
         rows=len(problem.train.y),
         truth=problem.correlation,
-        record=f"Made by dmtrl demo with seed {result.seed}: Synthetic 1, {m} tasks that copy one of three parents or "
-        f"its opposite. Each method chose one of {len(LAMBDAS)} lambdas by cross-validation; error rates are on "
-        f"{len(problem.test.y):,} test rows.",
+        record=f"Made by dmtrl demo{' --paper' if result.paper else ''} with seed {result.seed}: "
+        f"{_description(result)}. Each linear method chose one of {len(LAMBDAS)} lambdas by cross-validation; error "
+        f"rates are on {len(problem.test.y):,} test rows.",
         more=[
             *((name, format_error(error, ERROR_RATE)) for name, error in errors.items()),
             ("correlation of learned and true relations", f"{result.recovery:.3f}"),
@@ -123,7 +160,9 @@ def demo_page(result: DemoResult) -> Page:
 def _comparison(result: DemoResult) -> Comparison:
     """Test error rates of each task. Harmed: worse together than alone in a paired one-sided test at 1 %."""
     rows = [slice(a, b) for a, b in pairwise(result.problem.test.starts)]
-    together, alone, pooled = (np.array([fit.wrong[r].mean() for r in rows]) for fit in result.fits.values())
+    together, alone, pooled = (
+        np.array([result.fits[name].wrong[r].mean() for r in rows]) for name in (TOGETHER, ALONE, POOLED)
+    )
     change = [(result.learned.wrong[r].astype(float) - result.fits[ALONE].wrong[r]) for r in rows]
     harmed = [bool(c.mean() > 2.326 * c.std(ddof=1) / np.sqrt(len(c)) and c.mean() > 0) for c in change]
     names = np.array([f"task {i + 1}" for i in range(len(rows))])
@@ -136,7 +175,7 @@ def render(result: DemoResult, console: Console) -> None:
     m, d = problem.W.shape
     console.print()
     console.print(
-        f"[bold]Synthetic 1[/bold], seed {result.seed}: {m} tasks, d = {d}, "
+        f"[bold]{_description(result)}[/bold], seed {result.seed}: d = {d}, "
         f"{len(problem.train.y):,} training and {len(problem.test.y):,} test rows"
     )
     console.print(Padding(_error_table(result), (1, 2), expand=False))
@@ -146,13 +185,21 @@ def render(result: DemoResult, console: Console) -> None:
         console.print(Text(f"  {HEAT_KEY}", style="dim"))
 
 
+def _description(result: DemoResult) -> str:
+    m = len(result.problem.W)
+    if result.paper:
+        return f"The paper's Synthetic 1, {m} tasks that copy one of three parents or its opposite"
+    return f"{m} tasks of {TRAIN_ROWS} training rows that copy one of three parents or its opposite"
+
+
 def _error_table(result: DemoResult) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for heading, justify in (("fit", "left"), ("test error rate", "right"), ("lambda", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for name, fit in result.fits.items():
         style = "bold" if name == TOGETHER else ""
-        table.add_row(name, f"{fit.error:.2%}", f"{fit.model.reg_lambda_:.0e}", style=style)
+        chosen = "" if name == BOOSTED else f"{fit.model.reg_lambda_:.0e}"
+        table.add_row(name, f"{fit.error:.2%}", chosen, style=style)
     table.add_row("(the true weights)", f"{result.floor:.2%}", "", style="dim")
     return table
 

@@ -32,7 +32,7 @@ class Loss:
     smoothness : float
         Upper bound of l''.
     lipschitz : float
-        Upper bound of |l'|.
+        Upper bound of the absolute value of l'.
     param : float, default=0.0
         Parameter of the loss: gamma, epsilon, delta or the quantile.
     """
@@ -180,7 +180,7 @@ class CustomLoss:
     smoothness : float
         Upper bound of l''.
     lipschitz : float
-        Upper bound of |l'|.
+        Upper bound of the absolute value of l'.
     """
 
     name: str
@@ -245,48 +245,98 @@ def _positive(name: str, what: str, number: float) -> float:
 
 
 def hinge() -> Loss:
+    """For classes: `max(0, 1 - y z)`."""
     return Loss("hinge", scalar.HINGE, CLASSIFICATION, math.inf, 1.0)
 
 
 def smoothed_hinge(gamma: float = 1.0) -> Loss:
+    """For classes: the hinge with its kink rounded off between margins 1 - gamma and 1.
+
+    Parameters
+    ----------
+    gamma : float, default=1.0
+        Width of the rounded part, positive.
+
+    Returns
+    -------
+    Loss
+    """
     gamma = _positive("smoothed_hinge", "gamma", gamma)
     return Loss("smoothed_hinge", scalar.SMOOTHED_HINGE, CLASSIFICATION, 1.0 / gamma, 1.0, gamma)
 
 
 def squared_hinge() -> Loss:
+    """For classes: `max(0, 1 - y z)^2 / 2`."""
     return Loss("squared_hinge", scalar.SQUARED_HINGE, CLASSIFICATION, 1.0, math.inf)
 
 
 def logistic() -> Loss:
+    """For classes, with probabilities: `log(1 + exp(-y z))`."""
     return Loss("logistic", scalar.LOGISTIC, CLASSIFICATION, 0.25, 1.0)
 
 
 def squared() -> Loss:
+    """For numbers, predicts the mean: `(y - z)^2 / 2`."""
     return Loss("squared", scalar.SQUARED, REGRESSION, 1.0, math.inf)
 
 
 def absolute() -> Loss:
+    """For numbers, predicts the median: `|y - z|`."""
     return Loss("absolute", scalar.ABSOLUTE, REGRESSION, math.inf, 1.0)
 
 
 def epsilon_insensitive(epsilon: float = 0.1) -> Loss:
+    """For numbers, ignores small errors: `max(0, |y - z| - epsilon)`.
+
+    Parameters
+    ----------
+    epsilon : float, default=0.1
+        Size of the errors that cost nothing, not negative.
+
+    Returns
+    -------
+    Loss
+    """
     if not (epsilon >= 0 and math.isfinite(epsilon)):
         raise ValueError(f"the epsilon_insensitive loss needs epsilon >= 0, got {epsilon!r}")
     return Loss("epsilon_insensitive", scalar.EPSILON_INSENSITIVE, REGRESSION, math.inf, 1.0, float(epsilon))
 
 
 def huber(delta: float = 1.35) -> Loss:
+    """For numbers with outliers: squared up to an error of delta, linear beyond.
+
+    Parameters
+    ----------
+    delta : float, default=1.35
+        Where the loss becomes linear, positive, in units of y.
+
+    Returns
+    -------
+    Loss
+    """
     delta = _positive("huber", "delta", delta)
     return Loss("huber", scalar.HUBER, REGRESSION, 1.0, delta, delta)
 
 
 def quantile(quantile: float = 0.5) -> Loss:
+    """For numbers, predicts a quantile: `q r` for errors r = y - z >= 0, `(q - 1) r` otherwise.
+
+    Parameters
+    ----------
+    quantile : float, default=0.5
+        The quantile q, between 0 and 1.
+
+    Returns
+    -------
+    Loss
+    """
     if not 0 < quantile < 1:
         raise ValueError(f"the quantile loss needs a quantile between 0 and 1, got {quantile!r}")
     return Loss("quantile", scalar.QUANTILE, REGRESSION, math.inf, max(quantile, 1 - quantile), float(quantile))
 
 
 def poisson() -> Loss:
+    """For counts: `exp(z) - y z`, up to a term in y alone. Models predict exp(z)."""
     return Loss("poisson", scalar.POISSON, REGRESSION, math.inf, math.inf)
 
 

@@ -4,15 +4,16 @@ Block sizes and the order of sums do not depend on the number of threads, so res
 BLAS itself runs on one thread: its own threads spend more time waiting than computing on such matrices.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
 import numpy as np
 
-_IN_CACHE = 1 << 18  # numbers in a block
+_IN_CACHE = 1 << 16  # numbers in a block: larger temporaries leave the cache and cost page faults
 _WORTH_THREADS = 1 << 21  # numbers in a matrix; below this, starting threads costs more than it saves
 _threads: ContextVar[int] = ContextVar("threads", default=1)
 _T = TypeVar("_T")
@@ -28,9 +29,9 @@ def threads(count: int) -> Iterator[None]:
         _threads.reset(token)
 
 
-def row_blocks(rows: int, columns: int) -> list[slice]:
-    """Return the blocks of a matrix of this shape."""
-    size = max(1, _IN_CACHE // max(columns, 1))
+def row_blocks(rows: int, columns: int, least: int = 1) -> list[slice]:
+    """Return the blocks of a matrix of this shape, of at least so many rows."""
+    size = max(least, _IN_CACHE // max(columns, 1))
     return [slice(first, min(first + size, rows)) for first in range(0, rows, size)]
 
 
@@ -39,19 +40,27 @@ def over_rows(work: Callable[[slice], _T], rows: int, columns: int) -> list[_T]:
     return list(_results(work, rows, columns))
 
 
-def _results(work: Callable[[slice], _T], rows: int, columns: int) -> Iterator[_T]:
-    blocks, count = row_blocks(rows, columns), _threads.get()
+def _results(work: Callable[[slice], _T], rows: int, columns: int, least: int = 1) -> Iterator[_T]:
+    """At most one result per thread waits to be taken."""
+    blocks, count = row_blocks(rows, columns, least), _threads.get()
     if count == 1 or rows * columns < _WORTH_THREADS:
         yield from map(work, blocks)
         return
     with ThreadPoolExecutor(count) as pool:
-        yield from pool.map(work, blocks)
+        waiting: deque[Future[_T]] = deque()
+        for block in blocks:
+            waiting.append(pool.submit(work, block))
+            if len(waiting) > count:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _total(work: Callable[[slice], np.ndarray], rows: int, columns: int, shape: tuple[int, int]) -> np.ndarray:
-    """Return the sum over the blocks. Each result is freed once added: it may be as large as the matrix."""
+    """Return the sum over the blocks. A result may be as large as the matrix: it is freed once added, and a block has
+    as many rows as a result, so that adding costs little."""
     total = np.zeros(shape)
-    for part in _results(work, rows, columns):
+    for part in _results(work, rows, columns, least=shape[0]):
         total += part
     return total
 

@@ -65,6 +65,7 @@ class Prepare:
     intercept_ridge: float = -1.0  # its penalty in the local problems; negative: the coordinator steps for it
     total_weight: Numbers  # of the whole task
     steps: Numbers  # coordinate steps a round; 0: passes until accurate enough
+    task_weight: Numbers | None = None  # of the whole task in the objective; None: one
     w: Vectors | None = None
 
 

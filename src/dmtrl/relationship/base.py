@@ -22,7 +22,7 @@ class Prox:
     penalty : float
         The penalty of W, or an upper bound on it.
     covariance : TaskCovariance
-        Sigma of the tasks' own part of W, without the common component.
+        Sigma of the related part of W, without the common component and the own parts.
     common : ndarray of shape (d,)
         The common component w_0, the starting point of the next call.
     """
@@ -54,20 +54,24 @@ class Relationship(Protocol):
         Whether Sigma depends on W. If so, the joint solver is used.
     tau : float
         Strength of a component that all tasks share; 0 for none.
+    kappa : float
+        Strength of a part of each task's weights that is not related to other tasks; 0 for none.
     """
 
     name: str
     learned: bool
     tau: float
+    kappa: float
 
     def start(self, m: int) -> TaskCovariance:
-        """Return Sigma for W = 0, without the common component."""
+        """Return Sigma for W = 0, without the common component and the own parts."""
 
     def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
-        """Return Sigma for the tasks' own part of W: the Omega-step."""
+        """Return Sigma for W without its common component: the Omega-step. With kappa > 0, Sigma of its related
+        part."""
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        """Return argmin_W |W - V|^2 / 2 + t g(W). `common` is a starting point for w_0. May overwrite V."""
+        """Return `argmin_W |W - V|^2 / 2 + t g(W)`. `common` is a starting point for w_0. May overwrite V."""
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         """Return g(W), or the upper bound on it that follows from the common component `common`."""
@@ -83,3 +87,9 @@ def check_tau(tau: float) -> float:
     if not (tau >= 0 and np.isfinite(tau)):
         raise ValueError(f"common (the strength of the shared component) must be at least 0 and finite, got {tau!r}")
     return float(tau)
+
+
+def check_kappa(kappa: float) -> float:
+    if not (kappa >= 0 and np.isfinite(kappa)):
+        raise ValueError(f"own (the strength of the tasks' own parts) must be at least 0 and finite, got {kappa!r}")
+    return float(kappa)

@@ -66,11 +66,16 @@ class _Check:
 
     def members(self) -> bool:
         """Check attributes and methods. Return False if some are missing."""
-        missing = [name for name in ("name", "learned", "tau", *METHODS) if not hasattr(self.relationship, name)]
+        missing = [
+            name for name in ("name", "learned", "tau", "kappa", *METHODS) if not hasattr(self.relationship, name)
+        ]
         for name in missing:
             self.violations.add(f"{name} is missing", "see dmtrl.relationship.Relationship")
-        if not missing and not 0 <= self.relationship.tau < np.inf:
-            self.violations.add(f"tau is {self.relationship.tau!r}", "it must be non-negative and finite")
+        for name in () if missing else ("tau", "kappa"):
+            if not 0 <= getattr(self.relationship, name) < np.inf:
+                self.violations.add(
+                    f"{name} is {getattr(self.relationship, name)!r}", "it must be non-negative and finite"
+                )
         return not missing
 
     def call(self, name: str, *arguments: Any, where: str, may_overwrite: int = 0) -> Any:
@@ -201,6 +206,7 @@ class _Check:
         if not hasattr(self.relationship, "only"):
             return
         part, where = self.call("only", np.array([0, self.m - 1]), where=" with 2 tasks"), " with 2 tasks"
-        if (part.learned, part.tau) != (self.relationship.learned, self.relationship.tau):
-            self.violations.add("only changes learned or tau", "pass them on", where)
+        kept = ("learned", "tau", "kappa")
+        if any(getattr(part, name) != getattr(self.relationship, name) for name in kept):
+            self.violations.add("only changes learned, tau or kappa", "pass them on", where)
         self.covariance("start of only", part.start(2), 2, where)

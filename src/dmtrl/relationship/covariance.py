@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import eigsh
 
+from dmtrl import notebook
 from dmtrl.numerics.rowwise import gram
 
 DENSE_LIMIT = 5000  # tasks; above it no (m, m) array is built
@@ -197,6 +198,24 @@ class TaskCovariance:
         outside = left / self.floor if self.floor > 0 else beyond
         return float((inside**2 / (self.values + self.floor)[:, None]).sum() + outside)
 
+    def solve(self, W: np.ndarray) -> np.ndarray:
+        """Return Sigma^-1 W, for a singular Sigma its pseudo-inverse times W.
+
+        Parameters
+        ----------
+        W : ndarray of shape (m, d)
+            One row per task.
+
+        Returns
+        -------
+        ndarray of shape (m, d)
+        """
+        inside = self.basis.T @ W
+        solved = self.basis @ (inside / (self.values + self.floor)[:, None])
+        if self.floor > 0:
+            solved += (W - self.basis @ inside) / self.floor
+        return np.asarray(solved)
+
     def diagonal(self) -> np.ndarray:
         """Return the diagonal of Sigma."""
         return (self.basis**2) @ self.values + self.floor
@@ -264,6 +283,12 @@ class TaskCovariance:
         np.fill_diagonal(correlation, 1.0)
         return np.clip(correlation, -1.0, 1.0)
 
+    def _repr_html_(self) -> str:
+        facts = [("tasks", self.m), ("rank", len(self.values)), ("floor", f"{self.floor:.3g}")]
+        small = self.m <= notebook.MAX_CELLS
+        shown = notebook.text("Correlations") + notebook.heat_map(self.correlation(), range(self.m)) if small else ""
+        return notebook.section(notebook.text("Task covariance"), notebook.facts(facts), shown)
+
     def plus_common(self, tau: float) -> "TaskCovariance":
         """Return Sigma + tau 1 1^T: a component that all tasks share (docs/math.md section 7).
 
@@ -283,8 +308,22 @@ class TaskCovariance:
         keep = s**2 > 1e-15 * (s**2).max()
         return TaskCovariance(basis[:, keep], s[keep] ** 2, self.floor)
 
+    def plus_own(self, kappa: float) -> "TaskCovariance":
+        """Return Sigma + kappa I: a part of each task's weights that is not related to other tasks (section 14).
+
+        Parameters
+        ----------
+        kappa : float
+            Strength of the own parts.
+
+        Returns
+        -------
+        TaskCovariance
+        """
+        return self if kappa == 0 else TaskCovariance(self.basis, self.values, self.floor + kappa)
+
     def paper_rho(self, unit_tasks: np.ndarray | None = None) -> float:
-        """Return max_i sum_i' |sigma_ii'| / sigma_ii, the paper's bound (8).
+        """Return `max_i sum_i' |sigma_ii'| / sigma_ii`, the paper's bound (8).
 
         Parameters
         ----------

@@ -4,23 +4,23 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.relationship.base import Prox, check_tau
+from dmtrl.relationship.base import Prox, check_kappa, check_tau
 from dmtrl.relationship.covariance import TaskCovariance
 
 
 class Fixed:
-    """A given Sigma; with tau > 0, Sigma + tau 1 1^T.
+    """A given Sigma; with tau or kappa > 0, Sigma + tau 1 1^T + kappa I.
 
     The penalty is tr(W^T Sigma^-1 W) / 2 and its conjugate tr(B^T Sigma B) / 2.
     """
 
     learned = False
 
-    def __init__(self, covariance: TaskCovariance, tau: float = 0.0, name: str = "covariance"):
+    def __init__(self, covariance: TaskCovariance, tau: float = 0.0, name: str = "covariance", kappa: float = 0.0):
         self.name = name
-        self.tau = check_tau(tau)
+        self.tau, self.kappa = check_tau(tau), check_kappa(kappa)
         self.covariance = covariance
-        self._total = covariance.plus_common(tau)
+        self._total = covariance.plus_common(tau).plus_own(kappa)
 
     def start(self, m: int) -> TaskCovariance:
         if self.covariance.m != m:
@@ -29,7 +29,7 @@ class Fixed:
 
     def only(self, tasks: np.ndarray) -> "Fixed":
         """Return the relationship between these tasks, by number."""
-        return Fixed(self.covariance.only(tasks), self.tau, self.name)
+        return Fixed(self.covariance.only(tasks), self.tau, self.name, self.kappa)
 
     def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
         return self.covariance
@@ -49,24 +49,24 @@ class Fixed:
         return self.conjugate(B)
 
 
-def independent(m: int, tau: float = 0.0) -> Fixed:
+def independent(m: int, tau: float = 0.0, kappa: float = 0.0) -> Fixed:
     """Single-task learning: Sigma = I / m."""
-    return Fixed(TaskCovariance.identity(m), tau, "independent")
+    return Fixed(TaskCovariance.identity(m), tau, "independent", kappa)
 
 
-def shared(m: int, correlation: float = 0.5, tau: float = 0.0) -> Fixed:
+def shared(m: int, correlation: float = 0.5, tau: float = 0.0, kappa: float = 0.0) -> Fixed:
     """All tasks equally related: every two have the same correlation."""
     if not 0 <= correlation <= 1:
         raise ValueError(f"correlation must be between 0 and 1, got {correlation!r}")
     ones = np.full((m, 1), m**-0.5)
-    return Fixed(TaskCovariance(ones, np.array([correlation]), (1 - correlation) / m), tau, "shared")
+    return Fixed(TaskCovariance(ones, np.array([correlation]), (1 - correlation) / m), tau, "shared", kappa)
 
 
-def graph(adjacency: Any, strength: float = 1.0, tau: float = 0.0) -> Fixed:
+def graph(adjacency: Any, strength: float = 1.0, tau: float = 0.0, kappa: float = 0.0) -> Fixed:
     """Tasks joined by an edge are related: Sigma is proportional to (I + strength L)^-1, with L the Laplacian."""
-    return Fixed(TaskCovariance.from_graph(adjacency, strength), tau, "graph")
+    return Fixed(TaskCovariance.from_graph(adjacency, strength), tau, "graph", kappa)
 
 
-def covariance(sigma: np.ndarray, tau: float = 0.0) -> Fixed:
+def covariance(sigma: np.ndarray, tau: float = 0.0, kappa: float = 0.0) -> Fixed:
     """A given task covariance, scaled to trace one."""
-    return Fixed(TaskCovariance.from_dense(sigma), tau, "covariance")
+    return Fixed(TaskCovariance.from_dense(sigma), tau, "covariance", kappa)

@@ -26,6 +26,7 @@ class FreeIntercept:
             raise ValueError(f"the intercept's penalty must be positive and finite, got {weight!r}")
         self.base, self.weight, self.shared = base, weight, shared
         self.name, self.learned, self.tau = base.name, base.learned, base.tau
+        self.kappa = base.kappa
 
     def start(self, m: int) -> TaskCovariance:
         return self.base.start(m)

@@ -1,21 +1,27 @@
 """The paper's relationship: Sigma is learned with trace one, so the penalty is half the squared nuclear norm (13)."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from dmtrl.relationship.base import Prox, check_tau
+from dmtrl.relationship.base import Prox, check_kappa, check_tau
+from dmtrl.relationship.common import common_prox
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.nuclear import common_component, nuclear_prox
+from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side
+
+_SLACK = 1e-7  # by which the penalty may be above its exact value, where that saves a decomposition
 
 
 class Learned:
-    """Sigma learned with trace one: penalty |W|_*^2 / 2, conjugate |B|_op^2 / 2; with tau > 0 see (22)-(24)."""
+    """Sigma learned with trace one: penalty `|W|_nuc^2 / 2`, conjugate `|B|_op^2 / 2`; with tau > 0 see (22)-(24), with
+    kappa > 0 see (37)-(39)."""
 
     learned = True
     name = "learned"
 
-    def __init__(self, tau: float = 0.0):
-        self.tau = check_tau(tau)
+    def __init__(self, tau: float = 0.0, kappa: float = 0.0):
+        self.tau, self.kappa = check_tau(tau), check_kappa(kappa)
 
     def only(self, tasks: np.ndarray) -> "Learned":
         """Return the relationship between these tasks, which is the same for any tasks."""
@@ -25,7 +31,10 @@ class Learned:
         return TaskCovariance.identity(m)
 
     def update(self, W: np.ndarray, smoothing: float = 0.0) -> TaskCovariance:
-        """Return (W W^T + eps^2 I)^1/2 over its trace (12), with eps = smoothing times the largest singular value."""
+        """Return (W W^T + eps^2 I)^1/2 over its trace (12), with eps = smoothing times the largest singular value.
+        With kappa > 0, of the related part of W."""
+        if self.kappa > 0:
+            W = nuclear_prox(W, self.kappa)[0]
         if W.shape[0] <= W.shape[1]:
             s, basis = short_side(W, exact=True)
         else:
@@ -44,34 +53,41 @@ class Learned:
 
     def prox_into(self, out: np.ndarray | None, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
         """Like `prox`, but write W into `out`, which may be V."""
+        if self.kappa == 0:
+            return self._prox_shared(out, V, t, common)
+        # (39): the related and common parts take a longer step, and a share of what they leave is the own part
+        shared = self._prox_shared(None, V, t + self.kappa, common)
+        own = V - shared.W
+        own *= self.kappa / (t + self.kappa)
+        W = np.add(shared.W, own, out=shared.W if out is None else out)
+        return replace(shared, W=W, penalty=shared.penalty + 0.5 * float(np.vdot(own, own)) / self.kappa)
+
+    def _prox_shared(self, out: np.ndarray | None, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        """The proximal map without own parts."""
         if self.tau == 0:
             W, covariance, size = nuclear_prox(V, t, out=out)
             return Prox(W, 0.5 * size**2, covariance, common)
-        w0 = self._common(V, t, common)
-        W, covariance, size = nuclear_prox(V, t, w0, out)
-        return Prox(W, 0.5 * size**2 + 0.5 * float(w0 @ w0) / self.tau, covariance, w0)
-
-    def _common(self, V: np.ndarray, t: float, common: np.ndarray) -> np.ndarray:
-        m, d = V.shape
-        if d <= m:
-            return common_component(V, t, m + t / self.tau, common)
-        # w_0 lies in the span of the rows of V and its starting point: m + 1 coordinates.
-        span = np.vstack([V, common])
-        s, vectors = short_side(span)
-        nonzero = s > 1e-7 * s[0]
-        s, vectors = s[nonzero], vectors[:, nonzero]
-        inside = vectors * s
-        return np.asarray((vectors @ (common_component(inside[:m], t, m + t / self.tau, inside[m]) / s)) @ span)
+        found = common_prox(V, t, self.tau, common, out)
+        shared = 0.5 * float(found.common @ found.common) / self.tau
+        return Prox(found.W, found.own_penalty + shared, found.covariance, found.common)
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
-        if self.tau == 0:
-            return 0.5 * nuclear_norm(W) ** 2
-        return 0.5 * nuclear_norm(W, common) ** 2 + 0.5 * float(common @ common) / self.tau
+        centre, of_common = (None, 0.0) if self.tau == 0 else (common, 0.5 * float(common @ common) / self.tau)
+        if self.kappa == 0:
+            return 0.5 * nuclear_norm(W, centre, _SLACK) ** 2 + of_common
+        away = W if centre is None else W - centre
+        related, _, size = nuclear_prox(away, self.kappa)
+        own = away - related
+        return 0.5 * size**2 + of_common + 0.5 * float(np.vdot(own, own)) / self.kappa
 
     def conjugate(self, B: np.ndarray) -> float:
-        shared = B.sum(axis=0)
-        return 0.5 * largest_singular_value(B) ** 2 + 0.5 * self.tau * float(shared @ shared)
+        return 0.5 * largest_singular_value(B) ** 2 + self._conjugate_of_parts(B)
 
     def w_conjugate(self, B: np.ndarray, covariance: TaskCovariance) -> float:
+        return 0.5 * covariance.quadratic(B) + self._conjugate_of_parts(B)
+
+    def _conjugate_of_parts(self, B: np.ndarray) -> float:
+        """The conjugate (38) of the common and own parts."""
         shared = B.sum(axis=0)
-        return 0.5 * covariance.quadratic(B) + 0.5 * self.tau * float(shared @ shared)
+        own = 0.5 * self.kappa * float(np.vdot(B, B)) if self.kappa else 0.0
+        return 0.5 * self.tau * float(shared @ shared) + own

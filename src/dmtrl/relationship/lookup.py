@@ -10,13 +10,13 @@ from dmtrl.relationship.fixed import Fixed, covariance, graph, independent, shar
 from dmtrl.relationship.learned import Learned
 
 
-def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationship:
+def get_relationship(relationship: Any, m: int, tau: float = 0.0, kappa: float = 0.0) -> Relationship:
     """Return a relationship from its name, a covariance (array), a graph (sparse adjacency), or a Relationship."""
     if isinstance(relationship, str):
         if relationship == "learned":
-            return Learned(tau)
+            return Learned(tau, kappa)
         if relationship in ("independent", "shared"):
-            return independent(m, tau) if relationship == "independent" else shared(m, tau=tau)
+            return (independent if relationship == "independent" else shared)(m, tau=tau, kappa=kappa)
         raise ValueError(
             f"unknown relationship {relationship!r}; choose learned, independent, shared, "
             "a covariance (array), a graph (sparse adjacency), or a Relationship"
@@ -24,14 +24,16 @@ def get_relationship(relationship: Any, m: int, tau: float = 0.0) -> Relationshi
     if relationship is None:
         raise ValueError("relationship must not be None; for unrelated tasks pass 'independent'")
     if isinstance(relationship, TaskCovariance):
-        return Fixed(relationship, tau)
+        return Fixed(relationship, tau, kappa=kappa)
     if hasattr(relationship, "prox"):
         if tau and not np.isclose(relationship.tau, tau):
             raise ValueError(f"common={tau:g} contradicts the relationship, which has tau={relationship.tau:g}")
+        if kappa and not np.isclose(relationship.kappa, kappa):
+            raise ValueError(f"own={kappa:g} contradicts the relationship, which has kappa={relationship.kappa:g}")
         return relationship
     if hasattr(relationship, "tocsr"):
-        return graph(relationship, tau=tau)
-    return covariance(np.asarray(relationship), tau)
+        return graph(relationship, tau=tau, kappa=kappa)
+    return covariance(np.asarray(relationship), tau, kappa)
 
 
 def is_learned(relationship: Any) -> bool:

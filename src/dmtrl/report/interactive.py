@@ -142,7 +142,7 @@ def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
     for title, matrix in heat.panels:
         trace: dict[str, Any] = {
             "type": "heatmap",
-            "z": np.asarray(matrix, dtype=np.float32),
+            "z": np.round(np.asarray(matrix, dtype=float), 4).tolist(),  # as many digits as hovering shows
             "x": names[0],
             "y": names[1],
             "zmin": -heat.limit,
@@ -172,7 +172,9 @@ def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
         layout["yaxis"] |= {"autorange": "reversed"} | ({"scaleanchor": "x"} if square else {})
         # page.js uses these to label as many rows as fit, and more after zooming in
         layout["meta"] = {"xaxis": ticks[0], "yaxis": ticks[1]}
-        layout["plot_bgcolor"] = theme.background if np.isfinite(trace["z"]).all() else theme.missing
+        layout["plot_bgcolor"] = (
+            theme.background if np.isfinite(np.asarray(matrix, dtype=float)).all() else theme.missing
+        )
         layout["margin"] = {"l": 4, "r": 4, "t": 4, "b": 4}
         drawn.append((title, [trace], layout))
     return drawn

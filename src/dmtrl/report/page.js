@@ -1,8 +1,23 @@
 // The behaviour of a report page: draw plots in light or dark colours, hide series by the legend, sort and search tables.
 // Names from users are set as text (textContent), never as HTML.
 "use strict";
-(function () {
-  const data = JSON.parse(document.getElementById("data").textContent);
+(async function () {
+  // Text that was compressed with gzip and has seven bits in each character.
+  async function unpacked(id) {
+    const element = document.getElementById(id);
+    const text = element.textContent;
+    const bytes = new Uint8Array(Number(element.dataset.size));
+    for (let i = 0, at = 0, bits = 0, count = 0; at < bytes.length; i++) {
+      bits = ((bits << 7) | (text.charCodeAt(i) & 127)) & 0xffff;
+      count += 7;
+      if (count >= 8) bytes[at++] = bits >> (count -= 8);
+    }
+    element.remove();
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return new Response(stream).text();
+  }
+
+  let data = null; // the plots and their dark colours, once they are unpacked
   const root = document.documentElement;
   const wantsDark = window.matchMedia("(prefers-color-scheme: dark)");
   const config = { displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset", scrollZoom: false };
@@ -202,6 +217,15 @@
   for (const button of document.querySelectorAll("th button")) {
     button.addEventListener("click", () => sortBy(button.closest("th")));
   }
+  if (window.matchMedia("(max-width: 860px)").matches) document.querySelector("nav details").open = false;
+  root.dataset.theme = theme();
+
+  // Tables work from here on; plots take a moment more.
+  const [library, json] = await Promise.all([unpacked("library"), unpacked("data")]);
+  const script = document.createElement("script");
+  script.textContent = library; // runs at once: the policy of the page has its hash
+  document.head.append(script);
+  data = JSON.parse(json);
   document.getElementById("theme").addEventListener("click", () => {
     chosen = theme() === "dark" ? "light" : "dark";
     try {
@@ -214,6 +238,5 @@
   wantsDark.addEventListener("change", () => draw(theme()));
   window.addEventListener("beforeprint", () => draw("light"));
   window.addEventListener("afterprint", () => draw(theme()));
-  if (window.matchMedia("(max-width: 860px)").matches) document.querySelector("nav details").open = false;
   draw(theme());
 })();

@@ -1,4 +1,4 @@
-"""Render a page as one offline HTML file with plotly.js, style, script and data.
+"""Render a page as one offline HTML file with plotly.js, style, script and data, the large parts compressed.
 
 A content security policy allows only these scripts (by their SHA-256) and no requests, so that names in the data
 cannot run code.
@@ -7,14 +7,16 @@ cannot run code.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,6 +46,8 @@ _MARKUP = re.compile(
     r"\\(?P<escaped>[\\`*\[])|`(?P<code>[^`\n]+)`|\*\*(?P<bold>(?:\\.|[^\\])+?)\*\*"
     r"|\[(?P<label>[^\]\n]+)\]\((?P<address>[^()\s]+)\)"
 )
+# Characters that HTML changes or that could end a script; the last seven bits of their replacements are the same.
+_HTML_SAFE = {code: code + 256 for code in (0, ord("\r"), ord("<"))}
 _ADDRESS = re.compile(r"(https?://|mailto:|#)[^\s]*|(?!//)[\w.][\w./-]*(#[\w-]*)?", re.IGNORECASE)
 
 
@@ -69,10 +73,7 @@ def render_page(page: Page) -> str:
     from plotly.offline import get_plotlyjs
 
     folder = files("dmtrl.report")
-    scripts = [_lines(get_plotlyjs()), _lines(folder.joinpath("page.js").read_text(encoding="utf-8"))]
-    for script in scripts:
-        if re.search(r"</script|<!--", script, re.IGNORECASE):
-            raise ValueError("this version of plotly.js cannot be embedded in HTML; install another version of plotly")
+    library, script = _lines(get_plotlyjs()), _lines(folder.joinpath("page.js").read_text(encoding="utf-8"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["paragraphs"] = _paragraphs
     template = environment.from_string(folder.joinpath("page.html.jinja").read_text(encoding="utf-8"))
@@ -85,9 +86,10 @@ def render_page(page: Page) -> str:
         dark=DARK,
         sections=_sections(page, plots),
         css=Markup(folder.joinpath("page.css").read_text(encoding="utf-8")),
-        scripts=[Markup(script) for script in scripts],
-        policy=" ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts),
-        data=Markup(_json({"plots": figures, "dark": colour_map(LIGHT, DARK)})),
+        script=Markup(script),
+        library=_packed(library),
+        policy=" ".join(map(_hash, (library, script))),
+        data=_packed(_json({"plots": figures, "dark": colour_map(LIGHT, DARK)})),
     )
 
 
@@ -162,11 +164,33 @@ def _sort_key(cell: object, among_numbers: bool) -> str:
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON that cannot end its script element."""
     from plotly.utils import PlotlyJSONEncoder
 
-    text = json.dumps(data, cls=PlotlyJSONEncoder, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return json.dumps(data, cls=PlotlyJSONEncoder, separators=(",", ":"))
+
+
+class _Packed(NamedTuple):
+    """Compressed bytes as text that HTML leaves alone, seven bits in each character; and how many bytes they are."""
+
+    text: Markup
+    size: int
+
+
+@lru_cache(2)
+def _packed(text: str) -> _Packed:
+    """A text, compressed with gzip. page.js unpacks it; the browser runs a script only if the policy has its hash."""
+    from markupsafe import Markup
+
+    packed = gzip.compress(text.encode(), mtime=0)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8))
+    groups = np.concatenate([bits, np.zeros(-len(bits) % 7, np.uint8)]).reshape(-1, 7)
+    characters = (groups @ (1 << np.arange(6, -1, -1)).astype(np.uint8)).astype(np.uint8)
+    return _Packed(Markup(characters.tobytes().decode("ascii").translate(_HTML_SAFE)), len(packed))
+
+
+@lru_cache(2)
+def _hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
 def _lines(script: str) -> str:

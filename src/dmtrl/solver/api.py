@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -23,13 +23,14 @@ from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLos
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
-from dmtrl.relationship.base import check_tau
+from dmtrl.relationship.base import check_kappa, check_tau
 from dmtrl.solver.checkpoint.options import Checkpoint, PathLike
 from dmtrl.solver.checkpoint.session import FIT, CheckpointSession, RunSession, open_session
 from dmtrl.solver.coordinator import Coordinator
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, StartPoint, Watch
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.task_weights import check_task_weight
 
 logger = logging.getLogger("dmtrl")
 T = TypeVar("T")
@@ -42,6 +43,8 @@ def solve(
     reg_lambda: float,
     relationship: Any = "learned",
     common: float = 0.0,
+    own: float = 0.0,
+    task_weight: str | float = "equal",
     settings: Settings | None = None,
     engine: Any = "local",
     n_jobs: int | None = None,
@@ -71,6 +74,13 @@ def solve(
     common : float, default=0.0
         Strength of a component that all tasks share, in units of 1/m: 1 makes it as strong as the average task's own
         part, whose variance is 1/m because Sigma has trace one.
+    own : float, default=0.0
+        Strength of a part of each task's weights that is not related to other tasks, in units of 1/m like `common`. It
+        keeps what the relationship would shrink away; with a large value each task is learned alone.
+    task_weight : {"equal", "rows"} or float, default="equal"
+        How much a task counts in the objective. "equal" is the problem of the paper: the mean loss of each task counts
+        the same. With "rows" every row counts the same. A number gamma between 0 (equal) and 1 (rows) gives a task
+        with n rows a weight proportional to n^gamma, with mean one over the tasks. With sample weights, n is their sum.
     settings : Settings, default=None
         Settings of the algorithm. None means Settings().
     engine : {"local", "ray"}, RayOptions or Engine, default="local"
@@ -91,7 +101,8 @@ def solve(
         Functions that are called with the RoundRecord of each round. One that raises KeyboardInterrupt stops the run;
         the checkpoint is written first.
     watch : callable, default=None
-        Called with the RoundRecord and the weights of each round.
+        Called with the RoundRecord and the weights of each round, which a later round may write over: copy what you
+        keep.
     verbose : int, default=0
         1 shows a progress line on a terminal, 2 prints a line per round.
     checkpoint : str, path or Checkpoint, default=None
@@ -113,6 +124,7 @@ def solve(
     first = None if start is None else checked_start(start, data.m)
     settings = settings or Settings()
     spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings, shards, intercept_ridge, start=first)
+    spec = replace(spec, own=own, task_weight=check_task_weight(task_weight))
     place = Placement(engine, n_jobs, workers, on_lost, open_session(checkpoint, resume))
     outcome = solve_problem(spec, reg_lambda, common, place, callbacks=callbacks, watch=watch, verbose=verbose)
     warn_unless_converged(outcome, settings, stacklevel=3)
@@ -168,9 +180,17 @@ def solve_on(
 ) -> Outcome:
     """One run on an engine whose workers hold the tasks. `name`: of the run, in the session's checkpoints."""
     relationship = spec.relationship_for(reg_lambda, common)
-    coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout)
+    coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout, spec.task_weight)
     with _checkpoint_in_error(session):
         return coordinator.run(session, name, start, callbacks, watch)
+
+
+class Strengths(NamedTuple):
+    """Lambda, and the strengths of the common and own parts in units of 1/m."""
+
+    reg_lambda: float
+    common: float
+    own: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -185,6 +205,8 @@ class ProblemSpec:
     intercept_ridge: float | None = None
     shared_intercept: bool = False  # all tasks have the same intercept
     start: StartPoint | None = None
+    own: float = 0.0  # strength of the tasks' own parts, in units of 1/m
+    task_weight: float | np.ndarray = 0.0  # the exponent of the task sizes, or the weights of the tasks themselves
     keep_all_tasks: bool = False  # with on_lost="go_on": start again with all tasks, whose rows are in this process
 
     @property
@@ -193,7 +215,8 @@ class ProblemSpec:
 
     def relationship_for(self, reg_lambda: float, common: float) -> Relationship:
         """The relationship with lambda and a common component of strength `common`, in units of 1/m."""
-        relationship = get_relationship(self.relationship, self.m, check_tau(common) / self.m)
+        tau, kappa = check_tau(common) / self.m, check_kappa(self.own) / self.m
+        relationship = get_relationship(self.relationship, self.m, tau, kappa)
         if self.intercept_ridge is None or not reg_lambda > 0:
             return relationship
         return FreeIntercept(relationship, float(self.intercept_ridge / reg_lambda), self.shared_intercept)
@@ -209,6 +232,7 @@ class ProblemSpec:
         """The same problem for these tasks, by number."""
         assert not isinstance(self.data, int)
         losses, relationship, steps, shards = self.losses, self.relationship, self.settings.steps, self.shards
+        weight = self.task_weight
         if hasattr(relationship, "only"):
             relationship = relationship.only(tasks)
         elif hasattr(relationship, "tocsr"):
@@ -225,6 +249,7 @@ class ProblemSpec:
             relationship=relationship,
             settings=settings,
             shards=shards if np.ndim(shards) == 0 else np.asarray(shards)[tasks].tolist(),
+            task_weight=weight[tasks] if isinstance(weight, np.ndarray) else weight,
             start=None if self.start is None else StartPoint(self.start.W[tasks], self.start.common),
         )
 

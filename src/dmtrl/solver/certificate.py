@@ -7,6 +7,8 @@ send anyway.
 import math
 from dataclasses import dataclass
 
+from dmtrl import notebook
+
 
 @dataclass(frozen=True)
 class Certificate:
@@ -39,6 +41,15 @@ class Certificate:
             f"objective {self.primal:.6g}, nothing can be below {self.dual:.6g}: "
             f"within {max(self.relative_gap, 0.0):.2%} of the best possible"
         )
+
+    def _repr_html_(self) -> str:
+        within = max(self.relative_gap, 0.0)
+        rows = [
+            ("objective of the model", f"{self.primal:.6g}"),
+            ("nothing can be below", f"{self.dual:.6g}"),
+            ("within", f"{within:.2%} of the best possible" if math.isfinite(within) else "no bound is known yet"),
+        ]
+        return notebook.section(notebook.facts(rows))
 
 
 def scaled_dual(conjugate_of_penalty: float, conjugates: float, conjugates_at_zero: float) -> float:

@@ -28,6 +28,7 @@ from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, 
 from dmtrl.solver.methods.splitting import Splitting
 from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.task_weights import task_weights
 from dmtrl.worker.kernels import SDCA
 from dmtrl.worker.local_problem import SOLVER_NAMES
 
@@ -51,7 +52,8 @@ class RunState:
 
 
 class Coordinator:
-    """`layout`: who holds what, where that is known already; by default the workers are asked."""
+    """`layout`: who holds what, where that is known already; by default the workers are asked. `task_weight`: the
+    exponent of the task sizes, or the weights of the tasks themselves."""
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Coordinator:
         reg_lambda: float,
         settings: Settings,
         layout: Layout | None = None,
+        task_weight: float | np.ndarray = 0.0,
     ):
         if not (np.isfinite(reg_lambda) and reg_lambda > 0):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
@@ -68,6 +71,10 @@ class Coordinator:
         self._intercept = isinstance(relationship, FreeIntercept)
         self._layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), m)
         relationship.start(m)  # refuses a relationship for another number of tasks
+        if isinstance(task_weight, np.ndarray):
+            self._task_weight = task_weight
+        else:
+            self._task_weight = task_weights(task_weight, self._layout.per_task(self._layout.weight))
 
     def run(
         self,
@@ -94,7 +101,8 @@ class Coordinator:
         watch: Watch | None,
     ) -> Outcome:
         layout, relationship = self._layout, self._relationship
-        problem = problem_of(layout, relationship, self._lam, self._settings) if session.active else {}
+        facts = layout, relationship, self._lam, self._settings, self._task_weight
+        problem = problem_of(*facts) if session.active else {}
         version = session.resume_run(name, problem)
         method, run = self._begin(start) if version is None else self._resume(version)
         exchange = _Exchange(self._engine, method)
@@ -120,9 +128,12 @@ class Coordinator:
                 raise interrupt
         best = run.best
         run.method = None  # frees its weights, to make room for Sigma
-        covariance = relationship.update(best.W - best.common)
+        covariance = relationship.update(best.W - best.common if best.common.any() else best.W)
         converged = run.certificate.relative_gap <= self._settings.tol
-        return Outcome(best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name)
+        return Outcome(
+            best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name,
+            self._task_weight, layout.per_task(layout.weight),
+        )  # fmt: skip
 
     def _begin(self, start: StartPoint | None) -> tuple[Method[Any], RunState]:
         layout, settings = self._layout, self._settings
@@ -154,6 +165,7 @@ class Coordinator:
         layout, settings = self._layout, self._settings
         total, steps = layout.per_task(layout.weight)[layout.task], self._steps()[layout.task]
         W = None if start is None else layout.per_unit(start.W)
+        equal, weight = bool((self._task_weight == 1.0).all()), self._task_weight[layout.task]
         requests = {
             k: Prepare(
                 seed=settings.seed,
@@ -167,6 +179,7 @@ class Coordinator:
                 intercept_ridge=self._intercept_ridge(),
                 total_weight=layout.scatter(k, total),
                 steps=layout.scatter(k, steps),
+                task_weight=None if equal else layout.scatter(k, weight),
                 w=None if W is None else layout.scatter(k, W),
             )
             for k in range(self._engine.n_workers)
@@ -199,8 +212,9 @@ class Coordinator:
             raise ValueError("method='dual' cannot leave the intercept free; use a bias feature or method='splitting'")
         if name == "auto":
             loose = (plain and not relationship.learned) and (
-                relationship.start(layout.m).plus_common(relationship.tau).spectral_rho(layout.task) <= 1.5
-            )
+                relationship.start(layout.m).plus_common(relationship.tau).plus_own(relationship.kappa)
+                .spectral_rho(layout.task) <= 1.5
+            )  # fmt: skip
             name = "dual" if loose else "splitting"
         return Alternation(context) if name == "dual" else Splitting(context)
 
@@ -221,7 +235,7 @@ class Coordinator:
 
     def _gap_to_close(self, run: RunState) -> GapToClose:
         finish = 0.5 * self._settings.tol * abs(run.dual.bound) if run.history else np.inf
-        return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish)
+        return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish, best=run.best.W)
 
     def _learn(self, run: RunState, report: Report) -> Candidate:
         """Keep the best of what is known; returns the best candidate of this report."""

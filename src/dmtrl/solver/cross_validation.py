@@ -1,8 +1,9 @@
-"""Cross-validation of lambda and tau, with the rows where they are.
+"""Cross-validation of lambda, common and own, with the rows where they are.
 
-Every worker holds out its own folds, stratified by task and class, and only sums over the held-out rows come back. The
-fits of a fold are a path: each starts where the one before ended. Paths are independent of each other and run at the
-same time where the engine can share its rows between them; the results do not depend on that.
+Rows either come with their splits, or every worker holds out its own folds, stratified by task and class. Only sums
+over the held-out rows come back. The fits of a split are a path: each starts where the one before ended. Paths are
+independent of each other and run at the same time where the engine can share its rows between them; the results do not
+depend on that.
 """
 
 import sys
@@ -14,33 +15,41 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.messages import HoldOut, Score, Scores
-from dmtrl.solver.api import Placement, ProblemSpec, solve_on, thread_count
+from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_on, thread_count
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession, PathStopped
-from dmtrl.solver.checkpoint.session import CheckpointSession, PathEnd
+from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.race import FIRST_FOLDS, Race
 from dmtrl.solver.turns import Turns
 
 _SWITCH_SECONDS = 5e-4
-MEASURES = ("loss", "squared_error", "wrong")
+MEASURES = ("loss", "squared_error", "wrong")  # errors: sums over held-out rows
+SCORE = "score"  # of a scorer, one number for all held-out rows of a split, greater is better
+BEST, ONE_SE = RULES = ("best", "one_se")
+Candidate = tuple[int, int]  # the numbers of a pair (common, own) and of a lambda of the grid
+Scorer = Callable[[int, Strengths, Outcome], float]  # of a fold, its strengths and the fit
 _PATHS_PER_THREAD = 2  # up to here all paths of a stage share the threads evenly; each needs memory for its weights
 
 
 @dataclass(frozen=True)
 class Path:
-    """Held-out sums: arrays are (commons, lambdas, folds, m). They are zero for fits that a race left out."""
+    """Held-out sums: arrays are (commons, lambdas, folds, m). They are zero for fits that a race left out. The first
+    axis is for pairs: commons[i] was tried with owns[i]."""
 
     lambdas: np.ndarray
     commons: np.ndarray
+    owns: np.ndarray
     weight: np.ndarray
     loss: np.ndarray
     squared_error: np.ndarray
     wrong: np.ndarray
     rounds: np.ndarray  # (commons, lambdas, folds); zero for fits that were left out
+    score: np.ndarray  # (commons, lambdas, folds): of a scorer; NaN without one
 
     @property
     def complete(self) -> np.ndarray:
@@ -48,29 +57,53 @@ class Path:
         return np.asarray((self.rounds > 0).all(axis=2))
 
     def mean(self, measure: str, over: str = "rows") -> np.ndarray:
-        """(commons, lambdas): the mean over all held-out rows, or over tasks of each task's mean.
+        """(commons, lambdas): the mean over held-out rows, or over tasks of each task's mean; of scores, over folds.
 
         For a candidate that is not `complete` it is the mean over the folds on which it was tried.
         """
-        total, weight = getattr(self, measure).sum(axis=2), self.weight.sum(axis=2)
-        if over == "rows":
-            return np.asarray(total.sum(axis=-1) / weight.sum(axis=-1))
-        by_task = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
-        return np.asarray(by_task.sum(axis=-1) / (weight > 0).sum(axis=-1))
+        if measure == SCORE:
+            return np.asarray(self.score.mean(axis=2))
+        return _mean(getattr(self, measure).sum(axis=2), self.weight.sum(axis=2), over)
 
-    def best(self, measure: str, over: str = "rows") -> tuple[float, float]:
-        """(lambda, tau) with the least mean of those tried on all folds; ties by loss, then by the strongest lambda."""
+    def standard_error(self, measure: str, over: str = "rows") -> np.ndarray:
+        """(commons, lambdas): of the mean, from the variation between folds; zero for a single fold."""
+        if measure == SCORE:
+            folds = self.score
+        else:
+            with np.errstate(invalid="ignore"):
+                folds = _mean(getattr(self, measure), self.weight, over)  # NaN where a fold holds nothing out
+        count = np.isfinite(folds).sum(axis=2)
+        centred = folds - np.nansum(folds, axis=2, keepdims=True) / np.maximum(count, 1)[..., None]
+        return np.asarray(np.sqrt(np.nansum(centred**2, axis=2) / np.maximum(count * (count - 1), 1)))
+
+    def best(self, measure: str, over: str = "rows", rule: str = BEST) -> Strengths:
+        """The candidate with the least mean error, or the greatest score, of those tried on all folds.
+
+        Ties are broken by the loss, then by the strongest lambda. The rule "one_se" takes the strongest lambda whose
+        mean is within one standard error of the best, at the same common and own.
+        """
         first, second = self.mean(measure, over), self.mean("loss", over)
+        if measure == SCORE:
+            first = -first
+        if not np.isfinite(first[self.complete]).any():
+            raise ValueError(f"no candidate has a finite {measure.replace('_', ' ')} on the held-out rows")
         strength = -np.broadcast_to(self.lambdas, first.shape)
         order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12), ~self.complete.ravel()))
-        tau, lam = np.unravel_index(order[0], first.shape)
-        return float(self.lambdas[lam]), float(self.commons[tau])
+        pair, lam = np.unravel_index(order[0], first.shape)
+        if rule == ONE_SE:
+            limit = first[pair, lam] + self.standard_error(measure, over)[pair, lam]
+            lam = np.flatnonzero(self.complete[pair] & (first[pair] <= limit))[0]  # the strongest comes first
+        return Strengths(float(self.lambdas[lam]), float(self.commons[pair]), float(self.owns[pair]))
 
-    def cell(self, reg_lambda: float, common: float) -> tuple[int, int]:
-        """The index of a lambda and a tau of the grid, for the first two axes of the arrays."""
-        found = np.argwhere((self.commons[:, None] == common) & (self.lambdas == reg_lambda))
+    def cell(self, reg_lambda: float, common: float, own: float = 0.0) -> tuple[int, int]:
+        """The index of a candidate of the grid, for the first two axes of the arrays."""
+        pair = (self.commons == common) & (self.owns == own)
+        found = np.argwhere(pair[:, None] & (self.lambdas == reg_lambda))
         if not len(found):
-            raise ValueError(f"lambda {reg_lambda:g} with common {common:g} is not on the grid of the cross-validation")
+            raise ValueError(
+                f"lambda {reg_lambda:g} with common {common:g} and own {own:g} is not on the grid of the "
+                "cross-validation"
+            )
         return int(found[0, 0]), int(found[0, 1])
 
 
@@ -84,20 +117,26 @@ def cross_validate(
     on_round: Callback | None = None,
     on_fit: Callable[[int, int], object] = lambda done, total: None,
     race: Race | None = None,
+    scorer: Scorer | None = None,
+    owns: Sequence[float] | np.ndarray | None = None,
 ) -> Path:
-    """Held-out errors of every lambda and tau, on an engine whose workers hold the tasks.
+    """Held-out errors of every lambda, common and own, on an engine whose workers hold the tasks.
 
     `on_round` is called with the record of every round, `on_fit(done, total)` after every fit, one call at a time and
     from any thread; either may raise KeyboardInterrupt, and then new results are written to the session's checkpoint
     first. Fits that the session has finished are not repeated. With a `race`, candidates that are significantly worse
-    than the best after two folds are not tried on the others, and `total` becomes smaller.
+    than the best after two folds are not tried on the others, and `total` becomes smaller. `scorer(fold,
+    strengths, outcome)` returns the score of a fit with these strengths on the rows that its fold holds out; it is
+    called one at a time and from any thread. Without `owns`, that of the problem is used.
     """
-    path, taus = np.sort(np.asarray(lambdas, dtype=float))[::-1], np.asarray(commons, dtype=float)
-    if folds < 2:
+    path = np.sort(np.asarray(lambdas, dtype=float))[::-1]
+    kappas = np.asarray([spec.own] if owns is None else owns, dtype=float)
+    taus, kappas = (pairs.ravel() for pairs in np.meshgrid(np.asarray(commons, dtype=float), kappas))
+    if folds < 2 and _splits(spec) is None:
         raise ValueError(f"cross-validation needs at least two folds, got {folds}")
     if len(path) == 0 or len(taus) == 0:
-        raise ValueError("cross-validation needs at least one lambda and one common to try")
-    search = _Search(engine, spec, path, taus, folds, session or CheckpointSession(), on_round, on_fit)
+        raise ValueError("cross-validation needs at least one lambda, one common and one own to try")
+    search = _Search(engine, spec, path, taus, kappas, folds, session or CheckpointSession(), on_round, on_fit, scorer)
     search.session.resume_cross_validation(search.grid() | {"race": None if race is None else asdict(race)})
     everything = search.in_order(np.ones((len(taus), len(path)), dtype=bool))
     first = folds if race is None else min(FIRST_FOLDS, folds)
@@ -114,6 +153,46 @@ def cross_validate(
     return result
 
 
+def fit_folds(
+    engine: Engine,
+    spec: ProblemSpec,
+    strengths: Strengths,
+    folds: int,
+    receive: Callable[[int, Outcome], None],
+) -> None:
+    """Fit one candidate on the training rows of each fold.
+
+    `receive(fold, outcome)` is called one at a time and from any thread. Every fit starts from zero, so the results do
+    not depend on what the engine did before.
+    """
+    lam, common, own = strengths
+    spec = replace(spec, own=own)
+    search = _Search(engine, spec, np.array([lam]), np.array([common]), np.array([own]), folds, CheckpointSession())
+
+    def follow(group: PathGroup, turns: Turns, fold: int, engine: Engine) -> None:
+        layout = search.hold_out(engine, fold)
+        outcome = solve_on(engine, spec, lam, common, CheckpointSession(), layout=layout)
+        with search.one_at_a_time:
+            receive(fold, outcome)
+
+    with single_threaded_blas():
+        search.in_paths(range(folds), follow)
+    engine.broadcast(HoldOut(fold=-1, folds=folds, seed=spec.settings.seed))
+
+
+def _splits(spec: ProblemSpec) -> np.ndarray | None:
+    """The splits that come with the rows."""
+    return getattr(spec.data, "splits", None)
+
+
+def _mean(total: np.ndarray, weight: np.ndarray, over: str) -> np.ndarray:
+    """The mean over rows, or over tasks of each task's mean; the last axis of both arguments is tasks."""
+    if over == "rows":
+        return np.asarray(total.sum(axis=-1) / weight.sum(axis=-1))
+    by_task = np.divide(total, weight, out=np.zeros_like(total), where=weight > 0)
+    return np.asarray(by_task.sum(axis=-1) / (weight > 0).sum(axis=-1))
+
+
 def for_paths(place: Placement, folds: int, race: Race | None = None) -> Placement:
     """The placement of a cross-validation. Threads of this process share the folds, not the tasks, as far as there are
     folds enough."""
@@ -121,9 +200,6 @@ def for_paths(place: Placement, folds: int, race: Race | None = None) -> Placeme
         return place
     at_once = folds if race is None else min(FIRST_FOLDS, folds)
     return replace(place, workers=max(1, thread_count(place.n_jobs) // at_once))
-
-
-Candidate = tuple[int, int]  # the numbers of a tau and a lambda of the grid
 
 
 @dataclass
@@ -134,38 +210,49 @@ class _Search:
     spec: ProblemSpec
     lambdas: np.ndarray  # strongest first
     taus: np.ndarray
+    kappas: np.ndarray  # of the same length: candidates are pairs
     folds: int
     session: CheckpointSession
-    on_round: Callback | None
-    on_fit: Callable[[int, int], object]
+    on_round: Callback | None = None
+    on_fit: Callable[[int, int], object] = lambda done, total: None
+    scorer: Scorer | None = None
     done: int = 0
     total: int = 0
 
     def __post_init__(self) -> None:
-        self._callback = threading.Lock()  # callbacks are called one at a time
+        self.one_at_a_time = threading.Lock()  # for callbacks
 
     def grid(self) -> dict[str, object]:
         """What a checkpoint must agree on."""
-        settings = asdict(self.spec.settings)
+        settings, splits = asdict(self.spec.settings), _splits(self.spec)
         return {
+            "the splits": None if splits is None else storage.digest(np.ascontiguousarray(splits))[:16],
+            "a scorer": self.scorer is not None,
             "lambdas": self.lambdas.tolist(),
             "commons": self.taus.tolist(),
+            "owns": self.kappas.tolist(),
             "folds": self.folds,
             "tasks": self.spec.m,
+            "task_weight": np.asarray(self.spec.task_weight).tolist(),
             **settings,
         }
 
     def in_order(self, wanted: np.ndarray) -> list[Candidate]:
-        """Candidates in the order of a path: from strong to weak lambda, over the taus upwards and downwards in turn,
-        so that each is a neighbour of the one before."""
-        upwards = np.argsort(self.taus, kind="stable")
+        """Candidates in the order of a path: from strong to weak lambda, over the pairs (common, own) upwards and
+        downwards in turn, so that each is a neighbour of the one before."""
+        turned = np.searchsorted(np.unique(self.kappas), self.kappas) % 2 == 1
+        upwards = np.lexsort((np.where(turned, -self.taus, self.taus), self.kappas))
         turns = (upwards if j % 2 == 0 else upwards[::-1] for j in range(len(self.lambdas)))
         return [(int(i), j) for j, turn in enumerate(turns) for i in turn if wanted[i, j]]
 
     def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
         """The paths of some folds; `after` more folds may follow."""
         self.total = self.done + len(candidates) * (len(folds) + after)
-        threads = int(getattr(self.engine, "threads", 1))
+        self.in_paths(folds, lambda group, turns, fold, engine: self._follow(group, turns, fold, engine, candidates))
+
+    def in_paths(self, folds: Sequence[int], work: Callable[[PathGroup, Turns, int, Engine], None]) -> None:
+        """Do some work for each fold, at the same time where the engine allows it."""
+        threads = self.engine.paths
         inner = max(1, threads // len(folds))
         turns = Turns(max(1, threads // inner))
         group = PathGroup(self.session, turns)
@@ -173,9 +260,9 @@ class _Search:
         def follow(fold: int) -> None:
             sibling = self.engine.sibling(fold, inner)
             with turns, nullcontext(self.engine) if sibling is None else sibling as engine:
-                self._follow(group, turns, fold, engine, candidates)
+                work(group, turns, fold, engine)
 
-        if threads == 1 or self.engine.sibling(0) is None:
+        if threads == 1:
             for fold in folds:
                 follow(fold)
         else:
@@ -186,12 +273,11 @@ class _Search:
         self, group: PathGroup, turns: Turns, fold: int, engine: Engine, candidates: Iterable[Candidate]
     ) -> None:
         """One path."""
-        held = engine.broadcast(HoldOut(fold=fold, folds=self.folds, seed=self.spec.settings.seed))
-        layout = Layout.from_descriptions(held, self.spec.m)
+        layout = self.hold_out(engine, fold)
         path = group.enter(fold, engine)
         fits = self.session.fits
         for i, j in candidates:
-            cell = float(self.taus[i]), float(self.lambdas[j]), fold
+            cell = self._cell(i, j, fold)
             if cell in fits.scores:
                 interrupt = self._count_fit()
                 if interrupt is not None:
@@ -201,6 +287,7 @@ class _Search:
             answers = _score(engine, layout, outcome.W)
             scores = {name: layout.per_task(layout.gather(answers, name)) for name in ("weight", *MEASURES)}
             scores["rounds"] = np.array(len(outcome.history))
+            scores[SCORE] = np.array(self._score(cell, outcome))
             end = PathEnd(StartPoint(outcome.W, outcome.common), outcome.history[-1].step)
             interrupt = self._count_fit()
             path.fit_done(cell, scores, end, interrupt is not None)
@@ -210,11 +297,21 @@ class _Search:
                 pass
         group.leave(fold)
 
-    def _fit(
-        self, path: PathSession, engine: Engine, layout: Layout, cell: tuple[float, float, int], before: PathEnd | None
-    ) -> Outcome:
-        tau, lam, fold = cell
-        spec = self.spec
+    def hold_out(self, engine: Engine, fold: int) -> Layout:
+        """Tell the workers which rows train."""
+        held = engine.broadcast(HoldOut(fold=fold, folds=self.folds, seed=self.spec.settings.seed))
+        return Layout.from_descriptions(held, self.spec.m)
+
+    def _score(self, cell: Cell, outcome: Outcome) -> float:
+        if self.scorer is None:
+            return float("nan")
+        tau, kappa, lam, fold = cell
+        with self.one_at_a_time:
+            return float(self.scorer(fold, Strengths(lam, tau, kappa), outcome))
+
+    def _fit(self, path: PathSession, engine: Engine, layout: Layout, cell: Cell, before: PathEnd | None) -> Outcome:
+        tau, kappa, lam, fold = cell
+        spec = replace(self.spec, own=kappa)
         if before is not None and spec.settings.initial_step is None and np.isfinite(before.step):
             spec = replace(spec, settings=replace(spec.settings, initial_step=before.step))
         return solve_on(
@@ -223,19 +320,22 @@ class _Search:
             lam,
             tau,
             path,
-            name=f"tau={tau:g} lambda={lam:g} fold={fold}",
+            name=f"common={tau:g} own={kappa:g} lambda={lam:g} fold={fold}",
             start=None if before is None else before.point,
             callbacks=[] if self.on_round is None else [self._call_on_round],
             layout=layout,
         )
 
+    def _cell(self, pair: int, lam: int, fold: int) -> Cell:
+        return float(self.taus[pair]), float(self.kappas[pair]), float(self.lambdas[lam]), fold
+
     def _call_on_round(self, record: RoundRecord) -> None:
         assert self.on_round is not None
-        with self._callback:
+        with self.one_at_a_time:
             self.on_round(record)
 
     def _count_fit(self) -> KeyboardInterrupt | None:
-        with self._callback:
+        with self.one_at_a_time:
             self.done += 1
             try:
                 self.on_fit(self.done, self.total)
@@ -245,7 +345,7 @@ class _Search:
 
     def sums(self, folds: Iterable[int], candidates: list[Candidate]) -> dict[str, np.ndarray]:
         """Held-out sums over some folds: (candidates, m)."""
-        cells = [[(float(self.taus[i]), float(self.lambdas[j]), fold) for fold in folds] for i, j in candidates]
+        cells = [[self._cell(i, j, fold) for fold in folds] for i, j in candidates]
         scores = self.session.fits.scores
         return {
             name: np.array([sum(scores[cell][name] for cell in row) for row in cells]) for name in ("weight", *MEASURES)
@@ -254,14 +354,14 @@ class _Search:
     def result(self) -> Path:
         shape = (len(self.taus), len(self.lambdas), self.folds)
         sums = {name: np.zeros((*shape, self.spec.m)) for name in ("weight", *MEASURES)}
-        rounds = np.zeros(shape, dtype=int)
+        rounds, score = np.zeros(shape, dtype=int), np.full(shape, np.nan)
         for i, j, fold in np.ndindex(shape):
-            scores = self.session.fits.scores.get((float(self.taus[i]), float(self.lambdas[j]), fold))
+            scores = self.session.fits.scores.get(self._cell(i, j, fold))
             if scores is not None:
-                rounds[i, j, fold] = scores["rounds"]
+                rounds[i, j, fold], score[i, j, fold] = scores["rounds"], scores[SCORE]
                 for name, values in sums.items():
                     values[i, j, fold] = scores[name]
-        return Path(self.lambdas, self.taus, sums["weight"], sums["loss"], sums["squared_error"], sums["wrong"], rounds)
+        return Path(self.lambdas, self.taus, self.kappas, **sums, rounds=rounds, score=score)
 
 
 def _in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, group: PathGroup) -> None:

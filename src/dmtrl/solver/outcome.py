@@ -122,6 +122,10 @@ class Outcome:
         Whether the relative gap reached tol.
     method : str
         The method that was used.
+    task_weight : ndarray of shape (m,)
+        Weight of each task in the objective.
+    task_size : ndarray of shape (m,)
+        Sum of the sample weights of each task, or its number of rows.
     tasks : ndarray of int or None
         Numbers of the tasks in the rows of W. None means all tasks, in order.
     """
@@ -134,4 +138,6 @@ class Outcome:
     history: list[RoundRecord]
     converged: bool
     method: str
+    task_weight: np.ndarray
+    task_size: np.ndarray
     tasks: np.ndarray | None = None

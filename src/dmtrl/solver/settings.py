@@ -102,6 +102,7 @@ class Settings:
         _require(0 < self.smoothing_decay <= 1, "smoothing_decay", "in (0, 1]", self.smoothing_decay)
         for name in ("tol", "w_tol", "smoothing", "smoothing_floor"):
             _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        _require(self.tol < 1, "tol", "below 1, the relative gap of any model", self.tol)
         _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)

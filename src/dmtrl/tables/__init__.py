@@ -6,7 +6,17 @@
 """
 
 from dmtrl.tables.discovery import FORMATS, DataFile, find_files
-from dmtrl.tables.names import nearest, require_column
+from dmtrl.tables.names import nearest, require_column, require_columns
 from dmtrl.tables.table_files import Batch, TableFiles, open_files
 
-__all__ = ["FORMATS", "Batch", "DataFile", "TableFiles", "find_files", "nearest", "open_files", "require_column"]
+__all__ = [
+    "FORMATS",
+    "Batch",
+    "DataFile",
+    "TableFiles",
+    "find_files",
+    "nearest",
+    "open_files",
+    "require_column",
+    "require_columns",
+]

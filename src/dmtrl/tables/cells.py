@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import CellError, MixedColumnError
+from dmtrl.tables import dates
 from dmtrl.tables.readers import MISSING
 
 NUMBER, TEXT, DATE, NESTED = "number", "text", "date", "nested"
@@ -19,7 +20,6 @@ MISSING_WORDS = (
     ".", "..", "...", "*", "#n/a", "#na", "#value!", "#div/0!", "#num!", "#ref!", "#name?", "#null!",
 )  # fmt: skip
 MOSTLY = 0.8  # if at least this share of the cells are numbers (or dates), the others are probably mistakes
-DATE_PATTERN = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d+)?)?Z?)?$"
 _NUMBER = r"^[+-]?((\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?|[iI][nN][fF]([iI][nN][iI][tT][yY])?)$"
 _POINT = r"\."
 _COMMA = r"^[+-]?(\d+,\d*|,\d+)([eE][+-]?\d+)?$"
@@ -35,7 +35,9 @@ class CellSummary:
     kind: str  # NUMBER, TEXT, DATE or NESTED
     n_cells: int = 0  # that are not missing
     decimal_comma: bool = False  # whether its numbers have decimal commas
-    example: str = ""  # a number with a decimal comma
+    example: str = ""  # a number with a decimal comma, or a date
+    date_format: str | None = None  # of a column of dates
+    other_format: str | None = None  # that reads all of its dates as well, as other days
     missing_words: tuple[str, ...] = ()  # words such as "?" that count as missing
     n_missing: int = 0  # cells with such a word
     mostly: str | None = None  # NUMBER or DATE if most cells of a text column are such; the others are bad cells
@@ -56,6 +58,8 @@ class CellSummary:
             hint = " (if its comma separates thousands, remove the comma)"
         elif self.mostly == NUMBER and "," in self.first_bad:
             hint = " (commas are decimal signs only if no number of the column has a decimal point)"
+        elif self.mostly == DATE and self.date_format is not None:
+            hint = f" (dates are read like {dates.DateFormat(self.date_format).example})"
         return MixedColumnError(subject, self.first_bad, self.first_bad_row, hint, column, is_target)
 
 
@@ -84,7 +88,7 @@ def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
         "missing_words": tuple(values.filter(pa.array(missing)).to_pylist()),
         "n_missing": int(counts[missing].sum()),
     }
-    date, comma, thousands = match(DATE_PATTERN), match(_COMMA), match(_THOUSANDS)
+    comma, thousands = match(_COMMA), match(_THOUSANDS)
     rest = ~missing
     with_comma = comma | (number & ~match(_POINT))
     decimal = bool((comma & (semicolons | ~thousands)).any() and counts[with_comma].sum() > counts[number].sum())
@@ -95,22 +99,23 @@ def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
         if good[rest].all() and not codes.any():
             example = values.filter(pa.array(comma))[0].as_py() if decimal else ""
             return CellSummary(NUMBER, n_cells, decimal, example, **ignored)
-        if date[rest].all():
-            valid = _are_dates(values.filter(pa.array(rest)))
-            return CellSummary(DATE, n_cells, **ignored) if valid else CellSummary(TEXT, n_cells)
-    mostly, enough = None, max(MOSTLY * counts[rest].sum(), 1)
+    reading = dates.detect(values, counts, rest) if rest.any() else None
+    if reading is not None and reading.is_date[rest].all():
+        example = values.filter(pa.array(rest))[0].as_py()
+        written = {"example": example, "date_format": reading.format, "other_format": reading.other}
+        return CellSummary(DATE, n_cells, **written, **ignored)
+    mostly, enough, date_format = None, max(MOSTLY * counts[rest].sum(), 1), None
     if counts[good | comma | thousands].sum() >= enough and not codes.any():
         mostly = NUMBER
-    elif counts[date].sum() >= enough:
-        mostly, good = DATE, date
+    elif reading is not None and counts[reading.is_date & rest].sum() >= enough:
+        mostly, good, date_format = DATE, reading.is_date, reading.format
     bad = rest & ~good
     if not bad.any():
         return CellSummary(TEXT, n_cells)
     row = pc.index(pc.is_in(words, value_set=values.filter(pa.array(bad))), True).as_py()
     n_bad = int(counts[bad].sum())
-    return CellSummary(
-        TEXT, n_cells, decimal, mostly=mostly, n_bad=n_bad, first_bad=words[row].as_py(), first_bad_row=row
-    )
+    first = {"first_bad": words[row].as_py(), "first_bad_row": row}
+    return CellSummary(TEXT, n_cells, decimal, mostly=mostly, n_bad=n_bad, date_format=date_format, **first)
 
 
 def trimmed(column: Any) -> Any:
@@ -155,19 +160,6 @@ def without(column: Any, missing: tuple[str, ...]) -> Any:
     else:
         return column
     return pc.if_else(found, pa.scalar(None, column.type), column)
-
-
-def parse_dates(column: Any) -> np.ndarray:
-    values = [None if text is None else text.removesuffix("Z") for text in column.to_pylist()]
-    return np.array(values, dtype="datetime64[us]")
-
-
-def _are_dates(values: Any) -> bool:
-    try:
-        parse_dates(values)
-    except ValueError:  # such as 2023-02-31
-        return False
-    return True
 
 
 def _matches(text: str, pattern: str) -> bool:

@@ -1,8 +1,8 @@
 """One arrow column as numbers, texts, dates or labels.
 
 A column from a file without types holds numbers if all of its values read as numbers and none is written like a code
-(007), dates if all are ISO dates, and text otherwise. Prediction reads batches with the same functions, so a column
-keeps the kind it had in fit.
+(007), dates if one format reads them all, and text otherwise. Prediction reads batches with the same functions, so a
+column keeps the kind it had in fit.
 """
 
 import re
@@ -13,6 +13,7 @@ import numpy as np
 from dmtrl.exceptions import CellError
 from dmtrl.tables import cells
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT
+from dmtrl.tables.dates import ISO, DateFormat, parse_column
 
 _WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
 
@@ -104,22 +105,23 @@ def as_strings(column: Any) -> Any:
     return pc.cast(column, pa.string())
 
 
-def dates(column: Any, name: str) -> np.ndarray:
-    """The column as datetime64[us], with NaT for missing values."""
+def dates(column: Any, name: str, format: str | None = None) -> np.ndarray:
+    """The column as datetime64[us], with NaT for missing values. format: of dates that are written as text, or as
+    whole numbers such as 20240131; ISO dates are always read."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if format is not None and pa.types.is_integer(column.type):
+        column = pc.cast(column, pa.string())
     if is_text(column.type):
-        column = cells.trimmed(column)
-        column = pc.if_else(cells.is_missing_word(column), pa.scalar(None, pa.string()), column)
-        matches = pc.match_substring_regex(column, cells.DATE_PATTERN)
-        if pc.any(pc.invert(matches)).as_py():
-            row = pc.index(matches, False).as_py()
-            raise CellError(f"column {name!r} holds", column[row].as_py(), row, ", which is not a date like 2024-01-31")
-        try:
-            return cells.parse_dates(column)
-        except ValueError as error:
-            raise ValueError(f"column {name!r}: {error}") from None
+        words = cells.trimmed(column)
+        words = pc.if_else(cells.is_missing_word(words), pa.scalar(None, pa.string()), words)
+        moments = parse_column(words, format)
+        wrong = np.isnat(moments) & words.is_valid().to_numpy(zero_copy_only=False)
+        if wrong.any():
+            row, like = int(np.argmax(wrong)), DateFormat(format or ISO).example
+            raise CellError(f"column {name!r} holds", words[row].as_py(), row, f", which is not a date like {like}")
+        return moments
     if pa.types.is_null(column.type):
         return np.full(len(column), np.datetime64("NaT", "us"))
     if kind_of(column, untyped=False) != DATE:

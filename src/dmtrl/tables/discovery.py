@@ -6,9 +6,11 @@ file must match the format that its name promises.
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
+
+from dmtrl.exceptions import InputError, Setting
 
 # file extension -> format
 FORMATS = {
@@ -40,22 +42,32 @@ _DESCRIPTIONS = {
     "binary": "a binary file",
 }
 _IS_MODEL = "is a dmtrl model, not data; pass data files"
+UTF8 = "utf-8-sig"  # with or without a byte order mark
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"  # how Hive writes a key without a value
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """One file. `stem` is its name without the extension; `constants` are columns that its path defines."""
+    """One file. `stem` is its name without the extension; `constants` are columns that its path defines.
+
+    encoding: of its text, as Python names it.
+    """
 
     path: Path
     format: str
     stem: str
     constants: dict[str, str | None] = field(default_factory=dict)
+    encoding: str = UTF8
 
 
-def find_files(paths: Sequence[str | Path]) -> list[DataFile]:
-    """The data files among files and folders, in the given order; those of a folder are sorted by name."""
+def find_files(paths: Sequence[str | Path], encoding: str | None = None) -> list[DataFile]:
+    """The data files among files and folders, in the given order; those of a folder are sorted by name.
+
+    encoding: of CSV files; None: UTF-8.
+    """
     files: list[DataFile] = []
+    if encoding is not None:
+        _check_encoding(encoding)
     for path in map(Path, paths):
         if path.is_dir():
             found = [_data_file(file) for file in _files_in(path)]
@@ -69,9 +81,21 @@ def find_files(paths: Sequence[str | Path]) -> list[DataFile]:
     formats = sorted({file.format for file in files})
     if len(formats) > 1:
         raise ValueError(f"the files have several formats ({', '.join(formats)}); pass files of one format")
+    if encoding is not None:
+        if formats != ["csv"]:
+            raise ValueError(f"an encoding is for CSV files, but {files[0].path} is {_DESCRIPTIONS[files[0].format]}")
+        files = [replace(file, encoding=encoding) for file in files]
     for file in files:
         _check_content(file)
     return files
+
+
+def _check_encoding(name: str) -> None:
+    try:
+        "a".encode(name)
+    except (LookupError, UnicodeError, ValueError):
+        known = "utf-8, latin-1, cp1252 (Windows), utf-16"
+        raise ValueError(f"there is no text encoding {name!r}; well-known ones are {known}") from None
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -132,8 +156,10 @@ def _check_content(file: DataFile) -> None:
         raise ValueError(f"{file.path} is empty")
     if kind == "model":
         raise ValueError(f"{file.path} {_IS_MODEL}")
+    if file.encoding != UTF8 and kind in ("utf-16", "binary"):
+        return  # the reader finds out
     if kind == "utf-16":
-        raise ValueError(f"{file.path} is UTF-16 text; save it as UTF-8")
+        raise InputError(f"{file.path} is UTF-16 text; save it as UTF-8, or pass ", Setting("encoding", "utf-16"))
     compressed = file.path.name.lower().endswith(".gz")
     expected = {"csv": "gzip" if compressed else "text", "libsvm": "text", "npz": "zip"}.get(file.format, file.format)
     if kind == expected or (file.format == "npz" and zipfile.is_zipfile(file.path)):

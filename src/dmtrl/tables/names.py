@@ -1,7 +1,7 @@
 """Names in error messages: the closest match for a misspelled name, and short lists of names."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def nearest(word: str, words: Sequence[str]) -> str | None:
@@ -20,6 +20,18 @@ def listed(names: Sequence[object], most: int = 8) -> str:
 def require_column(name: str, names: Sequence[str]) -> None:
     """Raise ValueError if `name` is not among the columns, with the closest name or the existing ones."""
     if name not in names:
-        close = nearest(name, names)
-        hint = f"did you mean {close!r}?" if close else f"the columns are {listed(names)}"
-        raise ValueError(f"there is no column {name!r}; {hint}")
+        raise ValueError(f"there is no column {name!r}; {column_hint(name, names)}")
+
+
+def require_columns(wanted: Iterable[str], names: Sequence[str]) -> None:
+    """`require_column` for each of many columns."""
+    known = set(names)
+    for name in wanted:
+        if name not in known:
+            require_column(name, names)
+
+
+def column_hint(name: str, names: Sequence[str]) -> str:
+    """The closest name to one that does not exist, or the existing ones."""
+    close = nearest(name, names)
+    return f"did you mean {close!r}?" if close else f"the columns are {listed(names)}"

@@ -2,26 +2,63 @@
 
 A Preparation keeps only numbers and words, so a model file needs no pickle and a loaded model computes the same bits.
 Numbers: missing values become the median and set a flag; then mean 0 and standard deviation 1. Categories: one 0-1
-column each; rare and unknown ones share a column. Dates: days since the first one, the time of year as sine and cosine,
-and the weekday. `learning` decides what becomes of each column.
+column each, or a single one if there are two; rare and unknown ones share a column. Dates: days since the first one,
+the time of year as sine and cosine, and the weekday. Texts, on request: the tf-idf of their words. `learning` decides
+what becomes of each column.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
+from dmtrl.tables.names import listed
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _YEAR = 365.2425
 _DAY_ZERO = np.datetime64("1970-01-05", "us")  # a Monday
+_BLOCK = 256  # columns that are computed before they are copied into the matrix of features
 
-# how many values needed a replacement, by column and what was done
-Tally = Counter[tuple[str, str]] | None
+
+@dataclass
+class Replacements:
+    """The values that needed a replacement, counted over several calls of `transform`.
+
+    counts: cells by column and what was done. unknown: by column, the levels that were not in the fit and their cells.
+    """
+
+    rows: int = 0
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unknown: dict[str, Counter[str]] = field(default_factory=dict)
+    done: dict[str, str] = field(default_factory=dict)  # what became of the unknown levels of a column
+
+    def add(self, name: str, what: str, count: Any) -> None:
+        if count:
+            self.counts[name, what] += int(count)
+
+    def notes(self) -> list[str]:
+        """A sentence for each column, with the levels that the fit did not see."""
+        notes = [f"column {name!r}: {count:,} {what}" for (name, what), count in self.counts.items()]
+        for name, levels in self.unknown.items():
+            count = levels.total()
+            done = self.done[name]
+            such = listed([repr(level) for level, _ in levels.most_common()], 3)
+            if 2 * count > self.rows:
+                which = f"most cells ({count:,} of {self.rows:,}) hold levels that were not in the fit: {such}"
+                notes.append(
+                    f"column {name!r}: {which}; {done}; check that this is the same column, coded as in the fit"
+                )
+            else:
+                which = f"{count:,} of {self.rows:,} cells hold levels that were not in the fit: {such}"
+                notes.append(f"column {name!r}: {which}; {done}")
+        return notes
+
+
+Tally = Replacements | None
 
 
 @dataclass(frozen=True)
@@ -61,40 +98,106 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A 0-1 column for each category (None means missing). other: one more column for all other values."""
+    """A 0-1 column for each category (None means missing). other: one more column for all other values.
+
+    Two columns would be opposites of each other, so the first of two is left out. rare: other values of the fit.
+    """
 
     name: str
     categories: tuple[str | None, ...]
     other: bool
+    rare: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> int:
+        """The first category that has a column."""
+        return int(len(self.categories) + self.other == 2)
 
     @property
     def features(self) -> list[str]:
         named = [f"{self.name} = {'(missing)' if c is None else c}" for c in self.categories]
-        return [*named, f"{self.name} = (other)"] if self.other else named
+        return [*named, *([f"{self.name} = (other)"] if self.other else [])][self.first :]
 
     @property
     def summary(self) -> tuple[str, str]:
         rest = "rare and unknown ones share a column" if self.other else "unknown ones have none"
+        if self.first:
+            return "category", f"two values, one column; 0 for {self._reference}"
         return "category", f"one column each; {rest}"
+
+    @property
+    def _reference(self) -> str:
+        return "missing" if self.categories[0] is None else repr(self.categories[0])
 
     def values(self, column: Any, tally: Tally) -> np.ndarray:
         words = read.texts(column)
         number = {category: i for i, category in enumerate(self.categories)}
         n = len(self.categories)
         codes = np.fromiter((number.get(word, n) for word in words), dtype=int, count=len(words))
+        if tally is not None and (codes == n).any():
+            self._count(words[codes == n], tally)
+        return np.eye(n + 1)[codes][:, self.first : n + self.other]
+
+    def _count(self, words: np.ndarray, tally: Replacements) -> None:
+        found = Counter(words.tolist())
+        done = "have no effect"
+        if self.other:
+            done = "count as rare ones"
+        elif self.first:
+            done = f"count as {self._reference}"
         if not self.other:
-            _count(tally, self.name, "unknown or missing", (codes == n).sum())
-        return np.eye(n + 1)[codes][:, : n + self.other]
+            tally.add(self.name, f"missing cells {done}", found[None])
+        del found[None]
+        for level in found.keys() & set(self.rare):
+            del found[level]
+        if found:
+            tally.unknown.setdefault(self.name, Counter()).update(found)
+            tally.done[self.name] = f"they {done}"
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a text as features: their tf-idf or, without a vocabulary, hashed into `width` features."""
+
+    name: str
+    vocabulary: tuple[str, ...]
+    idf: tuple[float, ...]
+    width: int
+
+    @property
+    def features(self) -> list[str]:
+        if not self.vocabulary:
+            return [f"{self.name} #{i}" for i in range(self.width)]
+        return [f"{self.name}: {word}" for word in self.vocabulary]
+
+    @property
+    def summary(self) -> tuple[str, str]:
+        return "text", f"tf-idf of {len(self.vocabulary):,} words" if self.vocabulary else "hashed words"
+
+    def values(self, column: Any, tally: Tally) -> Any:
+        """A CSR matrix."""
+        from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
+
+        texts = [text or "" for text in read.texts(column)]
+        if not self.vocabulary:
+            return HashingVectorizer(n_features=self.width).transform(texts)
+        vectorizer = TfidfVectorizer(vocabulary={word: i for i, word in enumerate(self.vocabulary)})
+        vectorizer.idf_ = np.array(self.idf)
+        return vectorizer.transform(texts)
 
 
 @dataclass(frozen=True)
 class Date:
-    """Days since `first`, and those of the time of year and the weekday that are in `parts`."""
+    """Days since `first`, and those of the time of year and the weekday that are in `parts`.
+
+    format: how the file of the fit writes its dates; None: as ISO dates, or in a column of dates.
+    """
 
     name: str
     first: str
     days: Number
     parts: tuple[str, ...]
+    format: str | None = None
 
     @property
     def features(self) -> list[str]:
@@ -102,13 +205,13 @@ class Date:
 
     @property
     def summary(self) -> tuple[str, str]:
-        done = [f"days since {self.first[:10]}"]
+        done = [f"days since {self.first[:10]}" + (f" (read as {self.format})" if self.format else "")]
         done += ["time of year (sine, cosine)"] if "year sine" in self.parts else []
         done += ["weekday"] if set(WEEKDAYS) & set(self.parts) else []
         return "date", ", ".join(done)
 
     def values(self, column: Any, tally: Tally) -> np.ndarray:
-        moments = read.dates(column, self.name)
+        moments = read.dates(column, self.name, self.format)
         parts = date_parts(moments)
         chosen = [parts[part] for part in self.parts]
         if not self.days.flagged:
@@ -134,10 +237,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A column that is not used, and why."""
+    """A column that is not used, and why. keep: the option that uses it all the same: "text", "category", "number"."""
 
     name: str
     why: str
+    keep: str | None = None
     features = ()
 
     @property
@@ -145,7 +249,7 @@ class Dropped:
         return "left out", self.why
 
 
-Column = Number | Category | Date | Block | Dropped
+Column = Number | Category | Date | Words | Block | Dropped
 
 
 @dataclass(frozen=True)
@@ -180,18 +284,35 @@ class Preparation:
         return [(column.name, *column.summary, len(column.features)) for column in self.columns]
 
     def transform(self, frame: Any, block: Any = None, tally: Tally = None) -> Any:
-        """The features of a pyarrow, pandas or polars frame, or of a dict of columns: (n, d) floats.
+        """The features of a pyarrow, pandas or polars frame, or of a dict of columns: (n, d) floats, as a CSR matrix if
+        a column of texts is used.
 
         tally: counts the values that needed a replacement.
         """
         if block is not None:
             return block
-        frame = without_missing(as_arrow(frame), self.missing, self.used)
-        absent = [name for name in self.used if name not in frame.column_names]
-        if absent:
-            raise ValueError(f"the model needs the column {absent[0]!r}, which the data lacks")
-        parts = [c.values(frame.column(c.name), tally) for c in self.columns if not isinstance(c, Dropped | Block)]
-        return np.ascontiguousarray(np.column_stack(parts), dtype=float)
+        used = [column for column in self.columns if not isinstance(column, Dropped | Block)]
+        frame = as_arrow(frame)
+        present = set(frame.column_names)
+        absent = next((column.name for column in used if column.name not in present), None)
+        if absent is not None:
+            raise ValueError(f"the model needs the column {absent!r}, which the data lacks")
+        frame = without_missing(frame, self.missing, {column.name for column in used})
+        if tally is not None:
+            tally.rows += frame.num_rows
+        if any(isinstance(column, Words) for column in used):
+            from scipy import sparse
+
+            parts = [sparse.csr_matrix(column.values(frame.column(column.name), tally)) for column in used]
+            return sparse.hstack(parts, format="csr")
+        X = np.empty((frame.num_rows, sum(len(column.features) for column in used)))
+        at = 0
+        for start in range(0, len(used), _BLOCK):
+            some = used[start : start + _BLOCK]
+            values = np.concatenate([column.values(frame.column(column.name), tally) for column in some], axis=1)
+            X[:, at : at + values.shape[1]] = values
+            at += values.shape[1]
+        return X
 
 
 def as_arrow(frame: Any) -> Any:
@@ -209,10 +330,16 @@ def as_arrow(frame: Any) -> Any:
 
 def without_missing(frame: Any, missing: Sequence[str], names: Iterable[str] | None = None) -> Any:
     """An arrow table with null instead of these texts, in these columns (None: all)."""
-    for i, name in enumerate(frame.column_names):
-        if missing and (names is None or name in names):
-            frame = frame.set_column(i, name, without(frame.column(i), tuple(missing)))
-    return frame
+    import pyarrow as pa
+
+    if not missing:
+        return frame
+    wanted, texts = None if names is None else set(names), tuple(missing)
+    columns = {
+        name: without(column, texts) if wanted is None or name in wanted else column
+        for name, column in zip(frame.column_names, frame.columns, strict=True)
+    }
+    return pa.table(columns)
 
 
 def days_since(first: str, moments: np.ndarray) -> np.ndarray:
@@ -233,5 +360,5 @@ def date_parts(moments: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _count(tally: Tally, name: str, what: str, count: Any) -> None:
-    if tally is not None and count:
-        tally[name, what] += int(count)
+    if tally is not None:
+        tally.add(name, what, count)

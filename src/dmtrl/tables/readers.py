@@ -4,15 +4,18 @@ A reader lists the columns of a file and yields (table, None, share of the file 
 `columns` converts them.
 """
 
+import codecs
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any, NamedTuple
 
-from dmtrl.tables.discovery import DataFile
+from dmtrl.exceptions import InputError, Setting
+from dmtrl.tables.discovery import UTF8, DataFile
 
 # Texts that count as missing in a CSV file, unless they are in quotes.
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
@@ -32,19 +35,55 @@ def readable_errors(file: DataFile) -> Iterator[None]:
         yield
     except pa.ArrowInvalid as error:
         text = str(error).split("\n")[0]
+        ragged = re.search(r"Expected (\d+) columns, got (\d+)", text)
         if "UTF8" in text:
-            text = "its text is not UTF-8; save it as UTF-8"
-        elif "straddling" in text:
+            raise _wrong_encoding(file) from error
+        if ragged:
+            raise ValueError(_describe_ragged(file, int(ragged[1]), int(ragged[2]))) from error
+        if "straddling" in text:
             text = f"a row is longer than {BLOCK >> 20} MB, or a quotation mark is not closed"
         raise ValueError(f"{file.path} cannot be read as {file.format}: {text}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file.path} cannot be read: its text is not UTF-8; save it as UTF-8") from error
+    except UnicodeError as error:
+        raise _wrong_encoding(file) from error
     except EOFError as error:
         raise ValueError(f"{file.path} is truncated or damaged: {error}; {_REWRITE}") from error
     except OSError as error:
         if error.errno is not None:
             raise
         raise ValueError(f"{file.path} is truncated or damaged: {error}; {_REWRITE}") from error
+
+
+def _wrong_encoding(file: DataFile) -> InputError:
+    if file.encoding == UTF8:
+        advice = Setting("encoding", "cp1252"), " if it comes from Windows"
+        return InputError(f"{file.path} cannot be read: its text is not UTF-8; save it as UTF-8, or pass ", *advice)
+    problem = f"{file.path} cannot be read: its text is not {file.encoding}; save it as UTF-8, or pass another "
+    return InputError(problem, Setting("encoding"))
+
+
+def _describe_ragged(file: DataFile, expected: int, found: int) -> str:
+    """Where a row has more or fewer cells than the first line."""
+    header, where, number = _header(file), "a row", found
+    with suppress(csv.Error, ValueError), _open_text(file) as text:
+        for _ in range(header.blank):
+            text.readline()
+        lines, last = csv.reader(text, delimiter=header.delimiter), 0
+        for fields in lines:
+            begin, last = last, lines.line_num
+            if fields and len(fields) != expected:
+                where, number = f"line {header.blank + begin + 1}", len(fields)
+                break
+    cells = "1 cell" if number == 1 else f"{number:,} cells"
+    hint = "; put text that holds the delimiter in quotes" if number > expected else ""
+    return f"{file.path} cannot be read as csv: {where} has {cells}, but the first line has {expected:,} columns{hint}"
+
+
+@contextmanager
+def _open_text(file: DataFile) -> Iterator[io.TextIOWrapper]:
+    import pyarrow as pa
+
+    with pa.input_stream(str(file.path), compression="detect") as stream:
+        yield io.TextIOWrapper(stream, encoding=file.encoding, newline="")
 
 
 class Csv:
@@ -74,7 +113,11 @@ class Csv:
             quoted_strings_can_be_null=False,
         )
         read = arrow_csv.ReadOptions(
-            block_size=BLOCK, column_names=header.names, skip_rows=header.blank, skip_rows_after_names=1
+            encoding="utf8" if file.encoding == UTF8 else file.encoding,
+            block_size=BLOCK,
+            column_names=header.names,
+            skip_rows=header.blank,
+            skip_rows_after_names=1,
         )
         parse = arrow_csv.ParseOptions(delimiter=header.delimiter, newlines_in_values=True)
         with readable_errors(file), pa.OSFile(str(file.path)) as raw:
@@ -87,12 +130,9 @@ class Csv:
     @staticmethod
     def line_of(file: DataFile, row: int) -> int | None:
         """The line of the file, counted from 1, on which a row begins; None if it cannot be found."""
-        import pyarrow as pa
-
         header = _header(file)
         try:
-            with readable_errors(file), pa.input_stream(str(file.path), compression="detect") as stream:
-                text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            with readable_errors(file), _open_text(file) as text:
                 for _ in range(header.blank):
                     text.readline()
                 lines, last = csv.reader(text, delimiter=header.delimiter), 0
@@ -122,8 +162,10 @@ def _header(file: DataFile) -> _Header:
 
     with readable_errors(file), pa.input_stream(str(file.path), compression="detect") as stream:
         head = stream.read(_HEAD)
-        cut = len(head) == _HEAD and head.rfind(b"\n") + 1  # whole lines, so that no character is split
-        text = (head[:cut] if cut else head).decode("utf-8-sig")
+        decoder = codecs.getincrementaldecoder(file.encoding)()
+        text = decoder.decode(head, final=len(head) < _HEAD)
+    if len(head) == _HEAD and "\n" in text:
+        text = text[: text.rindex("\n") + 1]  # whole lines
     if not text.strip():
         raise ValueError(f"{file.path} is empty")
     blank, first = next((i, line) for i, line in enumerate(text.splitlines()) if line.strip())
@@ -162,6 +204,7 @@ class Parquet:
             total, done = max(opened.metadata.num_rows, 1), 0
             for batch in opened.iter_batches(ROWS, columns=names):
                 done += batch.num_rows
+                batch.validate(full=True)
                 yield decode_dictionaries(pa.Table.from_batches([batch])), None, done / total
 
 
@@ -183,6 +226,7 @@ class Arrow:
             reader = pa.ipc.open_file(opened)
             for i in range(reader.num_record_batches):
                 batch = reader.get_batch(i).select(names)
+                batch.validate(full=True)  # a damaged file could point outside of the memory
                 for start in range(0, batch.num_rows, ROWS):
                     piece = pa.Table.from_batches([batch.slice(start, ROWS)])
                     share = (i + (start + piece.num_rows) / batch.num_rows) / reader.num_record_batches

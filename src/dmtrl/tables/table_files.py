@@ -4,12 +4,15 @@ A column that a file lacks has missing values there; the keys of a path become c
 depends on the format.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dmtrl.exceptions import CellError
 from dmtrl.tables.discovery import DataFile, find_files
@@ -59,14 +62,21 @@ class TableFiles:
         """The columns that some files lack, each with the first such file."""
         lacking: dict[str, str] = {}
         for known, file in zip(self._known, self.files, strict=True):
-            for name in self.names:
-                if name not in known and name not in file.constants:
-                    lacking.setdefault(name, str(file.path))
+            if len(known) + len(file.constants) < len(self.names):
+                for name in self.names:
+                    if name not in known and name not in file.constants:
+                        lacking.setdefault(name, str(file.path))
         return lacking
 
     def with_file_names(self, column: str) -> "TableFiles":
-        """With an additional column that holds the name of each file, without its extension."""
-        return TableFiles(tuple(replace(file, constants={**file.constants, column: file.stem}) for file in self.files))
+        """With an additional column that holds the name of each file, without its extension; files of the same name
+        also have the names of their folders."""
+        times = Counter(file.stem for file in self.files)
+        names = [file.stem if times[file.stem] == 1 else str(file.path.with_name(file.stem)) for file in self.files]
+        if len(set(names)) < len(names):
+            raise ValueError(f"the file {self.files[names.index(_first_twice(names))].path} was passed twice")
+        named = zip(self.files, names, strict=True)
+        return TableFiles(tuple(replace(file, constants={**file.constants, column: name}) for file, name in named))
 
     def batches(self, names: Iterable[str] | None = None, features: int | None = None) -> Iterator[Batch]:
         """The rows in order, with these columns (None: all). features: the number of features of a libsvm file."""
@@ -119,13 +129,49 @@ class TableFiles:
 
     def read(self, on_progress: Callable[[float], object] = lambda done: None) -> Batch:
         """All columns and rows at once. on_progress: called with the share that has been read."""
-        import pyarrow as pa
-        from scipy import sparse
-
         batches = []
         for batch in self.batches():
             batches.append(batch)
             on_progress(batch.done)
+        return self._joined(batches)
+
+    def sample(
+        self, n: int, seed: int, on_progress: Callable[[float], object] = lambda done: None
+    ) -> tuple[Batch, np.ndarray, int]:
+        """n random rows in their order, their numbers in the table, and how many rows the table has.
+
+        Only a few times n rows are in memory at the same time.
+        """
+        rng = np.random.default_rng(seed)
+        kept: list[tuple[Batch, np.ndarray, np.ndarray]] = []  # rows, their random keys, their numbers
+        total, size, limit = 0, 0, np.inf
+
+        def below(part: tuple[Batch, np.ndarray, np.ndarray], limit: float) -> tuple[Batch, np.ndarray, np.ndarray]:
+            batch, keys, numbers = part
+            keep = keys < limit
+            if keep.all():
+                return part
+            block = None if batch.block is None else batch.block[keep]
+            return Batch(batch.columns.filter(keep), block, batch.done), keys[keep], numbers[keep]
+
+        for batch in self.batches():
+            rows = batch.columns.num_rows
+            kept.append(below((batch, rng.random(rows), np.arange(total, total + rows)), limit))
+            total, size = total + rows, size + len(kept[-1][1])
+            if size > 2 * n:
+                limit = float(np.partition(np.concatenate([keys for _, keys, _ in kept]), n)[n])
+                kept, size = [below(part, limit) for part in kept], n
+            on_progress(batch.done)
+        if size > n:
+            limit = float(np.partition(np.concatenate([keys for _, keys, _ in kept]), n)[n])
+            kept = [below(part, limit) for part in kept]
+        numbers = np.concatenate([numbers for _, _, numbers in kept]) if kept else np.zeros(0, dtype=int)
+        return self._joined([batch for batch, _, _ in kept]), numbers, total
+
+    def _joined(self, batches: list[Batch]) -> Batch:
+        import pyarrow as pa
+        from scipy import sparse
+
         tables = [batch.columns for batch in batches]
         if not tables:
             return Batch(pa.table({name: pa.nulls(0) for name in self.names}), None, 1.0)
@@ -138,14 +184,18 @@ class TableFiles:
         return Batch(_concatenated(tables), block, 1.0)
 
 
-def open_files(paths: Sequence[str | Path]) -> TableFiles:
-    """One table from files and folders of files."""
+def open_files(paths: Sequence[str | Path], encoding: str | None = None) -> TableFiles:
+    """One table from files and folders of files. encoding: of CSV files; None: UTF-8."""
     require_pyarrow()
-    table = TableFiles(tuple(find_files(paths)))
+    table = TableFiles(tuple(find_files(paths, encoding)))
     for file, header in zip(table.files, table.headers, strict=True):
         if not header:
             raise ValueError(f"{file.path} has no columns")
     return table
+
+
+def _first_twice(names: Sequence[str]) -> str:
+    return next(name for name, times in Counter(names).items() if times > 1)
 
 
 def require_pyarrow() -> None:

@@ -44,6 +44,7 @@ class UnitRows(NamedTuple):
     loss: np.ndarray  # loss id of each unit
     param: np.ndarray  # the loss's parameter: gamma, epsilon, delta or the quantile
     intercept: bool  # whether weights have an intercept after the features, as if X had a last column of ones
+    weight: np.ndarray  # of each unit's task in the objective: what p sums to over the task
 
 
 class Duals(NamedTuple):
@@ -258,8 +259,8 @@ def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # ty
 
     A pass visits blocks of neighbouring rows in shuffled order, which suits the memory. A row whose bracket is small
     compared with the target is skipped in the next pass, in the next three when it is calm again, and so on. The
-    passes end when brackets, each at the u of its moment, sum to at most the target; those of skipped rows were at most
-    CALM * target when they were last visited.
+    passes end when brackets, each at the u of its moment, sum to at most the target; those of skipped rows summed to at
+    most CALM * target when they were last visited.
     """
     alpha, calm = duals.alpha, duals.calm
     w, s, s0 = order.W[i], order.step[i], order.intercept_step[i]
@@ -267,7 +268,7 @@ def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # ty
     first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
     loss, param = units.loss[i], units.param[i]
     n_blocks = (n + block - 1) // block
-    calm_below = CALM * target if 0 <= target < np.inf else -1.0
+    calm_below = CALM * target / units.weight[i] if 0 <= target < np.inf else -1.0
     loss_w = bracket_w = 0.0
     for k in range(n_blocks):
         shuffled[k] = k

@@ -19,6 +19,7 @@ from dmtrl.protocol.messages import Improved, Prepare, Round
 from dmtrl.protocol.steps import Steps
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker import rows as row_access
+from dmtrl.worker.box import box_work
 from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks, row_products
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
@@ -29,6 +30,7 @@ _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense 
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
 _PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
 _WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is worth for the sake of its intercept
+_FEW_ROWS = 128  # with so few, an exact solution is always cheap
 _WORTH_TIMES = 5  # the most passes: what an exact solution is worth where they do not suffice
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
@@ -103,7 +105,8 @@ class LocalProblem:
     def __init__(self, rows: LocalRows, held: np.ndarray, order: Prepare, gram: exact.GramFactors | None = None):
         blocks, losses = rows.blocks, rows.losses
         self._rows, self._blocks, self._kernels, self._order, self.gram = rows, blocks, rows.kernels, order, gram
-        p = np.repeat(1.0 / order.total_weight, np.diff(blocks.starts))
+        in_objective = np.ones(blocks.n_units) if order.task_weight is None else order.task_weight
+        p = np.repeat(in_objective / order.total_weight, np.diff(blocks.starts))
         p[held] = 0.0
         if blocks.sample_weight is not None:
             p *= blocks.sample_weight
@@ -111,7 +114,7 @@ class LocalProblem:
         param = np.array([loss.param for loss in losses])
         y, starts = blocks.y.astype(float, copy=False), blocks.starts.astype(np.int64)
         X = rows.arrays(order.density)
-        self.units = kernels.UnitRows(X, y, p, rows.q, starts, ids, param, bool(order.intercept))
+        self.units = kernels.UnitRows(X, y, p, rows.q, starts, ids, param, bool(order.intercept), in_objective)
         self._labels = self.units._replace(X=None)  # compiled once for all formats of rows
         self._numbers_in_row = rows.numbers_in_row(order.density)
         self._stream_ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
@@ -120,7 +123,7 @@ class LocalProblem:
         self._has_slope = self._smooth | (ids == scalar.POISSON)  # Newton needs one
         weight = np.maximum(sum_by_unit(p, blocks.starts), scalar.TINY)
         self._mean_q = sum_by_unit(p * rows.q, blocks.starts) / weight
-        self._curvature = self._typical_curvature(bounds, weight)
+        self._curvature = in_objective * self._typical_curvature(bounds, weight)
         self._in_span = self._solvable_in_span()
         # products of rows are kept where they take at most a quarter of the memory of the rows
         self._stored = self._in_span & (4 * np.diff(blocks.starts) <= self._numbers_in_row)
@@ -147,7 +150,8 @@ class LocalProblem:
         steps, target = self._amount_of_work(order)
         centre = _centre(state, order, step)
         before = state.alpha.copy() if order.eta < 1 else None
-        state.U = np.empty(centre.shape)
+        # B is replaced, not changed: the coordinator may have the last one, which was not copied for the answer
+        state.B, state.U = state.B.copy(), np.empty(centre.shape)
         duals = kernels.Duals(state.alpha, state.B, state.U, state.calm)
         plan = kernels.Order(
             ids=self._stream_ids,
@@ -169,7 +173,7 @@ class LocalProblem:
             kernels.dual_vectors(self.units, state.alpha, state.B)
             out[:, 3] = self.conjugates(state.alpha)
         return Improved(
-            b=state.B.copy(),
+            b=state.B,
             loss_w=out[:, 0].copy(),
             bracket_w=out[:, 1].copy(),
             loss_u=out[:, 2].copy(),
@@ -215,12 +219,13 @@ class LocalProblem:
         """Returns which of the units were solved."""
         alpha, r, steps = duals.alpha.copy(), np.empty(len(duals.alpha)), np.zeros(len(out))
         work = span.span_work(int(np.diff(self.units.starts)[which].max()))
+        box = box_work(work.M)
         span.centre_scores(self.units, plan.C, which, r)
-        widest = 0.01 / self._curvature
-        accuracy = np.clip(plan.target, 1e-7 * widest, widest)
+        widest = 0.01 * self.units.weight / self._curvature
+        accuracy = np.clip(plan.target / self.units.weight, 1e-7 * widest, widest)
         for products, part in self._rows.products(which, self._stored):
             span.solve_units(
-                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work
+                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work, box
             )
         solved = steps[which] >= 0
         span.take_round(self.units, duals, plan, which[solved], alpha, steps, out)
@@ -249,7 +254,7 @@ class LocalProblem:
         """The step size beyond which a unit's local problem is too stiff: coordinate ascent then hardly moves, and the
         exact solvers lose the digits of s b."""
         n, q = np.diff(self.units.starts), np.maximum(self._mean_q * self._curvature, scalar.TINY)
-        return np.where(self._solved_exactly(), 1e8, 1e3 * np.maximum(n, 1)) / q
+        return np.where(self._solved_exactly(), 1e11, 1e3 * np.maximum(n, 1)) / q
 
     def intercept_step(self) -> np.ndarray | None:
         """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
@@ -263,7 +268,8 @@ class LocalProblem:
         solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
         newton, in_span = self._exact_costs(_ROUNDS_AHEAD)
         cheap = np.minimum(newton, in_span) <= _WORTH_PASSES * 4 * n * self._numbers_in_row
-        exact = (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
+        few = self._in_span & (n <= _FEW_ROWS)
+        exact = few | (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
         return np.where(exact, long, n / self._curvature)
 
     def _solved_exactly(self) -> np.ndarray:
@@ -332,7 +338,8 @@ class LocalProblem:
         # where passes do not suffice, an exact solution may cost several times as much as the most passes allowed
         most = _WORTH_TIMES * one_pass * int(self._order.max_passes)
         ahead = max(pace * _ROUNDS_AHEAD, 1.0)
-        newton, in_span = (np.where(cost <= most, cost, np.inf) for cost in self._exact_costs(ahead))
+        few = n <= _FEW_ROWS
+        newton, in_span = (np.where((cost <= most) | few, cost, np.inf) for cost in self._exact_costs(ahead))
         gram = 4 * d**2 + (n * per_row**2 + 10 * d**3) / ahead
         # a quarter of the rows' bytes: with a user's array and the solver's own, all stays below 2.5 times the data
         gram_fits = 8 * n_units * d * d <= max(self._bytes() / 4, 8e6)

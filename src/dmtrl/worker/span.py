@@ -24,11 +24,12 @@ from dmtrl.losses.scalar import (
     loss_value,
 )
 from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, discard_stale
-from dmtrl.worker import kernels, rows
+from dmtrl.worker import box, kernels, rows
+from dmtrl.worker.box import box_unit
 from dmtrl.worker.exact import solve_lower
 from dmtrl.worker.kernels import finish_unit, score, start_unit
 
-discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
+discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__, box.__file__)
 
 _NEWTON_STEPS = 200
 
@@ -50,11 +51,14 @@ class SpanWork(NamedTuple):
     root: np.ndarray
     move: np.ndarray
     along: np.ndarray
+    inner: np.ndarray
+    bent: np.ndarray  # rows at which the loss is curved
 
 
 def span_work(longest: int) -> SpanWork:
-    a, z, g, root, move, along = np.empty((6, longest))
-    return SpanWork(np.empty((longest, longest)), a, z, g, root, move, along)
+    a, z, g, root, move, along, inner = np.empty((7, longest))
+    bent = np.empty(longest, dtype=np.int64)
+    return SpanWork(np.empty((longest, longest)), a, z, g, root, move, along, inner, bent)
 
 
 @njit(**KERNEL)
@@ -143,15 +147,16 @@ def _gap(labels, i, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def
 
 
 @njit(**INNER)
-def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
+def _newton(labels, i, mu, good, enough, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
     """Newton with line search on F(a) = sum p l(r + A a) + a^T A a / 2 with A = s K + s0 1 1^T. Where the gradient
     vanishes, a = p alpha(z). The server works with b = sum p alpha(z) x, whose scores are z - A (a - p alpha(z)): the
-    steps end where the local gap (7) there is at most `enough`, or falls no more.
+    steps end where the local gap (7) there is at most `enough`, or at most `good` and no longer falls fast.
 
     Leaves the best alpha. Returns the number of steps, negative if none was better than the start.
     """
     first, loss, param = labels.starts[i], labels.loss[i], labels.param[i]
     M, a, z, g, root, move, along = work.M, work.a, work.z, work.g, work.root, work.move, work.along
+    bent, inner = work.bent, work.inner
     start, least = _gap(labels, i, K, n, r, s, s0, alpha, work), np.inf  # leaves a and A a in `work`
     warm = 0.5 * _dot(a, z, n)
     for j in range(n):
@@ -161,6 +166,7 @@ def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore
         for j in range(n):  # zero is the better start
             a[j] = 0.0
             z[j] = r[j]
+    last = np.inf
     for taken in range(1, _NEWTON_STEPS + 1):
         for j in range(n):
             _, move[j], _ = _smoothed(loss, param, mu, z[j], labels.y[first + j])
@@ -175,19 +181,26 @@ def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore
             least = gap
             for j in range(n):
                 alpha[j] = move[j]
-        if least <= enough or gap <= 1e-15 * abs(now):
+        if least <= enough or gap <= 1e-15 * abs(now) or (least <= good and gap > 0.1 * last):
             return taken
+        last = gap
+        size = 0  # of the system: rows whose loss is linear here do not enter it
         for j in range(n):
             _, _, curvature = _smoothed(loss, param, mu, z[j], labels.y[first + j])
-            root[j] = np.sqrt(labels.p[first + j] * curvature)
-            move[j] = root[j] * along[j]
-        for j in range(n):
+            move[j] = -g[j]
+            if curvature > 0 and labels.p[first + j] > 0:
+                bent[size] = j
+                root[size] = np.sqrt(labels.p[first + j] * curvature)
+                inner[size] = root[size] * along[j]
+                size += 1
+        for j in range(size):
+            row = K[bent[j]]
             for k in range(j + 1):
-                M[j, k] = root[j] * (s * K[j, k] + s0) * root[k]
+                M[j, k] = root[j] * (s * row[bent[k]] + s0) * root[k]
             M[j, j] += 1.0
-        solve_lower(M, move, n)
-        for j in range(n):
-            move[j] = root[j] * move[j] - g[j]
+        solve_lower(M, inner, size)
+        for j in range(size):
+            move[bent[j]] += root[j] * inner[j]
         descent = _dot(along, move, n)
         _times(K, n, s, s0, move, along)
         cross, length = _dot(a, along, n), _dot(move, along, n)
@@ -206,12 +219,29 @@ def _newton(labels, i, mu, enough, K, n, r, s, s0, alpha, work):  # type: ignore
     return taken if least < np.inf else -taken
 
 
+@njit(**INNER)
+def _kinked(labels, i, accuracy, widest, K, n, r, s, s0, alpha, work, box_memory):  # type: ignore[no-untyped-def]
+    """Solve the unit as a quadratic program in a box; where that stalls, less and less smoothed: each solution is a
+    good start for the next."""
+    weight = labels.weight[i]
+    steps, solved = box_unit(labels, i, 0.1 * accuracy * weight, K, n, r, s, s0, alpha, box_memory)
+    if solved:
+        return steps
+    mu = min(max(_gap(labels, i, K, n, r, s, s0, alpha, work) / weight, accuracy), widest)
+    while True:
+        steps += abs(_newton(labels, i, mu, mu * weight, mu * weight, K, n, r, s, s0, alpha, work))
+        if mu <= accuracy:
+            return steps
+        mu = max(0.1 * mu, accuracy)
+
+
 @njit(**KERNEL)
-def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alpha, steps, work):  # type: ignore[no-untyped-def]
+def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alpha, steps, work, box_memory):  # type: ignore[no-untyped-def]
     """Solve (6) for the units `which` around centres with scores r, starting from alpha and leaving it in alpha.
 
     `labels` is a UnitRows without X; `kinked` says which losses have no derivative; `accuracy` is the local gap that is
-    wanted, `widest` the largest mu of use. The number of steps is negative where none was better than the start.
+    wanted, over the weight of the task, and `widest` the largest mu of use. The number of steps is negative where none
+    was better than the start.
     """
     for i in which:
         first, n, s = labels.starts[i], labels.starts[i + 1] - labels.starts[i], order.step[i]
@@ -221,14 +251,8 @@ def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alp
         s0 = order.intercept_step[i] if labels.intercept else 0.0
         K = products.K[products.start[i] : products.start[i] + n * n].reshape((n, n))
         own, centre = alpha[first : first + n], r[first : first + n]
-        mu = accuracy[i]
-        if kinked[i]:  # less and less smooth: each solution is a good start for the next
-            mu = min(max(_gap(labels, i, K, n, centre, s, s0, own, work), mu), widest[i])
-        while True:
-            smooth, enough = (mu, mu) if kinked[i] else (0.0, 1e-12 * mu)  # Newton's last steps are worth their price
-            taken = _newton(labels, i, smooth, enough, K, n, centre, s, s0, own, work)
-            solved = taken > 0 or steps[i] > 0
-            steps[i] = abs(steps[i]) + abs(taken) if solved else -abs(steps[i]) - abs(taken)
-            if mu <= accuracy[i]:
-                break
-            mu = max(0.1 * mu, accuracy[i])
+        if kinked[i]:
+            steps[i] = _kinked(labels, i, accuracy[i], widest[i], K, n, centre, s, s0, own, work, box_memory)
+        else:  # Newton's last steps are worth their price
+            wanted = accuracy[i] * labels.weight[i]
+            steps[i] = _newton(labels, i, 0.0, 0.01 * wanted, 1e-12 * wanted, K, n, centre, s, s0, own, work)

@@ -13,6 +13,7 @@ from scipy import sparse
 
 from dmtrl import storage
 from dmtrl.data.blocks import Source
+from dmtrl.data.folds import TEST, TRAIN, shuffled
 from dmtrl.losses import CLASSIFICATION, AnyLoss, identity
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import (
@@ -35,7 +36,8 @@ from dmtrl.protocol.messages import (
 from dmtrl.worker.input_check import check_blocks
 from dmtrl.worker.local_problem import DualState, LocalProblem, LocalRows, sum_by_unit
 
-_FILE_KIND = "dmtrl worker 2"
+_FILE_KIND = "dmtrl worker 3"
+_KEPT = ("total_weight", "steps", "task_weight")  # arrays of `Prepare` that a file holds
 
 
 class Worker:
@@ -47,7 +49,8 @@ class Worker:
         self._rows = LocalRows(blocks, own)
         check_blocks(blocks, own, self._rows.q)
         self._blocks = blocks
-        self._held = np.zeros(len(blocks.y), dtype=bool)
+        self._held = np.zeros(len(blocks.y), dtype=bool)  # rows that do not train
+        self._tested = np.zeros(len(blocks.y), dtype=bool)  # rows that are scored
         self._order: Prepare | None = None
         self._problem: LocalProblem | None = None  # of the run under way
         self._state: DualState | None = None
@@ -58,7 +61,7 @@ class Worker:
         """A worker on the same rows, which are not copied, that holds out rows and keeps dual variables of its own.
         The two may work at the same time. `number` is part of the name of its checkpoint files."""
         other = copy(self)
-        other._held, other._number = np.zeros_like(self._held), number
+        other._held, other._tested, other._number = np.zeros_like(self._held), np.zeros_like(self._held), number
         other._order = other._problem = other._state = None
         return other
 
@@ -87,20 +90,23 @@ class Worker:
         return np.ones(len(self._blocks.y)) if weight is None else weight
 
     def _hold_out(self, request: HoldOut) -> Description:
-        """Folds are drawn within each unit and, where labels are classes, within each class."""
+        """Splits that came with the rows are used as they are. Else folds are drawn within each unit and, where labels
+        are classes, within each class."""
         blocks = self._blocks
-        self._held[:] = False
+        self._held, self._tested = np.zeros_like(self._held), np.zeros_like(self._held)
         self._problem = None
-        for i in range(blocks.n_units if request.fold >= 0 else 0):
-            rows = slice(blocks.starts[i], blocks.starts[i + 1])
-            weighted = np.flatnonzero(self._weight()[rows] > 0)
-            if len(weighted) < 2:  # a unit's only row always trains
-                continue
-            number = int(self._stream_number(i) if blocks.groups is None else blocks.groups[i])
-            order = np.random.default_rng([int(request.seed), number]).permutation(weighted)
-            if self._rows.losses[i].kind == CLASSIFICATION and blocks.groups is None:
-                order = order[np.argsort(blocks.y[rows][order], kind="stable")]
-            self._held[rows.start + order[request.fold :: request.folds]] = True
+        if request.fold >= 0 and blocks.splits is not None:
+            role = blocks.splits[request.fold]
+            self._held, self._tested = role != TRAIN, role == TEST
+        elif request.fold >= 0:
+            for i in range(blocks.n_units):
+                rows = slice(blocks.starts[i], blocks.starts[i + 1])
+                number = int(self._stream_number(i) if blocks.groups is None else blocks.groups[i])
+                classes = self._rows.losses[i].kind == CLASSIFICATION and blocks.groups is None
+                weighted = np.flatnonzero(self._weight()[rows] > 0)
+                order = shuffled(weighted, blocks.y[rows] if classes else None, int(request.seed), number)
+                self._held[rows.start + order[request.fold :: request.folds]] = True
+            self._tested = self._held.copy()
         return self._describe(Describe())
 
     def _stream_number(self, unit: int) -> int:
@@ -108,10 +114,10 @@ class Worker:
 
     def _score(self, request: Score) -> Scores:
         blocks, (problem, state) = self._blocks, self._run()
-        weight = self._weight() * self._held
+        weight = self._weight() * self._tested
         z = np.zeros(len(blocks.y))
         for i in range(blocks.n_units):
-            rows = blocks.starts[i] + np.flatnonzero(self._held[blocks.starts[i] : blocks.starts[i + 1]])
+            rows = blocks.starts[i] + np.flatnonzero(self._tested[blocks.starts[i] : blocks.starts[i + 1]])
             w = request.w[i]
             z[rows] = blocks.X[rows] @ w[: blocks.X.shape[1]] + (w[-1] if problem.units.intercept else 0.0)
         y = problem.units.y
@@ -130,7 +136,7 @@ class Worker:
         if request.evaluate:
             loss_w = loss_at_zero if request.w is None else problem.losses_at(request.w, state.alpha)
         return Prepared(
-            b=state.B.copy(),
+            b=state.B,
             conjugate=problem.conjugates(state.alpha) if state.alpha.any() else at_zero,
             conjugate_at_zero=at_zero,
             longest_step=problem.longest_step(),
@@ -139,8 +145,9 @@ class Worker:
         )
 
     def _begin(self, request: Prepare, alpha: np.ndarray | None) -> tuple[LocalProblem, DualState]:
-        gram = None if self._problem is None else self._problem.gram
-        self._order = request
+        before, self._order = self._order, request
+        same = before is not None and np.array_equal(before.task_weight, request.task_weight)  # type: ignore[arg-type]
+        gram = self._problem.gram if self._problem is not None and same else None
         self._problem = LocalProblem(self._rows, self._held, request, gram)
         self._state = self._problem.begin(alpha)
         return self._problem, self._state
@@ -161,11 +168,11 @@ class Worker:
         """
         where = storage.join(request.to, self._file_name())
         header: dict[str, Any] = {"kind": _FILE_KIND, "rows": self._rows_digest(), "order": None}
-        arrays = {"held": self._held}
+        arrays = {"held": self._held, "tested": self._tested}
         if self._order is not None and self._state is not None:
             order = encode(self._order)
             header["order"] = dict(order.scalars)
-            arrays |= {f"order.{name}": order.arrays[name] for name in ("total_weight", "steps")}
+            arrays |= {f"order.{name}": order.arrays[name] for name in _KEPT if name in order.arrays}
             state = {"alpha": self._state.alpha, "calm": self._state.calm, "U": self._state.U}
             arrays |= {f"state.{name}": value for name, value in state.items() if value is not None}
         try:
@@ -187,14 +194,16 @@ class Worker:
             ) from error
         if header["rows"] != self._rows_digest():
             raise ValueError(f"{where} was saved with other rows, labels, weights or losses than those given now")
-        self._held, self._problem, self._order, self._state = arrays["held"], None, None, None
+        self._held, self._tested = arrays["held"], arrays["tested"]
+        self._problem = self._order = self._state = None
         if header["order"] is None:
             return Restored()
         scalars = header["order"] | {"keep": True, "evaluate": False}
-        prepare = Prepare(**scalars, total_weight=arrays["order.total_weight"], steps=arrays["order.steps"])
+        kept: dict[str, Any] = {name: arrays[f"order.{name}"] for name in _KEPT if f"order.{name}" in arrays}
+        prepare = Prepare(**scalars, **kept)
         _, state = self._begin(prepare, arrays["state.alpha"])
         state.calm, state.U = arrays["state.calm"], arrays.get("state.U")
-        return Restored(b=state.B.copy())
+        return Restored(b=state.B)
 
     def _file_name(self) -> str:
         """Named after its first unit, which only its siblings hold too, and after its number among them."""

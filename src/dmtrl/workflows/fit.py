@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,9 +25,9 @@ from dmtrl.losses import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.outcome import RoundRecord
-from dmtrl.tables import TableFiles, open_files, require_column
+from dmtrl.tables import Batch, TableFiles, open_files, require_column, require_columns
 from dmtrl.tables import columns as read
-from dmtrl.tables.learning import learn
+from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.names import listed
 from dmtrl.tables.preparation import Block, Dropped, Preparation, without_missing
 from dmtrl.workflows.data_files import open_with_tasks
@@ -53,8 +53,11 @@ class FitRequest:
 
     task, target, weights: columns. kind: "regression" or "classification". loss: a name, with its parameter as in
     "huber=2". reg_lambda: None chooses it by cross-validation. common: True requires a component that all tasks share,
-    False excludes it. drop, category, number: columns to leave out, or whose kind is given. missing: texts that mean
-    a missing value. many_tasks: accept a task column with very many values. jobs: threads. address, workers: of Ray.
+    False excludes it. own: strength of the tasks' own parts. task_weight: how much a task counts, as in the estimators.
+    drop, category, number: columns to leave out, or whose kind is given. date: columns of dates, each with its format
+    or None. text: columns whose words become features, each with "tfidf" or "hash". missing: texts that mean a missing
+    value. encoding: of CSV files. sample: use this many random rows. many_tasks: accept a task column with very many
+    values. jobs: threads. address, workers: of Ray.
     """
 
     data: Sequence[str | Path]
@@ -64,11 +67,17 @@ class FitRequest:
     loss: str | None = None
     reg_lambda: float | None = None
     common: bool | None = None
+    own: float | None = None
+    task_weight: str | float = 0.5
     weights: str | None = None
     drop: Sequence[str] = ()
     category: Sequence[str] = ()
     number: Sequence[str] = ()
+    date: Mapping[str, str | None] = field(default_factory=dict)
+    text: Mapping[str, str] = field(default_factory=dict)
     missing: Sequence[str] = ()
+    encoding: str | None = None
+    sample: int | None = None
     many_tasks: bool = False
     tol: float = 1e-3
     seed: int = 0
@@ -99,26 +108,24 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     """Read the files and choose which rows and columns to use, and how."""
     progress = progress or NoProgress()
     progress.stage("reading")
-    source = open_files(request.data)
-    notes = [
-        f"column {n!r} is not in {file}; its values are missing there"
-        for n, file in list(source.partly_missing().items())[:3]
-    ]
+    choices = Choices(request.drop, request.category, request.number, request.date, request.text)
+    source = open_files(request.data, request.encoding)
+    notes = _partly_missing_notes(source)
     source, task, by_file = open_with_tasks(source, request.task, notes)
     target = _target_column(source, request.target)
-    named = [request.weights] if request.weights else []
-    for name in (*request.drop, *request.category, *request.number, *named):
-        require_column(name, source.names)
+    require_columns([name for _, name in choices.pairs], source.names)
+    if request.weights is not None:
+        require_column(request.weights, source.names)
     if task == target:
         raise ValueError(f"column {task!r} is both the task and the target; choose two different columns")
-    batch = source.read(progress.update)
-    frame, total = batch.columns, batch.columns.num_rows
+    batch, numbers, total = _read_rows(source, request, progress, notes)
+    frame = batch.columns
     if total == 0:
         raise ValueError(f"{source.files[0].path} has columns but no rows")
     frame = without_missing(frame, request.missing)
     tasks, no_task = read.labels(frame.column(task), source.is_untyped(task))
     commas = source.has_semicolons
-    with source.located():
+    with source.located(lambda row: int(numbers[row])):
         y, no_target, loss, summary = read_target(
             frame.column(target), target, source.is_untyped(target), request.kind, request.loss, commas, notes
         )
@@ -126,7 +133,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     keep = ~(no_task | no_target) if weight is None else ~(no_task | no_target | np.isnan(weight))
     for what, missing in (("task", no_task), ("target", no_target), ("weight", ~keep & ~no_task & ~no_target)):
         if missing.any():
-            notes.append(f"left out: {int(missing.sum()):,} of {total:,} rows without a {what}")
+            notes.append(f"left out: {int(missing.sum()):,} of {len(numbers):,} rows without a {what}")
     if not keep.any():
         raise ValueError(f"no row has both a task ({task!r}) and a target ({target!r})")
     if not keep.all():
@@ -135,15 +142,15 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     else:
         block = batch.block
     _check_tasks(tasks, task, request.many_tasks, notes)
-    with source.located():
+    with source.located(lambda row: int(numbers[row])):
         check_target(y, target, loss, summary)
     progress.stage("preparing the columns")
-    rows = np.flatnonzero(keep)
+    rows = numbers[keep]
     with source.located(lambda row: int(rows[row])):
         preparation = learn(
             frame, task, target,
             untyped=[name for name in source.names if source.is_untyped(name)],
-            drop=request.drop, category=request.category, number=request.number,
+            **vars(choices),
             reserved={request.weights: "the weights of the rows"} if request.weights else None,
             task_is_file_name=by_file, missing=request.missing, semicolons=commas, notes=notes,
         )  # fmt: skip
@@ -153,10 +160,33 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
             (Block("features", block.shape[1]), *rest), task, target, by_file, tuple(request.missing)
         )
     if not preparation.feature_names:
-        why = "; ".join(f"{column.name}: {column.summary[1]}" for column in preparation.columns[:3])
+        why = listed([f"{column.name}: {column.summary[1]}" for column in preparation.columns], 3)
         raise ValueError(f"no column is left to use as a feature{f' ({why})' if why else ''}")
     X = preparation.transform(frame, block)
     return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes))
+
+
+def _partly_missing_notes(source: TableFiles) -> list[str]:
+    lacking = list(source.partly_missing().items())
+    notes = [f"column {name!r} is not in {file}; its values are missing there" for name, file in lacking[:3]]
+    if len(lacking) > 3:
+        notes.append(f"{len(lacking) - 3:,} more columns are not in every file: {listed([n for n, _ in lacking[3:]])}")
+    return notes
+
+
+def _read_rows(
+    source: TableFiles, request: FitRequest, progress: Progress, notes: list[str]
+) -> tuple[Batch, np.ndarray, int]:
+    """The rows to use, their numbers in the files, and how many rows the files have."""
+    if request.sample is None:
+        batch = source.read(progress.update)
+        return batch, np.arange(batch.columns.num_rows), batch.columns.num_rows
+    if request.sample < 1:
+        raise InputError(Setting("sample"), f" must be positive, got {request.sample}")
+    batch, numbers, total = source.sample(request.sample, request.seed, progress.update)
+    if len(numbers) < total:
+        notes.append(f"a random sample of {len(numbers):,} of {total:,} rows is used")
+    return batch, numbers, total
 
 
 def _target_column(source: TableFiles, target: str | None) -> str:
@@ -202,6 +232,7 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     """The unfitted model, with the given lambda or with cross-validation."""
     shared: dict[str, Any] = {
         "loss": prepared.loss,
+        "task_weight": request.task_weight,
         "tol": request.tol,
         "max_staleness": request.max_staleness,
         "random_state": request.seed,
@@ -215,8 +246,11 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
         shared["loss"] = prepared.loss.name
     if request.reg_lambda is not None:
         common: Any = {None: "auto", True: 1.0, False: 0.0}[request.common]
-        return (MTRLClassifier if classes else MTRLRegressor)(reg_lambda=request.reg_lambda, common=common, **shared)
+        shared |= {"reg_lambda": request.reg_lambda, "common": common, "own": request.own or 0.0}
+        return (MTRLClassifier if classes else MTRLRegressor)(**shared)
     commons = {None: (0.0, 1.0, 10.0), True: (1.0, 10.0), False: (0.0,)}[request.common]
+    if request.own is not None:
+        shared["owns"] = (request.own,)
     return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=FOLDS, **shared)
 
 
@@ -244,7 +278,7 @@ def fit(
     progress.stage("fitting" if request.reg_lambda is not None else "choosing lambda by cross-validation")
     try:
         with warnings.catch_warnings(record=True) as caught, _finish_round_on_interrupt(callback, session):
-            warnings.simplefilter("always", NotConvergedWarning)
+            warnings.simplefilter("always", UserWarning)
             model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=session)
     except KeyboardInterrupt:
         if session.writer is not None and session.writer.written:

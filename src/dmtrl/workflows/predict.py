@@ -3,7 +3,6 @@
 Rows are read, predicted and written in chunks, so a file may be larger than memory. Columns are read as in the fit.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ import numpy as np
 
 from dmtrl.estimators.model_file import load
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.tables import Batch, TableFiles, require_column
+from dmtrl.tables import Batch, TableFiles, require_column, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
+from dmtrl.tables.names import listed
 from dmtrl.tables.output import table_writer
-from dmtrl.tables.preparation import Preparation
+from dmtrl.tables.preparation import Preparation, Replacements
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
 from dmtrl.workflows.progress import NoProgress, Progress
 
@@ -31,7 +31,7 @@ class PredictRequest:
 
     unknown: for a task that was not in the fit, "raise", "common" (predict with the component that all tasks share) or
     "skip" (leave the prediction empty). keep: columns to copy to the output, "*" for all. fill: treat a column that
-    the data does not have as missing in every row.
+    the data does not have as missing in every row. encoding: of CSV files.
     """
 
     model: str | Path
@@ -40,6 +40,7 @@ class PredictRequest:
     unknown: str = "raise"
     keep: Sequence[str] = ()
     fill: bool = False
+    encoding: str | None = None
 
 
 def predict(request: PredictRequest, progress: Progress | None = None) -> dict[str, Any]:
@@ -49,21 +50,20 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
     progress = progress or NoProgress()
     notes: list[str] = []
     model = load(request.model)
-    source = open_as_fitted(model, request.data, notes)
+    source = open_as_fitted(model, request.data, notes, request.encoding)
     preparation: Preparation = model.preparation_
     _check_columns(source, preparation, request.fill, notes)
     if request.unknown == "common":
         model.set_params(unknown_tasks="common")
     kept = [name for name in (source.names if "*" in request.keep else request.keep) if name != preparation.task]
-    for name in kept:
-        require_column(name, source.names)
+    require_columns(kept, source.names)
     predictor = _Predictor(model, request.unknown)
     taken = set(predictor.columns) & {*kept, preparation.task}
     if taken:
         raise ValueError(f"the data has a column {sorted(taken)[0]!r}, which is also a column of the output; rename it")
     wanted = [*preparation.used, preparation.task, *kept]
     rows = max(1024, CHUNK // max(len(preparation.feature_names), 1))
-    tally: Counter[tuple[str, str]] = Counter()
+    tally = Replacements()
     progress.stage("predicting")
     with table_writer(request.out) as writer:
         for batch in source.batches(wanted, preparation.width):
@@ -77,12 +77,13 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
             progress.update(batch.done, f"{predictor.rows:,} rows")
         if predictor.rows == 0:
             raise ValueError(f"{source.files[0].path} has columns but no rows")
-    notes += [f"column {name!r}: {count:,} {what}" for (name, what), count in tally.items()]
+    notes += tally.notes()
     notes += predictor.notes()
     return {
         "rows": predictor.rows,
         "unknown_task_rows": predictor.unknown_rows,
-        "unknown_tasks": sorted(predictor.unknown)[:100],
+        "unknown_tasks": sorted(predictor.unknown),
+        "unknown_levels": {name: dict(levels) for name, levels in tally.unknown.items()},
         "columns": [preparation.task, *kept, *predictor.columns],
         "notes": notes,
     }
@@ -90,7 +91,8 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
 
 def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, notes: list[str]) -> None:
     """Check that the data has the columns that the model needs, and note those that it does not use."""
-    absent = [name for name in preparation.used if name not in source.names]
+    names = set(source.names)
+    absent = [name for name in preparation.used if name not in names]
     if absent and not fill:
         try:
             require_column(absent[0], source.names)
@@ -98,12 +100,14 @@ def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, not
             raise InputError(
                 f"the model needs column {absent[0]!r}: {error}; to treat it as missing, pass ", Setting("fill", True)
             ) from None
-    notes += [f"column {name!r} is not in the data; its values are missing" for name in absent]
+    if absent:
+        which = listed([repr(name) for name in absent], 5)
+        columns = f"column {which} is" if len(absent) == 1 else f"columns {which} are"
+        notes.append(f"{columns} not in the data; all values are missing")
     known = {*preparation.used, preparation.task, preparation.target, *(c.name for c in preparation.columns)}
     extra = [name for name in source.names if name not in known]
     if extra:
-        few = ", ".join(map(repr, extra[:5])) + (f" and {len(extra) - 5} more" if len(extra) > 5 else "")
-        notes.append(f"columns that the model does not use: {few}")
+        notes.append(f"columns that the model does not use: {listed([repr(name) for name in extra], 5)}")
 
 
 def _chunks(batch: Batch, rows: int) -> list[Batch]:
@@ -178,5 +182,5 @@ class _Predictor:
         if not self.unknown_rows:
             return []
         done = "left empty" if self._unknown_option == "skip" else "predicted from what all tasks share"
-        few = ", ".join(map(repr, sorted(self.unknown)[:3])) or "no task"
-        return [f"{self.unknown_rows:,} rows of unknown tasks, such as {few}: {done}"]
+        which = listed([repr(name) for name in sorted(self.unknown)], 3) or "without a task"
+        return [f"{self.unknown_rows:,} rows of unknown tasks ({which}): {done}"]

@@ -12,27 +12,37 @@ import numpy as np
 
 from dmtrl.data.labels import plain
 from dmtrl.estimators.model_file import load
+from dmtrl.relationship import is_learned
 from dmtrl.report.model_page import write_model_page
+from dmtrl.report.model_page.relations import MAX_CELLS
 from dmtrl.report.page import require_packages
 from dmtrl.tables import columns as read
-from dmtrl.tables import require_column
-from dmtrl.tables.preparation import Preparation, without_missing
+from dmtrl.tables import require_columns
+from dmtrl.tables.preparation import Preparation, Replacements, without_missing
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
 from dmtrl.workflows.progress import NoProgress, Progress
+from dmtrl.workflows.summary import model_figures
 
 
 def report(
-    model: str | Path, data: Sequence[str | Path], out: str | Path, progress: Progress | None = None
-) -> tuple[Path, list[str]]:
-    """Write the page. Returns its path and notes about rows that were left out."""
+    model: str | Path,
+    data: Sequence[str | Path],
+    out: str | Path,
+    progress: Progress | None = None,
+    encoding: str | None = None,
+) -> dict[str, Any]:
+    """Write the page. Returns its path, the figures of each task, and notes about rows that were left out.
+
+    encoding: of CSV files.
+    """
     progress = progress or NoProgress()
     require_packages()
     fitted, notes = load(model), list[str]()
     if not data:
-        return write_model_page(fitted, out), notes
+        return model_figures(fitted) | {"report": str(write_model_page(fitted, out)), "notes": notes}
     progress.stage("reading")
-    X, y, tasks = read_rows(fitted, data, notes, progress)
-    comparison = None
+    X, y, tasks = read_rows(fitted, data, notes, progress, encoding)
+    comparison = intervals = None
     if len(fitted.tasks_) > 1:
         absent = np.setdiff1d(fitted.tasks_, tasks)
         if len(absent):
@@ -42,29 +52,37 @@ def report(
             )
         progress.stage("comparing with each task alone and all tasks pooled")
         comparison = fitted.compare(X, y, tasks)
+        if is_learned(fitted.relationship) and len(fitted.unit_names_) <= MAX_CELLS:
+            progress.stage("resampling rows to see which relations are clear")
+            intervals = fitted.correlation_intervals(X, y, tasks)
     progress.stage("writing the page")
-    return write_model_page(fitted, out, X, y, tasks, comparison), notes
+    page = write_model_page(fitted, out, X, y, tasks, comparison, intervals=intervals)
+    return model_figures(fitted, comparison, X, y, tasks) | {"report": str(page), "notes": notes}
 
 
 def read_rows(
-    model: Any, data: Sequence[str | Path], notes: list[str], progress: Progress | None = None
+    model: Any,
+    data: Sequence[str | Path],
+    notes: list[str],
+    progress: Progress | None = None,
+    encoding: str | None = None,
 ) -> tuple[Any, np.ndarray, np.ndarray]:
-    """X, y and tasks, prepared as in the fit."""
+    """X, y and tasks, prepared as in the fit. encoding: of CSV files."""
     from scipy import sparse
 
     progress = progress or NoProgress()
-    source = open_as_fitted(model, data, notes)
+    source = open_as_fitted(model, data, notes, encoding)
     preparation: Preparation = model.preparation_
-    for name in (*preparation.used, preparation.target):
-        require_column(name, source.names)
+    require_columns([*preparation.used, preparation.target], source.names)
     classes = getattr(model, "classes_", None)
+    tally = Replacements()
     parts: list[Any] = []
     targets: list[np.ndarray] = []
     codes: list[np.ndarray] = []
     left_out: Counter[str] = Counter()
     for batch in source.batches([*preparation.used, preparation.task, preparation.target], preparation.width):
         columns = without_missing(batch.columns, preparation.missing)
-        X = preparation.transform(columns, batch.block)
+        X = preparation.transform(columns, batch.block, tally)
         task = name_indices(read.texts(columns.column(preparation.task)), model.tasks_)
         target = columns.column(preparation.target)
         if classes is None:
@@ -79,6 +97,7 @@ def read_rows(
         left_out["a task that the model does not have"] += int((known & (task < 0)).sum())
         progress.update(batch.done)
     notes += [f"left out: {count:,} rows with {what}" for what, count in left_out.items() if count]
+    notes += tally.notes()
     all_targets = np.concatenate(targets) if targets else np.zeros(0)
     if len(all_targets) == 0:
         raise ValueError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.federation.approval import approval_text, approve, create_site
+from dmtrl.federation.approval import Approval, approval_text, approve, create_site, withdraw
 from dmtrl.federation.ledger import Entry, entries, verify
 from dmtrl.federation.policy import FILE, Policy, read_policy
 from dmtrl.federation.site import LEDGER
@@ -60,6 +60,12 @@ def propose(study: str | Path, folder: str | Path, data: str | Path | None = Non
             raise FileNotFoundError(f"{place / policy.data}, the data file that {place / FILE} names, does not exist")
     check = check_file(wanted, place / policy.data, policy.minimum_rows)
     return Proposal(place, wanted, policy, check, approval_text(wanted, policy, check))
+
+
+def withdraw_approval(folder: str | Path) -> Approval:
+    """Withdraw the approval that a site gave. ValueError if there is none."""
+    read_policy(Path(folder))
+    return withdraw(folder)
 
 
 def ledger_entries(folder: str | Path) -> list[Entry]:

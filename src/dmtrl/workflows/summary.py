@@ -5,8 +5,12 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
+from dmtrl.data.task_data import tiny_tasks
+from dmtrl.estimators.diagnostics import PARTS
+from dmtrl.estimators.held_out import Metrics
+from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
-from dmtrl.report.model_page.held_out import held_out_error
+from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metrics_of
 from dmtrl.workflows.fit import FOLDS, Prepared
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
@@ -14,29 +18,48 @@ MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
 
 def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[str, Any]:
     """The outcome of a fit as plain values."""
-    certificate, preparation = model.certificate_, prepared.preparation
-    rows = dict(zip(*np.unique(prepared.tasks, return_counts=True), strict=True))
-    per_task = [{"task": plain(name), "rows": int(rows[name])} for name in model.tasks_]
-    for name, values in _task_errors(model, comparison).items():
-        for row, value in zip(per_task, values, strict=True):
-            row[name] = float(value) if np.isfinite(value) else None
-    path = getattr(model, "cv_path_", None)
+    preparation = prepared.preparation
     columns = ("column", "kind", "done", "features")
     return {
         "rows": len(prepared.y),
         "rows_read": prepared.rows_read,
-        "tasks": len(model.tasks_),
         "features": len(preparation.feature_names),
         "task": preparation.task,
         "target": preparation.target,
         "columns": [dict(zip(columns, line, strict=True)) for line in preparation.table()],
-        "kind": prepared.loss.kind,
-        "loss": prepared.loss.name,
+        **model_figures(model, comparison, prepared.X, prepared.y, prepared.tasks, prepared.weight),
+        "notes": list(prepared.notes),
+        "notes_before_fit": prepared.notes_before_fit,
+    }
+
+
+def model_figures(
+    model: Any, comparison: Any = None, X: Any = None, y: Any = None, tasks: Any = None, weight: Any = None
+) -> dict[str, Any]:
+    """What a fitted model says about itself, as plain values. X, y, tasks, weight: the rows of the fit, if known."""
+    certificate, path, loss = model.certificate_, getattr(model, "cv_path_", None), get_loss(model.loss)
+    per_task = _tasks(model)
+    for name, values in _task_errors(model, comparison).items():
+        for row, value in zip(per_task, values, strict=True):
+            row[name] = _number(value)
+    metrics = metrics_of(model, comparison)
+    if metrics is not None:
+        for i, row in enumerate(per_task):
+            row["metrics"] = {name: _number(values[i]) for name, values in metrics.per_task.items()}
+            row["baseline"] = {name: _number(values[i]) for name, values in metrics.baseline_per_task.items()}
+    return {
+        "tasks": len(model.tasks_),
+        "kind": loss.kind,
+        "loss": loss.name,
         "classes": [plain(value) for value in getattr(model, "classes_", [])] or None,
         "lambda": model.reg_lambda_,
         "common": model.common_strength_,
-        "chosen": None if path is None else _choice(path, model.scoring_),
-        **_held_out(model, prepared),
+        "own": model.own_strength_,
+        "task_weight": model.task_weight,
+        "shares": dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
+        "chosen": None if path is None else _choice(path, cv_measure(model)),
+        **_held_out(model, X, y, tasks, weight),
+        "metrics": None if metrics is None else _overall(metrics),
         "certificate": {
             "primal": certificate.primal,
             "dual": certificate.dual,
@@ -48,9 +71,29 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
         "relations": _relations(model),
         "compared": None if comparison is None else str(comparison),
         "per_task": per_task,
-        "notes": list(prepared.notes),
-        "notes_before_fit": prepared.notes_before_fit,
     }
+
+
+def _overall(metrics: Metrics) -> dict[str, dict[str, float | None]]:
+    """Each metric over all held-out rows, with that of the baseline."""
+    return {
+        name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
+        for name, value in metrics.overall.items()
+    }
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _tasks(model: Any) -> list[dict[str, Any]]:
+    """The rows of each task, and how much of its coefficients is common, related and its own."""
+    rows, lines = model.task_rows_, []
+    few = None if rows is None else tiny_tasks(rows)
+    for i, (name, shares) in enumerate(zip(model.tasks_, model.weight_shares_.tolist(), strict=True)):
+        known = {"rows": None if rows is None else int(rows[i]), "few_rows": few is not None and bool(few[i])}
+        lines.append({"task": plain(name), **known, "shares": dict(zip(PARTS, shares, strict=True))})
+    return lines
 
 
 def _choice(path: Any, measure: str) -> dict[str, Any]:
@@ -58,25 +101,28 @@ def _choice(path: Any, measure: str) -> dict[str, Any]:
     return {"candidates": tried[..., 0].size, "fits": int(tried.sum()), "folds": FOLDS, "by": measure}
 
 
-def _held_out(model: Any, prepared: Prepared) -> dict[str, Any]:
+def _held_out(model: Any, X: Any, y: Any, tasks: Any, weight: Any) -> dict[str, Any]:
     """Mean errors over all held-out rows at the chosen lambda and tau, and the error of the baseline."""
-    found = held_out_error(model, None, prepared.X, prepared.y, prepared.tasks, prepared.weight)
+    found = held_out_error(model, None, X, y, tasks, weight)
     if found is None:
         return {"held_out": None, "baseline": None}
     path = model.cv_path_
-    loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_)]
-    return {"held_out": {"loss": float(loss), model.scoring_: found.error}, "baseline": found.baseline}
+    loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)]
+    return {"held_out": {"loss": float(loss), cv_measure(model): found.error}, "baseline": found.baseline}
 
 
 def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     """Held-out errors of each task: from the comparison, or from choosing lambda."""
-    if comparison is not None and len(comparison.tasks) == len(model.tasks_):
-        return {name: getattr(comparison, name) for name in ("together", "alone", "pooled")}
+    if comparison is not None:  # which has no task with a single class
+        place = {plain(name): i for i, name in enumerate(comparison.tasks)}
+        rows = np.array([place.get(plain(name), len(place)) for name in model.tasks_])
+        errors = {name: np.append(getattr(comparison, name), np.nan) for name in ("together", "alone", "pooled")}
+        return {name: values[rows] for name, values in errors.items()}
     path = getattr(model, "cv_path_", None)
     if path is None or path.weight.shape[-1] != len(model.tasks_):
         return {}
-    cell = path.cell(model.reg_lambda_, model.common_strength_)
-    total, weight = getattr(path, model.scoring_)[cell].sum(axis=0), path.weight[cell].sum(axis=0)
+    cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
+    total, weight = getattr(path, cv_measure(model))[cell].sum(axis=0), path.weight[cell].sum(axis=0)
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
 
 
@@ -93,5 +139,7 @@ def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
             if abs(pair.value) >= WEAK
         ]
 
-    alike, opposed = strongest_pairs(unit_vectors(covariance), k)
+    vectors = unit_vectors(covariance)
+    vectors[model.tiny_units()] = 0.0  # what is learned about a task with very few rows is mostly chance
+    alike, opposed = strongest_pairs(vectors, k)
     return {"alike": listed(alike), "opposed": listed(opposed)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import InputError, Setting
+from dmtrl.exceptions import InputError, Note, Setting
 from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 from dmtrl.tables import columns as read
 from dmtrl.tables import nearest
@@ -57,6 +57,8 @@ def read_target(
             raise _not_numbers(name, column, summary, what)
         y = read.numbers(column, name, summary.decimal_comma or None)
         notes += reading_notes({name: summary})
+        if loss is None:
+            _suggest_poisson(y[~np.isnan(y)], name, notes)
         return y, np.isnan(y), loss or BUILTIN["squared"](), summary
     y, missing = read.labels(column, untyped)
     return y, missing, loss or BUILTIN["logistic"](), summary
@@ -90,6 +92,17 @@ def _infer_kind(column: Any, name: str, summary: CellSummary, notes: list[str]) 
     else:
         notes.append(f"target {name!r} has {len(values):,} different numbers: regression")
     return REGRESSION
+
+
+def _suggest_poisson(y: np.ndarray, name: str, notes: list[str]) -> None:
+    """A remark if the target looks like counts, most of them small."""
+    if len(y) < FEW_VALUES or y.min() not in (0, 1) or y.std() == 0 or (y != np.floor(y)).any():
+        return
+    if ((y - y.mean()) ** 3).mean() > y.std() ** 3:  # skewness above 1
+        notes.append(Note(
+            f"target {name!r} holds counts from {y.min():g} to {y.max():g}, most of them small (median "
+            f"{np.median(y):g}); the Poisson loss often suits them better: pass ", Setting("loss", "poisson"),
+        ))  # fmt: skip
 
 
 def check_target(y: np.ndarray, name: str, loss: Loss, summary: CellSummary) -> None:

@@ -4,7 +4,7 @@ import click
 
 from dmtrl.cli.groups import LazyGroup
 
-COMMANDS = ("check", "join", "approve", "start", "status", "log", "stop")
+COMMANDS = ("check", "join", "approve", "withdraw", "start", "status", "log", "stop")
 
 
 @click.group(name="site", cls=LazyGroup, package="dmtrl.cli.site", commands=COMMANDS)

@@ -27,6 +27,9 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 from nvflare.utils.job_launcher_utils import get_credential_env
 
+from dmtrl.federation.flare.jobs import fault_in_job
+from dmtrl.federation.site import Site
+
 _MAX_RESTARTS = 50  # of one job process
 _DELAY = 0.5  # seconds before a restart
 _RUNNING = "dmtrl_job.json"  # in the workspace, while a job process should be running
@@ -85,10 +88,19 @@ class SiteLauncher(ClientProcessJobLauncher):
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+        _refuse_other_jobs(workspace, job_meta[JobConstants.JOB_ID])
         handle = _launch(self.get_command(job_meta, fl_ctx), fl_ctx)
         record = Path(workspace.get_root_dir()) / _RUNNING
         record.write_text(json.dumps({"job": job_meta[JobConstants.JOB_ID]}))
         return handle
+
+
+def _refuse_other_jobs(workspace: Workspace, job_id: str) -> None:
+    """Write a refusal into the ledger of the site, and start nothing, if a job is not that of a study."""
+    fault = fault_in_job(Path(workspace.get_app_dir(job_id)))
+    if fault is not None:
+        Site(Path(workspace.get_root_dir()).parent).refuse_job(fault)
+        raise RuntimeError(f"the site refused the job: {fault}")
 
 
 class Rejoin(FLComponent):

@@ -1,12 +1,10 @@
 """Runs a study: submits the job, follows it, and submits it again after a crash of the server."""
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
-from pathlib import Path
 from typing import Any, Protocol
 
 from nvflare.fuel.flare_api.flare_api import new_secure_session
@@ -14,6 +12,7 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 from dmtrl.exceptions import FederationError, StudyStoppedError
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.coordinator import Coordinator
+from dmtrl.federation.flare.jobs import write_job
 from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
 from dmtrl.federation.flare.runs import FAILED, FINISHED, RUNNING, STOPPED, Run, describe, new_run, runs, set_current
 from dmtrl.federation.study import Study, read_study
@@ -23,7 +22,6 @@ _STATUS_EVERY = 3.0  # seconds between two questions about the job
 _MAX_RESTARTS = 20  # of the server in one run
 _CONNECT = 30.0  # seconds
 _GRACE = 10.0  # seconds that FLARE has to end a job
-_PREFIX = "dmtrl.federation.flare."
 
 
 class Progress(Protocol):
@@ -182,24 +180,6 @@ def _submit(opened: Any, coordinator: Coordinator, sites: Sequence[str], run: Ru
     job_id = str(opened.submit_job(str(job.resolve())))
     run.note(job=job_id, sites=list(sites))
     return job_id
-
-
-def write_job(folder: Path, sites: Sequence[str]) -> None:
-    """Write the job: two class names and the sites. It carries no code, no file name and no setting of the study."""
-    controller = {"id": "dmtrl", "path": _PREFIX + "controller.StudyController", "args": {}}
-    executor = {"tasks": ["dmtrl"], "executor": {"path": _PREFIX + "site_worker.SiteWorker", "args": {}}}
-    meta = {
-        "name": "dmtrl", "resource_spec": {}, "deploy_map": {"app": ["server", *sites]}, "min_clients": len(sites),
-        "mandatory_clients": list(sites),
-    }  # fmt: skip
-    config = folder / "app" / "config"
-    config.mkdir(parents=True, exist_ok=True)
-    for path, content in (
-        (folder / "meta.json", meta),
-        (config / "config_fed_server.json", {"format_version": 2, "workflows": [controller], "components": []}),
-        (config / "config_fed_client.json", {"format_version": 2, "executors": [executor], "components": []}),
-    ):
-        path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _follow(opened: Any, coordinator: Coordinator, job: str, run: Run, progress: Progress) -> bool:

@@ -95,7 +95,8 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
         report(t + 1, total)
     unknown = Certificate(np.inf, -np.inf)
     dual = DualPoint(B, 0.0, 0.0, -np.inf)
-    return Outcome(kept, commons, relationship.update(kept - commons), unknown, dual, [], False, "private rounds")
+    sigma, ones = relationship.update(kept - commons), np.ones(m)
+    return Outcome(kept, commons, sigma, unknown, dual, [], False, "private rounds", ones, ones)
 
 
 def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:

@@ -130,7 +130,7 @@ class Quadratics:
         return Outcome(
             np.column_stack([found.W, intercept]), np.append(found.common, 0.0), found.covariance, found.certificate,
             DualPoint(np.column_stack([dual.B, np.zeros(m)]), dual.conjugate, dual.conjugate_at_zero, dual.bound),
-            found.history, found.converged, found.method,
+            found.history, found.converged, found.method, found.task_weight, found.task_size,
         )  # fmt: skip
 
 

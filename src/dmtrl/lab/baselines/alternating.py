@@ -159,4 +159,5 @@ def _units(data: TaskData, loss: Loss) -> kernels.UnitRows:
         raise ValueError(f"task {name!r} has a total sample weight of zero; leave it out or give it data")
     ids, params = np.full(data.m, loss.id, dtype=np.int64), np.full(data.m, loss.param)
     starts = blocks.starts.astype(np.int64)
-    return kernels.UnitRows(X, np.asarray(data.y, dtype=float), weight / total[task], q, starts, ids, params, False)
+    y, p, equal = np.asarray(data.y, dtype=float), weight / total[task], np.ones(data.m)
+    return kernels.UnitRows(X, y, p, q, starts, ids, params, False, equal)

@@ -1,4 +1,4 @@
-"""Scaling: time and memory over the number of tasks and rows, up to 100,000 tasks.
+"""Growth: time and memory over the number of tasks and rows, up to 100,000 tasks.
 
 Every size runs in its own process (`scale_run`). The growth exponent is the slope of log(time) over log(size), by least
 squares over all sizes, and between the two largest.
@@ -35,9 +35,11 @@ def runs(quick: bool) -> list[Run]:
         shapes.append(
             {"part": "rows", "kind": "solve", "m": m, "loss": "hinge", "rows": rows, "d": d, "dtype": "float32"}
         )
-    wide = {"m": 20, "rows": 20, "d": 600} if quick else {"m": 1000, "rows": 500, "d": 10_000}
-    shapes.append({"part": "sparse", "kind": "solve", "loss": "logistic", "dtype": "float32", "thin": True, **wide})
-    shapes.append({"part": "fit", "kind": "fit", "m": sizes[-1], **TASK})
+    return held_in_memory(shapes)
+
+
+def held_in_memory(shapes: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """Return a run for each shape that this machine can hold."""
     held = [shape for shape in shapes if MOST * _bytes(**shape) <= _machine_memory()]
     return [Run(shape, 4 + 4e-5 * shape["m"] * shape["rows"]) for shape in held]
 
@@ -77,7 +79,8 @@ def growth(sizes: Sequence[float], values: Sequence[float]) -> str:
 
 
 def section(records: Sequence[Record]) -> Section:
-    of = {part: [r for r in records if r.params["part"] == part] for part in ("tasks", "rows", "sparse", "fit")}
+    of = {part: [r for r in records if r.params["part"] == part] for part in ("tasks", "rows")}
+    machines = "; ".join(sorted({record.machine for record in records}))
     tasks, rows = of["tasks"], of["rows"]
     return Section(
         "Scaling",
@@ -86,14 +89,12 @@ def section(records: Sequence[Record]) -> Section:
                 f"One model per task and the relations between them, to a joint relative gap of {GAP:g}, on all cores. "
                 f"The true weights have rank {RANK}; features are standard normal, and the noise has half the size of "
                 "the signal. Every size runs in its own process. Peak memory is the maximum resident size minus that "
-                "before the data is created; it includes the data."
+                f"before the data is created; it includes the data. Machine: {machines}."
             ),
             _chart("Time per round over the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
             _sizes("Scaling with the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
             _sizes("Scaling with the number of rows", "rows", rows, _rows),
             _growths(tasks, rows),
-            _sizes(f"Sparse rows with {ENTRIES} entries", "tasks", of["sparse"], lambda r: r.params["m"]),
-            _fits(of["fit"]),
         ],
     )
 
@@ -157,21 +158,6 @@ def _growths(tasks: Sequence[Record], rows: Sequence[Record]) -> Table:
         ["over", "loss", "seconds per round"],
         table,
         "1 means proportional. By least squares over all sizes, and between the two largest.",
-    )
-
-
-def _fits(records: Sequence[Record]) -> Table:
-    table = []
-    for r in records:
-        f = r.figures
-        row = [f"{r.params['m']:,}", f"{f['data'] / 2**20:,.0f}", f"{f['peak'] / f['data']:.2f}", f"{f['rounds']}"]
-        table.append([*row, *(f"{f['seconds'][name]:.3g}" for name in ("fit", "predict", "save", "load"))])
-    return Table(
-        "MTRLRegressor with a label for every row",
-        ["tasks", "data, MiB", "peak / data", "rounds", "fit, s", "predict, s", "save, s", "load, s"],
-        table,
-        "Rows in random order; defaults (an intercept, a common component) except for the gap. The data are X, y and "
-        "the task labels; the peak is that of fit. All rows are predicted.",
     )
 
 

@@ -1,4 +1,4 @@
-"""One size of `dmtrl bench scale`, in its own process.
+"""One size of `dmtrl bench scale` or `memory`, in its own process.
 
 `python -m dmtrl.lab.bench.scale_run '{"kind": "solve", "m": 1000, ...}'` prints one JSON object. Peak memory is the
 maximum resident size minus the resident size after imports and a small problem that compiles everything. It includes
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl import MTRLRegressor, load
+from dmtrl import MTRLClassifier, MTRLRegressor, load
 from dmtrl.data.task_data import TaskData
 from dmtrl.solver.api import solve
 from dmtrl.solver.outcome import Outcome
@@ -106,13 +106,14 @@ def solve_run(m: int, rows: int, d: int, dtype: str, loss: str, thin: bool = Fal
     }  # fmt: skip
 
 
-def fit_run(m: int, rows: int, d: int, dtype: str, **_: Any) -> dict[str, Any]:
-    """Fit MTRLRegressor on rows in random order, predict them, save the model and load it."""
+def fit_run(m: int, rows: int, d: int, dtype: str, loss: str = "squared", **how: Any) -> dict[str, Any]:
+    """Fit the default estimator on rows in random order, predict them, save the model and load it."""
+    kind, thin = MTRLRegressor if loss == "squared" else MTRLClassifier, bool(how.get("thin"))
 
-    def model() -> MTRLRegressor:
-        return MTRLRegressor(reg_lambda=LAMBDAS["squared"], tol=GAP, n_jobs=-1)
+    def model() -> Any:
+        return kind(loss=loss, reg_lambda=LAMBDAS[loss], tol=GAP, n_jobs=-1)
 
-    small = make(3, min(rows, 50), d, dtype, "squared")
+    small = make(3, min(rows, 50), d, dtype, loss, thin=thin)
     model().fit(small[0], small[1], tasks=small[2])
     before, seconds = memory()[0], {}
 
@@ -122,7 +123,7 @@ def fit_run(m: int, rows: int, d: int, dtype: str, **_: Any) -> dict[str, Any]:
         seconds[name] = time.perf_counter() - began
         return found
 
-    X, y, tasks = timed("made", lambda: make(m, rows, d, dtype, "squared", mixed=True))
+    X, y, tasks = timed("made", lambda: make(m, rows, d, dtype, loss, mixed=True, thin=thin))
     fitted = timed("fit", lambda: model().fit(X, y, tasks=tasks))
     peak = memory()[1] - before
     predicted = timed("predict", lambda: fitted.predict(X, tasks=tasks))
@@ -131,7 +132,7 @@ def fit_run(m: int, rows: int, d: int, dtype: str, **_: Any) -> dict[str, Any]:
         again = timed("load", lambda: load(Path(folder) / "model"))
         same = bool(np.array_equal(again.predict(X[:1000], tasks=tasks[:1000]), predicted[:1000]))
     return {
-        "data": size(X, y, tasks), "peak": peak, "seconds": seconds,
+        "data": size(X, y, tasks), "peak": peak, "seconds": seconds, "weights": 8 * fitted.coef_.size,
         "rounds": fitted.n_rounds_, "gap": fitted.certificate_.relative_gap, "same_when_loaded": same,
     }  # fmt: skip
 

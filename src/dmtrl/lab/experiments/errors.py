@@ -20,6 +20,7 @@ from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
 
 TOGETHER, ALONE, POOLED = "joint", "single-task", "pooled"
+THE_PAPERS: dict[str, Any] = {"owns": (0.0,), "task_weight": "equal"}  # the objective of the paper
 HOW: dict[str, dict[str, Any]] = {TOGETHER: {}, ALONE: {"relationship": "independent", "commons": (0.0,)}, POOLED: {}}
 NAME_IN_PAPER = {TOGETHER: "DMTRL", ALONE: "single-task"}
 SPLITS = 5
@@ -104,7 +105,7 @@ _MNIST = _Setting(
     "mnist",
     "MNIST: ten digits, one against the rest",
     _mnist_split,
-    {"loss": "hinge", "lambdas": [1e-3, 3e-4, 1e-4], "commons": (0.0,), "cv": 3},
+    {"loss": "hinge", "lambdas": [1e-3, 3e-4, 1e-4], "commons": (0.0,), "cv": 3, **THE_PAPERS},
     (TOGETHER, ALONE),
     "One task per digit, against as many random images of other digits: 12,000 training rows per task. The division "
     "into training and test images is the official one, so splits differ only in the negatives.",
@@ -120,6 +121,7 @@ _MDS = _Setting(
         "commons": (0.0, 1.0, 10.0),
         "cv": 4,
         "fit_intercept": False,
+        **THE_PAPERS,
     },
     (TOGETHER, ALONE, POOLED),
     "The full data set is no longer available. This is a subset with fewer and other rows, balanced classes and "

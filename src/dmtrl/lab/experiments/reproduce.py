@@ -1,5 +1,6 @@
 """The reproduction of the paper: all experiments of `dmtrl reproduce`."""
 
+from dmtrl.lab.experiments.accuracy import ACCURACY
 from dmtrl.lab.experiments.agreement import AGREEMENT
 from dmtrl.lab.experiments.bounds import BOUNDS
 from dmtrl.lab.experiments.collection import Collection
@@ -7,6 +8,7 @@ from dmtrl.lab.experiments.convergence import CONVERGENCE
 from dmtrl.lab.experiments.coupling import COUPLING
 from dmtrl.lab.experiments.errors import MDS, MNIST
 from dmtrl.lab.experiments.heart import HEART
+from dmtrl.lab.experiments.intervals import INTERVALS
 from dmtrl.lab.experiments.relations import RELATIONS
 from dmtrl.lab.experiments.school import SCHOOL
 from dmtrl.lab.experiments.stall import STALL
@@ -25,6 +27,8 @@ REPRODUCTION = Collection(
         "mnist": [MNIST],
         "mds": [MDS],
         "heart": [HEART],
+        "accuracy": [ACCURACY],
+        "intervals": [INTERVALS],
         "convergence": [*CONVERGENCE, AGREEMENT, STALL],
     },
 )

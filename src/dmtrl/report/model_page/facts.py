@@ -13,10 +13,14 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
+from dmtrl.data.task_data import tiny_tasks
+from dmtrl.estimators.correlations import CorrelationIntervals
 from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.held_out import Metrics
+from dmtrl.estimators.inputs import lookup
 from dmtrl.losses import get_loss
 from dmtrl.relationship import TaskCovariance, is_learned
-from dmtrl.report.model_page.held_out import HeldOut, held_out_error
+from dmtrl.report.model_page.held_out import HeldOut, held_out_error, metrics_of
 from dmtrl.solver.certificate import Certificate
 
 
@@ -45,13 +49,19 @@ class ModelFacts:
     scaled: bool = False  # whether the features were standardised
     history: Sequence[Mapping[str, Any]] = ()
     rows: int | None = None
+    unit_rows: np.ndarray | None = None  # the number of rows of the task of each unit
+    kappa: float = 0.0  # strength of the own parts
+    shares: np.ndarray | None = None  # of each task: how much of its coefficients is common, related and its own
     classes: Sequence[str] = ()
     target: str = ""
     task_column: str = ""
     held_out: HeldOut | None = None
+    metrics: Metrics | None = None  # on held-out rows
     comparison: Comparison | None = None
     comparable: bool = True  # whether the data of the fit allows a comparison
     truth: np.ndarray | None = None
+    clear: np.ndarray | None = None  # which correlations have an interval without zero
+    clear_level: float = 0.9  # of these intervals
     record: str = ""
     more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # additional key figures
     study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/coordinate.py
@@ -66,9 +76,20 @@ class ModelFacts:
         """What the rows are: tasks, or pairs of a task and a class."""
         return "tasks" if len(self.names) == self.tasks else "pairs of task and class"
 
+    @property
+    def tiny(self) -> np.ndarray:
+        """Which units have very few rows; none if the numbers of rows are not known."""
+        return np.zeros(len(self.names), dtype=bool) if self.unit_rows is None else tiny_tasks(self.unit_rows)
+
 
 def model_facts(
-    model: Any, X: Any = None, y: Any = None, tasks: Any = None, comparison: Any = None, sample_weight: Any = None
+    model: Any,
+    X: Any = None,
+    y: Any = None,
+    tasks: Any = None,
+    comparison: Any = None,
+    sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> ModelFacts:
     """The facts of a fitted estimator.
 
@@ -94,6 +115,8 @@ def model_facts(
         loss=get_loss(model.loss).name.replace("_", " "),
         reg_lambda=float(model.reg_lambda_),
         tau=float(model.common_strength_),
+        kappa=float(model.own_strength_),
+        shares=model.weight_shares_,
         features=int(model.n_features_in_),
         feature_names=_feature_names(model, preparation),
         coef=None if mapped else np.asarray(model.coef_, dtype=float).reshape(len(names), -1),
@@ -101,15 +124,27 @@ def model_facts(
         scaled=preparation is not None and preparation.width is None,
         history=list(getattr(model, "history_", [])),
         rows=None if X is None else _count_rows(X, y),
+        unit_rows=None if model.task_rows_ is None else np.repeat(model.task_rows_, len(names) // len(model.tasks_)),
         classes=[str(plain(name)) for name in getattr(model, "classes_", [])],
         target="" if preparation is None else str(preparation.target),
         task_column="" if preparation is None else str(preparation.task),
         held_out=held_out_error(model, comparison or None, X, y, tasks, sample_weight),
+        metrics=metrics_of(model, comparison or None),
         comparison=comparison or None,
+        clear=None if intervals is None else _clear(model, intervals),
+        clear_level=0.9 if intervals is None else intervals.level,
         comparable=len(model.tasks_) > 1,
         record=_record(model),
         study=getattr(model, "study_", None),
     )
+
+
+def _clear(model: Any, intervals: CorrelationIntervals) -> np.ndarray:
+    """Which pairs of the model's units have an interval without zero. A unit that was left out of the fit has none."""
+    known = lookup(np.asarray(getattr(intervals.lower, "index", model.unit_names_)), model.unit_names_)
+    clear = np.eye(len(model.unit_names_), dtype=bool)
+    clear[np.ix_(known, known)] = intervals.without_zero
+    return clear
 
 
 def _feature_names(model: Any, preparation: Any) -> list[str]:

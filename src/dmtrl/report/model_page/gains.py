@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.diagnostics import PARTS, Comparison
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
 from dmtrl.report.displays import measure_name
 from dmtrl.report.model_page.facts import ModelFacts, format_number
@@ -27,8 +27,9 @@ def headline(facts: ModelFacts) -> str:
     """One sentence about gains for the top of the page; empty without a comparison."""
     if facts.comparison is None:
         return ""
-    gain = facts.comparison.alone - facts.comparison.together
-    helped, hurt = int((gain > 0).sum()), int(facts.comparison.hurts.sum())
+    counted = ~facts.comparison.tiny
+    gain = (facts.comparison.alone - facts.comparison.together)[counted]
+    helped, hurt = int((gain > 0).sum()), int(facts.comparison.hurts[counted].sum())
     sentence = f"On held-out rows, {helped:,} of {len(gain):,} tasks do better together than alone"
     if not hurt:
         return f"{sentence}, and no task is marked as hurt."
@@ -65,7 +66,25 @@ def gain_section(facts: ModelFacts) -> Section:
     columns = ["task", *MODELS, "gain", "hurt"]
     caption = f"Mean held-out {comparison.measure}. The gain is alone minus together. Click a column heading to sort."
     items.append(Table("Errors and gains", columns, rows, caption))
+    items += _share_table(comparison, names)
     return Section(TITLE, items)
+
+
+def _share_table(comparison: Comparison, names: list[str]) -> list[Item]:
+    """The rows of each task, and how much of its coefficients is common, related and its own."""
+    if comparison.rows is None or comparison.shares is None:
+        return []
+    some = bool(comparison.tiny.any())  # only then there is a column with marks
+    lines = [
+        [name, int(comparison.rows[i]), *(["few" if comparison.tiny[i] else None] if some else []), *shares.tolist()]
+        for i, (name, shares) in enumerate(zip(names, comparison.shares, strict=True))
+    ]
+    columns = ["task", "rows", *(["few rows"] if some else []), *PARTS]
+    caption = (
+        "How much of a task's coefficients all tasks share (common), only related tasks share (related), and the task "
+        "has of its own: the lengths of the three parts, divided by their sum."
+    )
+    return [Table("Rows and shares", columns, lines, caption)]
 
 
 def _how_to_compare(facts: ModelFacts) -> str:
@@ -86,14 +105,17 @@ def _summary(comparison: Comparison, names: list[str]) -> str:
         "alone": "**Here, one model for each task alone has the lowest error.**",
         "pooled": "**Here, one model for all tasks has the lowest error**: the tasks hardly differ, or have few rows.",
     }[MODELS[int(np.argmin(means))]]
+    tiny = comparison.tiny
+    gain, count = gain[~tiny], int((~tiny).sum())
     helped, worse = int((gain > 0).sum()), int((gain < 0).sum())
-    hurt = [name for name, is_hurt in zip(names, comparison.hurts, strict=True) if is_hurt]
-    marked = f"{_marked(len(hurt), len(names))}: {literal(listed(hurt))}" if hurt else "No task is marked as hurt"
+    hurt = [names[i] for i in np.flatnonzero(comparison.hurts & ~tiny)]
+    marked = f"{_marked(len(hurt), count)}: {literal(listed(hurt))}" if hurt else "No task is marked as hurt"
+    few = f" (without {int(tiny.sum()):,} with fewer rows than 3 or than a tenth of the median)" if tiny.any() else ""
     shown = [format_error(mean, comparison.measure) for mean in means]
     return (
         f"Mean held-out {comparison.measure} over tasks with equal weight: **{shown[0]}** together, **{shown[1]}** "
         f"each task alone, **{shown[2]}** with one model for all tasks. {verdict}\n\n"
-        f"Of {len(names):,} tasks, {helped:,} do better together than alone and {worse:,} do worse. {marked}. A task "
+        f"Of {count:,} tasks{few}, {helped:,} do better together than alone and {worse:,} do worse. {marked}. A task "
         "is marked as hurt if a one-sided test at the 1 % level finds a larger error together than alone. Each task is "
         "tested separately."
     )

@@ -5,15 +5,24 @@ The error comes from cross-validation or from a comparison; nothing is fitted he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.diagnostics import Comparison, default_measure
+from dmtrl.estimators.held_out import LOWER_IS_BETTER, TITLES, Metrics
+from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
+from dmtrl.report.content import Item, Table
 from dmtrl.report.displays import measure_name
+from dmtrl.solver.cross_validation import SCORE
 
+OTHERS = {"alone": "each task alone", "pooled": "one model for all"}
 SQUARED_ERROR, ERROR_RATE = measure_name("squared_error"), measure_name("wrong")
+BASELINES = {SQUARED_ERROR: "each task's mean", ERROR_RATE: "each task's most frequent class"}
+_FAR = 40.0  # scores beyond this change no loss of a class or a count: exp(-40) is 4e-18
+_STEPS = 100  # of a golden section search: the interval shrinks by 1e-21
 
 
 @dataclass(frozen=True)
@@ -32,7 +41,7 @@ class HeldOut:
 
     @property
     def baseline_name(self) -> str:
-        return "each task's most frequent class" if self.measure == ERROR_RATE else "each task's mean"
+        return BASELINES.get(self.measure, "each task's best constant")
 
     def format(self, error: float) -> str:
         return format_error(error, self.measure)
@@ -60,19 +69,28 @@ def held_out_error(
     """
     path = getattr(model, "cv_path_", None)
     if path is not None:
-        measure, over = measure_name(model.scoring_), "rows"
-        error = path.mean(model.scoring_)[path.cell(model.reg_lambda_, model.common_strength_)]
+        measure, over = measure_name(cv_measure(model)), "rows"
+        cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
+        error = path.mean(cv_measure(model))[cell]
     elif comparison is not None:
         measure, over = measure_name(comparison.measure), "tasks"
         error = np.nanmean(comparison.together)
     else:
         return None
     baseline = None
-    if X is not None and measure in (SQUARED_ERROR, ERROR_RATE):
+    if X is not None:
         table = model.read_rows(X, y, tasks, sample_weight)
         weight = None if table.sample_weight is None else table.sample_weight[table.rows]
-        baseline = baseline_error(table.y, table.codes, weight, measure, over)
+        if measure in BASELINES:
+            baseline = baseline_error(table.y, table.codes, weight, measure, over)
+        else:
+            baseline = baseline_loss(get_loss(model.loss), table.y, table.codes, weight, over)
     return HeldOut(measure, float(error), over, path is not None, baseline)
+
+
+def cv_measure(model: Any) -> str:
+    """The error of cross-validation to show: the one that was minimised, or the usual one if a scorer chose."""
+    return default_measure(model.loss) if model.scoring_ == SCORE else str(model.scoring_)
 
 
 def baseline_error(
@@ -107,6 +125,51 @@ def baseline_error(
     return float((errors[known] / total[known]).mean())
 
 
+def baseline_loss(
+    loss: AnyLoss, y: Any, tasks: np.ndarray, sample_weight: np.ndarray | None, over: str = "rows"
+) -> float | None:
+    """The mean loss of the constant that suits each task best, over rows or over tasks; None if no task has two rows.
+
+    With more than two classes, one class against the rest after the other.
+    """
+    task = np.unique(tasks, return_inverse=True)[1]
+    weight = np.ones(len(task)) if sample_weight is None else np.asarray(sample_weight, dtype=float)
+    some = np.bincount(task)[task] > 1
+    task, weight, y = np.unique(task[some], return_inverse=True)[1], weight[some], np.asarray(y)[some]
+    if len(task) == 0:
+        return None
+    targets = [np.asarray(y, dtype=float)] if loss.kind == REGRESSION else []
+    if loss.kind == CLASSIFICATION:
+        classes = np.unique(y)
+        targets = [np.where(y == name, 1.0, -1.0) for name in (classes if len(classes) > 2 else classes[-1:])]
+    errors = np.mean([_least_losses(loss, target, task, weight) for target in targets], axis=0)
+    total = np.bincount(task, weights=weight)
+    return float(errors.sum() / total.sum()) if over == "rows" else float((errors / total).mean())
+
+
+def _least_losses(loss: AnyLoss, y: np.ndarray, task: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """For each task, the least sum of weighted losses that one score for all of its rows attains.
+
+    The sum is convex in the score: a golden section search over all tasks at the same time finds it.
+    """
+    m = int(task.max()) + 1
+    low, high = np.full(m, -_FAR), np.full(m, _FAR)
+    if loss.kind == REGRESSION and loss.name != "poisson":  # the best score is among the labels
+        low, high = np.full(m, np.inf), np.full(m, -np.inf)
+        np.minimum.at(low, task, y)
+        np.maximum.at(high, task, y)
+
+    def total(score: np.ndarray) -> np.ndarray:
+        return np.bincount(task, weights=weight * loss.value(score[task], y), minlength=m)
+
+    ratio = (np.sqrt(5) - 1) / 2
+    for _ in range(_STEPS):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        first = total(left) <= total(right)
+        low, high = np.where(first, low, left), np.where(first, right, high)
+    return total((low + high) / 2)
+
+
 def headline(found: HeldOut | None) -> str:
     """One sentence for the top of the page; empty if nothing was held out."""
     if found is None:
@@ -131,3 +194,43 @@ def paragraph(found: HeldOut) -> str:
     if found.tuned:
         text += "Lambda and tau were chosen on the same rows, so the error on new rows may be slightly larger."
     return text.strip()
+
+
+def metrics_of(model: Any, comparison: Comparison | None) -> Metrics | None:
+    """The metrics on held-out rows: from choosing lambda, else from the comparison."""
+    found = vars(model).get("metrics_")
+    return found if found is not None or comparison is None else comparison.metrics.get("together")
+
+
+def metric_tables(metrics: Metrics, comparison: Comparison | None, names: Sequence[str]) -> list[Item]:
+    """The metrics of all held-out rows beside their baselines, and those of each task."""
+    compared = {} if comparison is None else comparison.metrics
+    others = {name: compared[name] for name in OTHERS if name in compared}
+    rows = [
+        [
+            TITLES[name],
+            _shown(metrics.overall[name]),
+            _shown(metrics.baseline[name]),
+            *(_shown(other.overall[name]) for other in others.values()),
+            "lower" if LOWER_IS_BETTER[name] else "higher",
+        ]
+        for name in metrics.overall
+    ]
+    what = "mean of the other rows" if "r2" in metrics.overall else "class frequencies"
+    caption = f"The baseline knows only the task of a row and predicts its {what}."
+    if "calibration" in metrics.overall:
+        caption += " The calibration error is the mean distance between predicted probability and frequency, in bins."
+    columns = ["metric", "model", "baseline", *(OTHERS[name] for name in others), "better"]
+    tables: list[Item] = [Table("Metrics on held-out rows", columns, rows, caption)]
+    if len(names) > 1:
+        columns = ["task", "rows", *(TITLES[name] for name in metrics.per_task)]
+        lines = [
+            [name, int(metrics.rows[i]), *(_shown(values[i]) for values in metrics.per_task.values())]
+            for i, name in enumerate(names)
+        ]
+        tables.append(Table("Metrics of each task", columns, lines, "Rows: held out once. Empty: not defined."))
+    return tables
+
+
+def _shown(value: float) -> float | None:
+    return float(f"{value:.4g}") if np.isfinite(value) else None

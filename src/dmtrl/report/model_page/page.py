@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.labels import plain
+from dmtrl.estimators.correlations import CorrelationIntervals
+from dmtrl.estimators.diagnostics import format_shares
 from dmtrl.report.content import (
     ChartGrid,
     DotPlot,
@@ -46,6 +49,7 @@ def model_page(
     comparison: Any = None,
     title: str | None = None,
     sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> Page:
     """The page about a fitted model.
 
@@ -59,8 +63,10 @@ def model_page(
         it out.
     title : str, optional
         By default, the target and the task column, or the number of tasks.
+    intervals : CorrelationIntervals, optional
+        The result of `model.correlation_intervals(X, y, tasks)`, to show which relations are clear.
     """
-    facts = model_facts(model, X, y, tasks, comparison, sample_weight)
+    facts = model_facts(model, X, y, tasks, comparison, sample_weight, intervals)
     return page_from_facts(facts, title or _title(facts))
 
 
@@ -73,12 +79,13 @@ def write_model_page(
     comparison: Any = None,
     title: str | None = None,
     sample_weight: Any = None,
+    intervals: CorrelationIntervals | None = None,
 ) -> Path:
     """Write the page about a fitted model as one offline HTML file, and return its path.
 
     The other parameters are those of `model_page`.
     """
-    return write_page(model_page(model, X, y, tasks, comparison, title, sample_weight), path)
+    return write_page(model_page(model, X, y, tasks, comparison, title, sample_weight, intervals), path)
 
 
 def _title(facts: ModelFacts) -> str:
@@ -133,6 +140,8 @@ def _accuracy(facts: ModelFacts) -> Section:
         ("loss", facts.loss),
         ("lambda", f"{facts.reg_lambda:.3g}"),
         ("common component", f"{facts.tau:.3g}" if facts.tau > 0 else "none"),
+        *([("own parts", f"{facts.kappa:.3g}")] if facts.kappa > 0 else []),
+        *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and facts.tasks > 1 else []),
         *facts.more,
     ]
     best = (
@@ -159,12 +168,17 @@ def _accuracy(facts: ModelFacts) -> Section:
         )
     text += (
         "\n\n**What the certificate does not cover.** It bounds the objective: the sum over tasks of each task's mean "
-        "loss on the rows of the fit, plus the penalty. It says nothing about the error on new rows, or about whether "
+        "loss on the rows of the fit, times the weight of the task, plus the penalty. It says nothing about the error "
+        "on new rows, or about whether "
         f"lambda, the loss and the features were chosen well. {_where_to_look(facts)}"
     )
     if facts.held_out is not None:
         text = f"{held_out.paragraph(facts.held_out)}\n\n{text}"
-    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text)])
+    tables: list[Item] = []
+    if facts.metrics is not None:
+        names = [str(plain(name)) for name in facts.metrics.tasks]
+        tables = held_out.metric_tables(facts.metrics, facts.comparison, names)
+    return Section("Accuracy and certificate", [KeyFigures("Key figures of the model", figures), Text(text), *tables])
 
 
 def _held_out_figures(facts: ModelFacts) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ MAX_PAIRED = 20_000  # tasks among which the strongest pairs are searched
 PAIRS = 10
 LONG_NAME = 16  # characters; two tables with longer names do not fit side by side
 TITLE = "Which tasks are related"
+FEW_ROWS = "Tasks with very few rows (fewer than 3, or than a tenth of the median) are left out."
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Relations:
 
     groups: the group number of each task, from 0 in the order shown. cells: the tasks of each row of the heat map, one
     each unless rows are groups. matrix: the correlations of these rows. alike and opposed: the strongest pairs, none
-    weaker than WEAK. sampled: whether only some tasks were searched for pairs.
+    weaker than WEAK. sampled: whether only some tasks were searched for pairs. vectors: products are correlations; zero
+    for tasks with very few rows, whose relations are mostly chance.
     """
 
     vectors: np.ndarray
@@ -97,13 +99,15 @@ def relations(facts: ModelFacts) -> Relations:
         order = similarity_order(matrix)
         matrix, groups = matrix[np.ix_(order, order)], np.argsort(order)[found]
         cells = [np.flatnonzero(groups == g) for g in range(len(order))]
+    group_matrix = group_correlations(vectors, groups)
+    vectors[facts.tiny] = 0.0
     sampled = m > MAX_PAIRED
     searched = np.linspace(0, m - 1, MAX_PAIRED).astype(int) if sampled else np.arange(m)
     alike, opposed = (
         [Pair(int(searched[p.first]), int(searched[p.second]), p.value) for p in pairs if abs(p.value) >= WEAK]
         for pairs in (strongest_pairs(vectors[searched], PAIRS) if m > 1 else ([], []))
     )
-    return Relations(vectors, groups, group_correlations(vectors, groups), cells, matrix, alike, opposed, sampled)
+    return Relations(vectors, groups, group_matrix, cells, matrix, alike, opposed, sampled)
 
 
 def _renumbered(groups: np.ndarray) -> np.ndarray:
@@ -123,19 +127,20 @@ def headline(facts: ModelFacts, found: Relations) -> str:
     if not any_related(found):
         return f"No two {facts.units} are related: each was in effect learned alone."
     sentences = []
-    joint = [int(size) for size in np.bincount(found.groups) if size > 1]
-    if len(joint) == 1 and joint[0] == len(facts.names):
-        sentences.append(f"All {joint[0]:,} {facts.units} are alike.")
+    count = int((~facts.tiny).sum())
+    joint = [int(size) for size in np.bincount(found.groups[~facts.tiny]) if size > 1]
+    if len(joint) == 1 and joint[0] == count:
+        sentences.append(f"All {joint[0]:,} {facts.units}{_left_out(facts)} are alike.")
     elif found.grouped:
         sentences.append(
             f"The {len(facts.names):,} {facts.units} form {len(found.cells):,} groups of similar {facts.units}."
         )
     elif joint:
-        loose = len(facts.names) - sum(joint)
+        loose = count - sum(joint)
         alone = f"; {loose:,} {'is' if loose == 1 else 'are'} in no group" if loose else ""
         groups = f"{len(joint)} group{'s' if len(joint) > 1 else ''}"
-        some = f"{sum(joint):,} of {len(facts.names):,}" if loose else f"The {len(facts.names):,}"
-        sentences.append(f"{some} {facts.units} form {groups}{alone}.")
+        some = f"{sum(joint):,} of {count:,}" if loose else f"The {count:,}"
+        sentences.append(f"{some} {facts.units}{_left_out(facts)} form {groups}{alone}.")
     if found.opposed:
         pair = found.opposed[0]
         first, second = literal(facts.names[pair.first]), literal(facts.names[pair.second])
@@ -143,6 +148,11 @@ def headline(facts: ModelFacts, found: Relations) -> str:
     else:
         sentences.append(f"No two {facts.units} are opposed.")
     return " ".join(sentences)
+
+
+def _left_out(facts: ModelFacts) -> str:
+    few = int(facts.tiny.sum())
+    return f" (without {few:,} with very few rows)" if few else ""
 
 
 def relation_section(facts: ModelFacts, found: Relations) -> Section:
@@ -186,6 +196,16 @@ def _heat_map(facts: ModelFacts, found: Relations) -> HeatMap:
     if facts.truth is not None and not found.grouped:
         order = [int(tasks[0]) for tasks in found.cells]
         panels = [("learned", found.matrix), ("true", facts.truth[np.ix_(order, order)])]
+    if facts.clear is not None and facts.truth is None and not found.grouped:
+        order = [int(tasks[0]) for tasks in found.cells]
+        clear = facts.clear[np.ix_(order, order)]
+        panels = [("learned", found.matrix), ("clearly not zero", np.where(clear, found.matrix, np.nan))]
+        pairs = np.triu_indices(m, 1)
+        level, kept = facts.clear_level, f"{int(clear[pairs].sum()):,} of {len(pairs[0]):,}"
+        caption += (
+            f" On the right, pairs whose {level:.0%} interval contains zero are left blank: the rows do not tell if "
+            f"they are related. {kept} pairs remain; of pairs that are not related, {1 - level:.0%} remain by chance."
+        ).replace("%", " %")
     off = found.matrix[~np.eye(len(found.matrix), dtype=bool)]
     alt = (
         f"Heat map of the correlations of {m:,} {what}, from {_signed(off.min())} to {_signed(off.max())}; "
@@ -197,6 +217,8 @@ def _heat_map(facts: ModelFacts, found: Relations) -> HeatMap:
 
 def _pair_tables(facts: ModelFacts, found: Relations) -> list[Item]:
     where = f"Searched among {MAX_PAIRED:,} evenly spaced tasks of {len(facts.names):,}." if found.sampled else ""
+    if facts.tiny.any():
+        where = f"{where} {FEW_ROWS}".strip()
     named = {place for pair in (*found.alike, *found.opposed) for place in (pair.first, pair.second)}
     half = max((len(facts.names[place]) for place in named), default=0) <= LONG_NAME
     items: list[Item] = []
@@ -247,6 +269,7 @@ def _task_table(facts: ModelFacts, found: Relations) -> Table:
     shown = np.arange(m) if m <= MAX_LISTED else np.linspace(0, m - 1, MAX_LISTED).astype(int)
     nearest = nearest_tasks(found.vectors[shown])
     names = [facts.names[int(i)] for i in shown]
+    count, tiny = facts.unit_rows, facts.tiny
     rows: list[list[object]] = []
     for i, name in enumerate(names):
         row: list[object] = [name, found.group_number(int(found.groups[shown[i]])), None, None, None, None]
@@ -254,11 +277,16 @@ def _task_table(facts: ModelFacts, found: Relations) -> Table:
             row[2:4] = [names[nearest.alike[i]], float(nearest.alike_value[i])]
         if nearest.opposed_value[i] <= -WEAK:
             row[4:6] = [names[nearest.opposed[i]], float(nearest.opposed_value[i])]
+        if count is not None:
+            row[1:1] = [int(count[shown[i]])] + (["few" if tiny[shown[i]] else None] if tiny.any() else [])
         rows.append(row)
     columns = ["task", "group", "most alike", "correlation", "most opposed", "correlation with it"]
+    if count is not None:
+        columns[1:1] = ["rows", *(["few rows"] if tiny.any() else [])]
     few = f"{MAX_LISTED:,} evenly spaced tasks of {m:,}, compared with each other. " if m > MAX_LISTED else ""
     alone = "" if found.grouped else " A task without a group number is in no group."
-    caption = f"{few}Correlations between −{WEAK:g} and {WEAK:g} are left out.{alone}"
+    marked = " Tasks marked as having few rows have fewer than 3, or than a tenth of the median." if tiny.any() else ""
+    caption = f"{few}Correlations between −{WEAK:g} and {WEAK:g} are left out.{marked}{alone}"
     return Table("Closest tasks", columns, rows, caption)
 
 

@@ -16,7 +16,9 @@ from dmtrl.solver.settings import Settings
 _WHEN_TO_STOP = {"tol", "max_rounds", "omega_steps"}
 
 
-def problem_of(layout: Layout, relationship: Relationship, lam: float, settings: Settings) -> dict[str, Any]:
+def problem_of(
+    layout: Layout, relationship: Relationship, lam: float, settings: Settings, task_weight: np.ndarray
+) -> dict[str, Any]:
     """What a checkpoint must agree on, as far as the coordinator knows it; each worker checks its own rows.
     When to stop may differ: a finished run can continue with a smaller tol or more rounds."""
     options = {name: value for name, value in asdict(settings).items() if name not in _WHEN_TO_STOP}
@@ -27,6 +29,7 @@ def problem_of(layout: Layout, relationship: Relationship, lam: float, settings:
         "the partition (rows and weights of each worker)": _digest(
             *layout.positions, layout.task, layout.rows, layout.weight
         ),
+        "the weights of the tasks": _digest(task_weight),
         "lambda": lam,
         "the relationship": _relation(relationship),
         **_sample(relationship, layout.m, layout.d),
@@ -46,7 +49,8 @@ def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any])
 
 
 def _relation(relationship: Any) -> list[Any]:
-    facts = [type(relationship).__name__, relationship.name, relationship.tau, getattr(relationship, "weight", None)]
+    strengths = relationship.tau, relationship.kappa, getattr(relationship, "weight", None)
+    facts = [type(relationship).__name__, relationship.name, *strengths]
     facts = [_as_json(fact) for fact in facts]
     covariance, base = getattr(relationship, "covariance", None), getattr(relationship, "base", None)
     if isinstance(covariance, TaskCovariance):

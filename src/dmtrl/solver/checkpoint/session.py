@@ -25,7 +25,7 @@ from dmtrl.solver.checkpoint.versions import Arrays, Version
 from dmtrl.solver.outcome import StartPoint
 
 FIT = "fit"  # the run on all rows; other runs are paths of a cross-validation
-Cell = tuple[float, float, int]  # tau, lambda, fold
+Cell = tuple[float, float, float, int]  # common, own, lambda, fold
 
 
 class PathEnd(NamedTuple):
@@ -285,7 +285,7 @@ def _refuse_occupied(folder: str) -> None:
 
 
 def _read_fits(version: Version) -> FinishedFits:
-    cells = [(float(tau), float(lam), int(fold)) for tau, lam, fold in version.header["cells"]]
+    cells = [(float(tau), float(kappa), float(lam), int(fold)) for tau, kappa, lam, fold in version.header["cells"]]
     sums = _under("score", version.arrays)
     scores = {cell: {name: values[i] for name, values in sums.items()} for i, cell in enumerate(cells)}
     ends = {}

@@ -17,7 +17,7 @@ import numpy as np
 from dmtrl import storage
 from dmtrl.solver.checkpoint.options import PathLike, absolute
 
-FORMAT = 4
+FORMAT = 5
 _KIND = "dmtrl checkpoint"
 _STATE, _MANIFEST = "coordinator.npz", "manifest.json"
 _NAME = re.compile(r"version-([0-9]{6,})-([0-9a-f]{8})")

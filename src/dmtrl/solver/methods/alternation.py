@@ -19,7 +19,7 @@ from dmtrl.solver.outcome import Candidate
 class AlternationState:
     b: np.ndarray  # of each unit
     covariance: TaskCovariance  # Sigma
-    total: TaskCovariance  # Sigma with the common component
+    total: TaskCovariance  # Sigma with the common component and the own parts
     rho: float  # times eta
     step: np.ndarray  # of each unit
     smoothing: float
@@ -45,10 +45,11 @@ class Alternation:
         state.b = b
 
     def _prepared(self, covariance: TaskCovariance) -> tuple[TaskCovariance, TaskCovariance, float, np.ndarray]:
-        """Sigma, Sigma with the common component, rho and the step sizes."""
+        """Sigma, Sigma with the common component and the own parts, rho and the step sizes."""
         context, layout, settings = self._context, self._context.layout, self._context.settings
         covariance = _contiguous(covariance)
-        total = _contiguous(covariance.plus_common(context.relationship.tau))
+        relationship = context.relationship
+        total = _contiguous(covariance.plus_common(relationship.tau).plus_own(relationship.kappa))
         rho = total.paper_rho(layout.task) if settings.rho == "paper" else total.spectral_rho(layout.task)
         rho *= settings.eta
         return covariance, total, rho, rho * total.diagonal()[layout.task] / context.lam
@@ -100,8 +101,8 @@ class Alternation:
             omega,
         )
         if omega:
-            own = state.covariance.apply(totals.B) / context.lam
-            updated = relationship.update(own, state.smoothing)
+            related = state.covariance.plus_own(relationship.kappa).apply(totals.B) / context.lam
+            updated = relationship.update(related, state.smoothing)
             state.covariance, state.total, state.rho, state.step = self._prepared(updated)
             state.smoothing = max(state.smoothing * settings.smoothing_decay, settings.smoothing_floor)
             state.round_in_w_step = 0

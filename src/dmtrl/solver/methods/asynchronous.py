@@ -256,7 +256,8 @@ class AsynchronousSplitting:
         U, Z, b = features(state.U)[units], features(state.Z)[tasks], features(state.b)[units]
         moved, size, slope = norm(Z - features(Z_before)[tasks]), norm(Z), max(norm(b), 1e-300)
         change = 1.0
-        if is_straight(moved, size, norm(b - features(b_before)[units]), slope):
+        straight = is_straight(moved, size, norm(b - features(b_before)[units]), slope)
+        if straight and self._context.may_stride(state.s):
             change = STRIDE
         elif state.rounds > 2 and state.rounds % 2:
             primal, dual = norm(U - Z) / max(norm(U), size, 1e-300), moved / (state.s * slope)

@@ -15,7 +15,7 @@ import numpy as np
 from dmtrl.numerics.rowwise import over_rows
 from dmtrl.protocol.messages import Improved, Round
 from dmtrl.protocol.steps import Steps
-from dmtrl.relationship import FreeIntercept, Relationship
+from dmtrl.relationship import FreeIntercept, Learned, Relationship
 from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Candidate
@@ -52,12 +52,21 @@ class RunContext:
 
         over_rows(add, *V.shape)
         if self.intercept_step is None:
+            if type(self.relationship) is Learned:  # a subclass may override prox
+                return self.relationship.prox_into(V, V, t, common)
             return self.relationship.prox(V, t, common)
         assert isinstance(self.relationship, FreeIntercept)
         own = self.intercept_ridge >= 0  # the workers have taken the proximal step of the ridge already
         step = np.zeros(len(U)) if own else self.intercept_step
         V[:, -1] = U[:, -1] + step * B[:, -1]
         return self.relationship.prox_with_steps(V, t, step * self.lam, common)
+
+    def may_stride(self, s: float) -> bool:
+        """Whether a longer step can still bring the weights forward. The penalty is at least that of a ridge of lambda
+        over 1 + m tau + kappa, the largest variance there is. With longer steps the proximal map is near its limit, and
+        B stands still because the steps are long, not because the losses are linear."""
+        relationship = self.relationship
+        return s * self.lam <= 1.0 + self.layout.m * relationship.tau + relationship.kappa
 
     def features(self, A: np.ndarray) -> np.ndarray:
         """The columns of the features: a view without the intercept."""
@@ -83,6 +92,7 @@ class GapToClose:
     accuracy: float  # share of it at which the sum of the local gaps aims
     finish: float  # sum of local gaps that ends the run, if the units are independent of each other
     new: bool = True  # whether it was computed after the last answer
+    best: np.ndarray | None = None  # the best weights so far, which must not be written over
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dmtrl.solver.methods.base import (
 from dmtrl.solver.outcome import Candidate
 
 STRIDE = 8.0  # how much longer the step becomes where the losses look linear
-_SHARE, _POWER = 0.8, 0.7  # of the balance (20); tuned over data sets and lambdas
+_SHARE, _POWER = 1.25, 0.6  # of the balance (20); tuned over random problems
 
 
 @dataclass
@@ -37,12 +37,14 @@ class SplittingState:
     w_conjugate: float
     b: np.ndarray  # of each unit
     s: float  # step size
+    prox_s: float  # the step size with which Z was made
     U: np.ndarray | None = None  # where the workers arrived in the last round
     round: int = 0
     changes: int = 0  # of the step size
     evaluate_u: bool = False  # whether the loss at U is worth a pass
     lowest: float = np.inf  # objective at Z so far
-    keep_u: bool = field(default=False, metadata={"saved": False})  # U is a candidate: do not write over it
+    turned: float | None = None  # how far B moved in the last round, until new weights are made from it
+    keep_u: bool = field(default=False, metadata={"saved": False})  # U are the best weights: do not write over it
 
 
 class Splitting:
@@ -59,19 +61,23 @@ class Splitting:
         relationship, layout, settings = context.relationship, context.layout, context.settings
         W, common, started = point.W, point.common, bool(point.W.any())
         covariance = relationship.update(W - common) if started else relationship.start(layout.m)
+        s = settings.initial_step or min(first_step(context.lam, layout.m), context.longest_step)
         return SplittingState(
             Z=W,
             common=common,
             penalty=relationship.penalty(W, common) if started else 0.0,
             w_conjugate=relationship.w_conjugate(layout.per_task(point.b), covariance),
             b=point.b,
-            s=settings.initial_step or min(first_step(context.lam, layout.m), context.longest_step),
+            s=s,
+            prox_s=s,
         )
 
     def restored(self, state: SplittingState, b: np.ndarray) -> None:
         state.b = b
 
     def requests(self, state: SplittingState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
+        self._renew(state)
+        state.keep_u = state.U is not None and state.U is gap.best
         layout = self._context.layout
         W, step = layout.per_unit(state.Z), self._context.steps(state.s)
         relax = 0.0 if state.U is None else self._context.settings.relaxation - 1.0
@@ -90,57 +96,71 @@ class Splitting:
         }
 
     def step(self, state: SplittingState, answers: dict[int, Improved]) -> Report:
-        relationship = self._context.relationship
         totals = Totals.of(answers, self._context.layout, state.round)
-        U, B_before = self._arrived(state, totals.b), self._context.layout.per_task(state.b)
-        report = self._report(state, totals, U, B_before)
-        may_adapt = state.round >= 1 and state.changes < MAX_STEP_CHANGES
+        (U, rise), B_before = self._arrived(state, totals.b), self._context.layout.per_task(state.b)
+        report = self._report(state, totals, U, rise, B_before)
         features = self._context.features
-        turned = distance(features(totals.B), features(B_before)) if may_adapt else 0.0
-        del B_before
-        state.b = totals.b
-        prox = self._context.prox(self._of_tasks(U), totals.B, state.s, state.common)
-        if may_adapt:
-            self._adapt(state, U, prox.W, totals.B, turned)
-        state.Z, state.penalty, state.common = prox.W, prox.penalty, prox.common
-        state.w_conjugate = relationship.w_conjugate(totals.B, prox.covariance)
-        state.U = U
-        state.round += 1
+        state.turned = distance(features(totals.B), features(B_before)) if self._may_adapt(state) else 0.0
+        state.b, state.U = totals.b, U
         return report
 
-    def _arrived(self, state: SplittingState, b: np.ndarray) -> np.ndarray:
-        """U, where the workers arrived from the centres (17)."""
-        U = np.empty_like(b) if state.U is None or state.keep_u else state.U
+    def _renew(self, state: SplittingState) -> None:
+        """New weights from where the workers arrived (16). Only when the next round is due: a run needs none after its
+        last round, and by then what the round before made obsolete is freed."""
+        if state.turned is None:
+            return
+        assert state.U is not None
+        B = self._context.layout.per_task(state.b)
+        state.prox_s = state.s
+        prox = self._context.prox(self._of_tasks(state.U), B, state.s, state.common)
+        if self._may_adapt(state):
+            self._adapt(state, state.U, prox.W, B, state.turned)
+        state.Z, state.penalty, state.common = prox.W, prox.penalty, prox.common
+        state.w_conjugate = self._context.relationship.w_conjugate(B, prox.covariance)
+        state.turned = None
+        state.round += 1
+
+    def _may_adapt(self, state: SplittingState) -> bool:
+        return state.round >= 1 and state.changes < MAX_STEP_CHANGES
+
+    def _arrived(self, state: SplittingState, b: np.ndarray) -> tuple[np.ndarray, float]:
+        """U, where the workers arrived from the centres (17); and the rise of lambda times the penalty from Z to U that
+        its subgradient at Z predicts."""
+        before, features = state.U, self._context.features
+        U = np.empty_like(b) if before is None or state.keep_u else before
         relaxation, task = self._context.settings.relaxation, self._context.layout.task
         step = self._context.steps(state.s)
 
-        def arrive(rows: slice) -> None:
+        def arrive(rows: slice) -> float:
             W, own = state.Z[task[rows]], step.only(rows)
-            anchor = W if state.U is None else W + (relaxation - 1.0) * (W - state.U[rows])
+            anchor, slope = W, state.b[rows]
+            if before is not None:
+                away = W - before[rows]
+                anchor, slope = W + (relaxation - 1.0) * away, slope - away / state.prox_s
             U[rows] = own.centre(W, anchor, state.b[rows]) + own.times(b[rows])
+            return float(np.vdot(features(slope), features(U[rows] - W)))
 
-        over_rows(arrive, *U.shape)
-        return U
+        return U, sum(over_rows(arrive, *U.shape))
 
     def _of_tasks(self, U: np.ndarray) -> np.ndarray:
         """For a task in several shards, the mean of their U."""
         layout = self._context.layout
         return layout.per_task(U / self._shards) if layout.split else U
 
-    def _report(self, state: SplittingState, totals: Totals, U: np.ndarray, B_before: np.ndarray) -> Report:
+    def _report(
+        self, state: SplittingState, totals: Totals, U: np.ndarray, rise: float, B_before: np.ndarray
+    ) -> Report:
         lam, relationship = self._context.lam, self._context.relationship
         objective = totals.loss_w + lam * state.penalty
         at_z_and_b = float(np.vdot(state.Z, B_before))
         w_gap = totals.bracket_w + lam * state.penalty + state.w_conjugate / lam - at_z_and_b
         candidates = [Candidate(state.Z, state.common, objective)]
-        state.keep_u = False
         if not self._context.layout.split:
             loss_u, at_u = _least_loss(totals, U), np.inf
-            if loss_u < objective:  # otherwise its penalty cannot make it better
+            if loss_u + max(lam * state.penalty + rise, 0.0) < objective:  # else the penalty rules it out
                 at_u = loss_u + lam * relationship.penalty(U, state.common)
-            if totals.loss_u < objective:
+            if totals.loss_u < np.inf and at_u < objective:
                 candidates.append(Candidate(U, state.common, at_u))
-                state.keep_u = True
             state.evaluate_u = not objective < state.lowest or at_u < objective
             state.lowest = min(state.lowest, objective)
         return Report(
@@ -154,7 +174,7 @@ class Splitting:
         features = self._context.features
         U, Z, Z_before, B = features(U), features(Z), features(state.Z), features(B)
         moved, size, slope = distance(Z, Z_before), norm(Z), max(norm(B), 1e-300)
-        if is_straight(moved, size, turned, slope):
+        if is_straight(moved, size, turned, slope) and self._context.may_stride(state.s):
             change = STRIDE
         elif state.round > 1 and state.round % 2 == 0:
             primal = distance(U, self._context.layout.per_unit(Z)) / max(norm(U), size, 1e-300)

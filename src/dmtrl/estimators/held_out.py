@@ -1,0 +1,251 @@
+"""Metrics on held-out rows, per task and overall, each with its baseline.
+
+The predictions are those of the models of a cross-validation's folds, for the rows that the fold holds out. The
+baseline knows only the task of a row: it predicts the mean of the other rows of the task, or the frequencies of its
+classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import xlogy
+from scipy.stats import rankdata
+
+from dmtrl.data.folds import TEST
+from dmtrl.estimators.inputs import LabelledRows
+from dmtrl.estimators.intervals import FoldModels
+
+LOWER_IS_BETTER = {"rmse": True, "mae": True, "r2": False, "deviance": True, "error_rate": True, "auc": False}
+LOWER_IS_BETTER |= {"log_loss": True, "brier": True, "calibration": True}
+TITLES = {
+    "rmse": "root mean squared error",
+    "mae": "mean absolute error",
+    "r2": "R²",
+    "deviance": "Poisson deviance",
+    "error_rate": "error rate",
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "brier": "Brier score",
+    "calibration": "calibration error",
+}
+_ROWS_PER_BIN, _MOST_BINS = 20, 10  # of the calibration error
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics on held-out rows: "r2", "mae", "rmse" and for counts "deviance"; or "error_rate", "auc" and, with
+    probabilities, "log_loss", "brier" and "calibration". A metric that is not defined is NaN."""
+
+    tasks: np.ndarray
+    rows: np.ndarray  # held-out rows of each task
+    overall: dict[str, float]
+    per_task: dict[str, np.ndarray]
+    baseline: dict[str, float]  # overall
+    baseline_per_task: dict[str, np.ndarray]
+
+    def table(self) -> Any:
+        """A pandas data frame with a row for all rows together and one for each task."""
+        import pandas as pd
+
+        columns = {}
+        for name, values in self.per_task.items():
+            columns[name] = [self.overall[name], *values]
+            columns[f"{name} of baseline"] = [self.baseline[name], *self.baseline_per_task[name]]
+        return pd.DataFrame(columns, index=pd.Index(["all rows", *self.tasks], name="task"))
+
+    def __str__(self) -> str:
+        parts = (
+            f"{TITLES[name]} {value:.4g} (baseline {self.baseline[name]:.4g})" for name, value in self.overall.items()
+        )
+        return "held-out rows: " + ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predictions of labels: numbers, or classes with probabilities and scores as far as the model has them."""
+
+    value: np.ndarray
+    probability: np.ndarray | None = None  # (n, k)
+    score: np.ndarray | None = None  # (n,) or (n, k)
+
+    def take(self, rows: np.ndarray) -> "Predicted":
+        probability = None if self.probability is None else self.probability[rows]
+        return Predicted(self.value[rows], probability, None if self.score is None else self.score[rows])
+
+
+class HeldOutRows:
+    """Collects the predictions of the folds. `splits`: (folds, labels) of the table."""
+
+    def __init__(self, table: LabelledRows, splits: np.ndarray):
+        self._table, self._splits = table, splits
+        self._found: dict[int, Predicted] = {}
+        self._models: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def labels(self, fold: int) -> np.ndarray:
+        """The labels that a fold tests."""
+        return np.flatnonzero(self._splits[fold] == TEST)
+
+    def arguments(self, fold: int) -> tuple[Any, np.ndarray, np.ndarray | None, np.ndarray | None]:
+        """X, y, tasks and weights of the labels that a fold tests."""
+        table, labels = self._table, self.labels(fold)
+        rows = table.rows[labels]
+        tasks = None if table.layout == "alone" else table.names[table.codes[labels]]
+        weight = None if table.sample_weight is None else table.sample_weight[rows]
+        return table.X[rows], table.y[labels], tasks, weight
+
+    def predict(self, fold: int, model: Any) -> None:
+        """Keep the predictions of the model of a fold."""
+        X, _, tasks, _ = self.arguments(fold)
+        if not hasattr(model, "decision_function"):
+            self._found[fold], self._models[fold] = Predicted(model.predict(X, tasks)), (model.coef_, model.intercept_)
+            return
+        probability = model.predict_proba(X, tasks) if hasattr(model, "predict_proba") else None
+        self._found[fold] = Predicted(model.predict(X, tasks), probability, model.decision_function(X, tasks))
+
+    def joined(self) -> tuple[np.ndarray, np.ndarray, Predicted]:
+        """The fold and the label of each prediction, and the predictions, in the order of folds."""
+        folds = range(len(self._splits))
+        labels, found = [self.labels(fold) for fold in folds], [self._found[fold] for fold in folds]
+
+        def join(parts: list[np.ndarray | None]) -> np.ndarray | None:
+            known = [part for part in parts if part is not None]
+            return np.concatenate(known) if known else None
+
+        joined = Predicted(
+            np.concatenate([one.value for one in found]),
+            join([one.probability for one in found]),
+            join([one.score for one in found]),
+        )
+        return np.repeat(folds, [len(part) for part in labels]), np.concatenate(labels), joined
+
+    def fold_models(self) -> FoldModels:
+        """What prediction intervals need; for regression."""
+        fold, labels, predicted = self.joined()
+        table, task = self._table, self._table.codes[labels]
+        weight = np.ones(len(labels)) if table.sample_weight is None else table.sample_weight[table.rows[labels]]
+        mean = np.bincount(task, weights=weight) / np.maximum(np.bincount(task), 1)
+        residual = np.abs(np.asarray(table.y[labels], dtype=float) - predicted.value)
+        coef, intercept = (np.array([self._models[k][part] for k in range(len(self._splits))]) for part in (0, 1))
+        return FoldModels(coef, intercept, residual, fold, task, weight / mean[task])
+
+    def metrics(self, classes: np.ndarray | None, counts: bool) -> Metrics:
+        """`classes`: sorted class labels, None for regression. `counts`: whether labels are counts."""
+        table = self._table
+        _, labels, predicted = self.joined()
+        weight = np.ones(len(table.y)) if table.sample_weight is None else table.sample_weight[table.rows]
+        if classes is None:
+            y: np.ndarray = np.asarray(table.y, dtype=float)
+            baseline = Predicted(_mean_of_others(y, table.codes, weight))
+        else:
+            y = np.searchsorted(classes, table.y)
+            predicted = Predicted(np.searchsorted(classes, predicted.value), predicted.probability, predicted.score)
+            share = _frequencies(y, table.codes, weight, len(classes))
+            baseline = Predicted(share.argmax(axis=1), share, share[:, 1] if len(classes) == 2 else share)
+            if predicted.probability is None:
+                baseline = Predicted(baseline.value, None, baseline.score)
+        found = _Evaluation(y[labels], weight[labels], None if classes is None else len(classes), counts)
+        codes, m = table.codes[labels], len(table.names)
+        overall, per_task = found.all_and_each(predicted, codes, m)
+        base, base_per_task = found.all_and_each(baseline.take(labels), codes, m)
+        rows = np.bincount(codes, minlength=m)
+        return Metrics(np.asarray(table.names), rows, overall, per_task, base, base_per_task)
+
+
+def _mean_of_others(y: np.ndarray, codes: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The mean of the other rows of a row's task; its own value if there is no other."""
+    total, total_y = np.bincount(codes, weights=weight), np.bincount(codes, weights=weight * y)
+    others = total[codes] - weight
+    alone = others <= 1e-9 * total[codes]
+    return np.where(alone, y, (total_y[codes] - weight * y) / np.where(alone, 1.0, others))
+
+
+def _frequencies(y: np.ndarray, codes: np.ndarray, weight: np.ndarray, k: int) -> np.ndarray:
+    """The frequencies of the classes in each row's task."""
+    counts = np.bincount(codes * k + y, weights=weight, minlength=(int(codes.max()) + 1) * k).reshape(-1, k)
+    return np.asarray((counts / counts.sum(axis=1, keepdims=True))[codes])
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """Computes all metrics of some predictions. `y` are numbers, or class numbers below `k`."""
+
+    y: np.ndarray
+    weight: np.ndarray
+    k: int | None
+    counts: bool
+
+    def all_and_each(
+        self, predicted: Predicted, codes: np.ndarray, m: int
+    ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        """The metrics of all rows together, and of each task."""
+        overall = self._of(predicted, np.arange(len(self.y)))
+        order = np.argsort(codes, kind="stable")
+        ends = np.searchsorted(codes[order], np.arange(m + 1))
+        per_task = {name: np.full(m, np.nan) for name in overall}
+        for i in range(m):
+            rows = order[ends[i] : ends[i + 1]]
+            for name, value in self._of(predicted, rows).items() if len(rows) else ():
+                per_task[name][i] = value
+        return overall, per_task
+
+    def _of(self, predicted: Predicted, rows: np.ndarray) -> dict[str, float]:
+        y, weight, predicted = self.y[rows], self.weight[rows] / self.weight[rows].sum(), predicted.take(rows)
+        if self.k is None:
+            return _regression(y, predicted.value, weight, self.counts)
+        return _classification(y, predicted, weight, self.k)
+
+
+def _regression(y: np.ndarray, predicted: np.ndarray, weight: np.ndarray, counts: bool) -> dict[str, float]:
+    """`weight` sums to one."""
+    error = y - predicted
+    square, variance = float(weight @ error**2), float(weight @ (y - weight @ y) ** 2)
+    found = {
+        "r2": 1.0 - square / variance if len(y) > 1 and variance > 0 else np.nan,
+        "mae": float(weight @ np.abs(error)),
+        "rmse": float(np.sqrt(square)),
+    }
+    if counts:
+        with np.errstate(divide="ignore", invalid="ignore"):  # a baseline of zero where y is not
+            deviance = 2.0 * (xlogy(y, y) - xlogy(y, predicted) - y + predicted)
+        found["deviance"] = float(weight @ np.where(np.isnan(deviance), np.inf, deviance))
+    return found
+
+
+def _classification(y: np.ndarray, predicted: Predicted, weight: np.ndarray, k: int) -> dict[str, float]:
+    found = {"error_rate": float(weight @ (predicted.value != y)), "auc": np.nan}
+    if predicted.score is not None:
+        scores = predicted.score if predicted.score.ndim == 2 else predicted.score[:, None]
+        against = [auc(scores[:, -1 if k == 2 else c], y == c, weight) for c in ((1,) if k == 2 else range(k))]
+        known = [value for value in against if np.isfinite(value)]
+        found["auc"] = float(np.mean(known)) if known else np.nan
+    if predicted.probability is not None:
+        p = predicted.probability
+        own = p[np.arange(len(y)), y]
+        found["log_loss"] = float(-(weight @ np.log(np.maximum(own, np.finfo(float).tiny))))
+        square = ((p - np.eye(k)[y]) ** 2).sum(axis=1)
+        found["brier"] = float(weight @ square) / (2.0 if k == 2 else 1.0)
+        sure, right = (p[:, 1], y == 1) if k == 2 else (p.max(axis=1), p.argmax(axis=1) == y)
+        found["calibration"] = calibration_error(sure, right, weight)
+    return found
+
+
+def auc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
+    """The probability that a positive row has a larger score than a negative one; half for ties. NaN with one class."""
+    plus, minus = weight * positive, weight * ~positive
+    if plus.sum() <= 0 or minus.sum() <= 0:
+        return float("nan")
+    rank = rankdata(score, method="dense") - 1
+    at = np.bincount(rank, weights=minus)
+    below = np.cumsum(at) - at / 2
+    return float(plus @ below[rank] / (plus.sum() * minus.sum()))
+
+
+def calibration_error(probability: np.ndarray, right: np.ndarray, weight: np.ndarray) -> float:
+    """The mean distance between predicted probability and frequency, over at most ten bins with equally many rows."""
+    bins = int(np.clip(len(right) // _ROWS_PER_BIN, 1, _MOST_BINS))
+    order = np.argsort(probability, kind="stable")
+    difference = weight * (probability - right)
+    number = np.empty(len(right), dtype=int)
+    number[order] = np.arange(len(right)) * bins // len(right)
+    return float(np.abs(np.bincount(number, weights=difference, minlength=bins)).sum())

@@ -1,0 +1,69 @@
+"""Peak memory of large fits, in multiples of the data.
+
+Every fit runs in its own process (`scale_run`). The data, which the caller holds, is part of the peak.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from dmtrl.lab.bench.scale import TASK, held_in_memory, measure
+from dmtrl.lab.bench.scale_run import ENTRIES, GAP, LAMBDAS
+from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.report.content import Section, Table, Text
+
+DENSE, SPARSE, SOLVE = "MTRLRegressor.fit, dense rows", "MTRLClassifier.fit, sparse rows", "solve, sparse rows"
+TARGETS = {DENSE: 2.2, SPARSE: 2.5, SOLVE: 2.5}
+
+
+def runs(quick: bool) -> list[Run]:
+    wide: dict[str, Any] = {"m": 20, "rows": 20, "d": 600} if quick else {"m": 1000, "rows": 500, "d": 10_000}
+    sparse = {"loss": "logistic", "dtype": "float32", "thin": True, **wide}
+    return held_in_memory(
+        [
+            {"what": DENSE, "kind": "fit", "m": 200 if quick else 100_000, **TASK},
+            {"what": SPARSE, "kind": "fit", **sparse},
+            {"what": SOLVE, "kind": "solve", **sparse},
+        ]
+    )
+
+
+def table_row(record: Record) -> list[str]:
+    params, figures = record.params, record.figures
+    seconds = figures["seconds"]["fit"] if params["kind"] == "fit" else figures["seconds"]
+    return [
+        params["what"],
+        f"{params['m']:,} x {params['rows']} x {params['d']:,}",
+        f"{figures['data'] / 2**20:,.0f}",
+        f"{figures['weights'] / 2**20:,.0f}",
+        f"{figures['peak'] / figures['data']:.2f}",
+        f"at most {TARGETS[params['what']]:g}",
+        f"{figures['rounds']}",
+        f"{seconds:.3g}",
+    ]
+
+
+def section(records: Sequence[Record]) -> Section:
+    machines = "; ".join(sorted({record.machine for record in records}))
+    lambdas = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in ("squared", "logistic"))
+    return Section(
+        "Memory",
+        [
+            Text(
+                "Peak memory is the maximum resident size minus that before the data is created; it includes the data. "
+                f"Machine: {machines}."
+            ),
+            Table(
+                "Peak memory of large fits",
+                ["call", "tasks x rows x features", "data, MiB", "W, MiB", "peak / data", "target", "rounds", "s"],
+                [table_row(record) for record in records],
+                "float32. The fits get rows in random order and defaults (an intercept, a common component) except for "
+                f"lambda ({lambdas}) and the gap ({GAP:g}); solve gets rows in the order of tasks. A sparse row has "
+                f"{ENTRIES} entries. The data are X, y and the task labels; W is one (tasks, features) array in "
+                "float64. All cores; seconds of fits are without making the data.",
+            ),
+        ],
+    )
+
+
+MEMORY = Experiment("bench memory", runs, measure, section, {"gap": GAP, "lambdas": LAMBDAS})

@@ -1,0 +1,303 @@
+"""The default estimators against other ways to treat related tasks, on every real data set.
+
+The others: each task alone, one model for all rows, one model with a column per task, a linear model with shared and
+own weights of every feature, and boosted trees with the task as a category. Everything is chosen by cross-validation on
+training rows. Errors are root mean squared errors, or shares of wrong classes.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+from sklearn.dummy import DummyClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import GridSearchCV, KFold
+from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
+
+from dmtrl.data.task_data import TaskData
+from dmtrl.datasets import TaskSplit, find_file, load_mds, load_mnist_tasks, load_school, load_wisdm
+from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
+from dmtrl.lab.experiments.curves import Spread
+from dmtrl.lab.experiments.heart import HOSPITALS, Hospital
+from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.report.content import Section, Table, Text
+
+TITLE = "Accuracy of the default estimators on real data"
+OURS, ALONE, POOLED, COLUMNS, SHARED, BOOSTED = (
+    "dmtrl", "alone", "pooled", "a column per task", "shared and own", "boosted trees",
+)  # fmt: skip
+RIDGES = np.logspace(-1, 4, 11)
+STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)  # of logistic regression
+SHARED_SCALES = (0.3, 1.0, 3.0)  # of the shared columns, relative to a task's own
+TREES: dict[str, list[float]] = {"max_leaf_nodes": [7, 31], "learning_rate": [0.05, 0.15]}
+FOLDS = 3  # of the other methods; with five they would take longer and choose alike
+
+
+@dataclass(frozen=True)
+class Part:
+    """Training or test rows."""
+
+    X: Any
+    y: np.ndarray
+    task: np.ndarray  # numbers from 0
+
+    @classmethod
+    def of(cls, data: TaskData) -> "Part":
+        return cls(data.X, data.y, np.repeat(np.arange(data.m), np.diff(data.starts)))
+
+
+Split = tuple[Part, Part]
+
+
+def _school(split: int, quick: bool) -> Split:
+    school = load_school()
+    X, y = school.X[:, :-1].astype(float), school.y.astype(float)  # the last column is the constant 1
+    rows = [part[school.task[part] < 20] if quick else part for part in school.splits[split]]
+    return _standardised(*(Part(X[part], y[part], school.task[part]) for part in rows))
+
+
+def _mds(split: int, quick: bool) -> Split:
+    folds = [(split + k) % 10 for k in range(3)]
+    return _parts(load_mds(domains=3 if quick else None, test_folds=folds))
+
+
+def _mnist(positives: int, split: int, quick: bool) -> Split:
+    return _parts(load_mnist_tasks(seed=split, digits=(3, 5, 8) if quick else None, max_positives=positives))
+
+
+def _mnist_small(split: int, quick: bool) -> Split:
+    """100 + 100 training images of each digit, and all test images."""
+    train, test = (
+        load_mnist_tasks(seed=split, digits=(3, 5, 8) if quick else None, max_positives=n) for n in (100, 1000)
+    )
+    return Part.of(train.train), Part.of(test.test)
+
+
+def _wisdm(split: int, quick: bool) -> Split:
+    """Folds 5 to 9 train and 0 to 4 test, and the other way round."""
+    data = load_wisdm()
+    task = np.unique(data.task, return_inverse=True)[1]
+    chosen = task < 5 if quick else np.ones(len(task), dtype=bool)
+    first = data.fold >= 5
+    masks = [chosen & first, chosen & ~first]
+    parts = [Part(data.X[rows], data.y[rows], task[rows]) for rows in (masks if split == 0 else masks[::-1])]
+    return _standardised(*parts)
+
+
+def _heart(split: int, quick: bool) -> Split:
+    """FLamby's preprocessing, with its split (0) or a random one."""
+    seed = 43 if split == 0 else split
+    hospitals = [Hospital.read(find_file(f"heart/{name}.csv"), seed) for name in HOSPITALS]
+    parts = []
+    for train in (True, False):
+        rows = [one.train == train for one in hospitals]
+        parts.append(Part(
+            np.vstack([one.X[keep] for one, keep in zip(hospitals, rows, strict=True)]),
+            np.concatenate([one.y[keep] for one, keep in zip(hospitals, rows, strict=True)]),
+            np.repeat(np.arange(len(hospitals)), [keep.sum() for keep in rows]),
+        ))  # fmt: skip
+    return parts[0], parts[1]
+
+
+def _parts(split: TaskSplit) -> Split:
+    return Part.of(split.train), Part.of(split.test)
+
+
+def _standardised(train: Part, test: Part) -> Split:
+    scaler = StandardScaler().fit(train.X)
+    return tuple(Part(scaler.transform(part.X), part.y, part.task) for part in (train, test))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set: how to load a split, how many there are, and which methods can be run on it in reasonable time."""
+
+    load: Callable[[int, bool], Split]
+    splits: int
+    seconds: float
+    methods: tuple[str, ...] = (ALONE, POOLED, COLUMNS, SHARED, BOOSTED)
+    regression: bool = False
+    strengths: tuple[float, ...] = STRENGTHS
+    trees: dict[str, list[float]] = field(default_factory=lambda: TREES)
+
+
+QUICK: dict[str, Any] = {"strengths": (1.0,), "trees": {"max_leaf_nodes": [7]}}  # grids of one candidate
+TEXT = (ALONE, POOLED, COLUMNS, SHARED)  # boosted trees need dense rows: 10,000 columns are too many
+CASES = {
+    "School": Case(_school, 5, 60, regression=True),
+    "MDS": Case(_mds, 3, 120, TEXT),
+    "MNIST, 200 rows a task": Case(_mnist_small, 5, 90),
+    "MNIST, 12,000 rows a task": Case(
+        lambda k, quick: _mnist(60 if quick else 100_000, k, quick), 1, 600, (ALONE, POOLED)
+    ),
+    "WISDM": Case(_wisdm, 2, 120),
+    "heart": Case(_heart, 10, 20),
+}
+
+
+def runs(quick: bool) -> list[Run]:
+    return [
+        Run({"data": name, "split": split, "quick": quick}, 5 if quick else case.seconds)
+        for name, case in CASES.items()
+        for split in range(1 if quick else case.splits)
+    ]
+
+
+def measure(data: str, split: int, quick: bool) -> Mapping[str, Any]:
+    case = replace(CASES[data], **(QUICK if quick else {}))
+    train, test = case.load(split, quick)
+    figures: dict[str, Any] = {"tasks": int(train.task.max()) + 1, "rows": len(train.y), "test": len(test.y)}
+    ours: np.ndarray | None = None
+    for name in (OURS, *case.methods):
+        began = time.perf_counter()
+        predicted = _fit_ours(case, train, test, figures) if name == OURS else METHODS[name](case, train, test)
+        loss = (predicted - test.y) ** 2 if case.regression else (predicted != test.y).astype(float)
+        ours = loss if ours is None else ours
+        difference = loss - ours
+        figures[name] = {
+            "error": float(np.sqrt(loss.mean()) if case.regression else loss.mean()),
+            "seconds": time.perf_counter() - began,
+            # of the mean loss, against dmtrl on the same test rows
+            "more": float(difference.mean()),
+            "standard_error": float(difference.std(ddof=1) / np.sqrt(len(difference))),
+        }
+    return figures
+
+
+def _fit_ours(case: Case, train: Part, test: Part, figures: dict[str, Any]) -> np.ndarray:
+    model: Any = (
+        MTRLRegressorCV(n_jobs=-1) if case.regression else MTRLClassifierCV(n_jobs=-1, on_single_class="constant")
+    )
+    model.fit(train.X, train.y, tasks=train.task)
+    figures["chosen"] = {
+        "lambda": model.reg_lambda_, "common": model.common_strength_, "own": model.own_strength_,
+    }  # fmt: skip
+    figures["gap"] = model.certificate_.relative_gap
+    return np.asarray(model.predict(test.X, tasks=test.task))
+
+
+def _linear(case: Case, X: Any, y: np.ndarray) -> Any:
+    """Ridge or logistic regression whose strength is chosen on these rows, with as many folds as they allow."""
+    if case.regression:
+        return RidgeCV(RIDGES).fit(X, y)
+    counts = np.unique(y, return_counts=True)[1]
+    if len(counts) == 1:
+        return DummyClassifier().fit(X, y)
+    folds, model = min(FOLDS, int(counts.min())), LogisticRegression(max_iter=1000)
+    return model.fit(X, y) if folds < 2 else GridSearchCV(model, {"C": case.strengths}, cv=folds).fit(X, y)
+
+
+def _alone(case: Case, train: Part, test: Part) -> np.ndarray:
+    predicted = np.empty(len(test.y), dtype=test.y.dtype if not case.regression else float)
+    for k in np.unique(test.task):
+        mine, theirs = train.task == k, test.task == k
+        predicted[theirs] = _linear(case, train.X[mine], train.y[mine]).predict(test.X[theirs])
+    return predicted
+
+
+def _pooled(case: Case, train: Part, test: Part) -> np.ndarray:
+    return np.asarray(_linear(case, train.X, train.y).predict(test.X))
+
+
+def _columns(case: Case, train: Part, test: Part) -> np.ndarray:
+    """One model for all rows, with an intercept per task."""
+    rows = [_beside(part.X, _one_hot(part.task, train.task)) for part in (train, test)]
+    return np.asarray(_linear(case, rows[0], train.y).predict(rows[1]))
+
+
+def _shared_and_own(case: Case, train: Part, test: Part) -> np.ndarray:
+    """One model with shared columns and, for each task, its own copy of every column; their scale is chosen."""
+    rows, order = np.arange(len(train.y)), np.random.default_rng(0).permutation(len(train.y))
+    held = np.sort(order[: len(order) // 3])
+    fitted = np.setdiff1d(rows, held)
+    errors = []
+    for scale in SHARED_SCALES:
+        X = _own_copies(train, train, scale)
+        guess = _linear(case, X[fitted], train.y[fitted]).predict(X[held])
+        errors.append(np.mean((guess - train.y[held]) ** 2 if case.regression else guess != train.y[held]))
+    best = SHARED_SCALES[int(np.argmin(errors))]
+    model = _linear(case, _own_copies(train, train, best), train.y)
+    return np.asarray(model.predict(_own_copies(test, train, best)))
+
+
+def _own_copies(part: Part, train: Part, scale: float) -> Any:
+    """CSR rows: the shared columns, then a copy of the columns and a constant for each task."""
+    X, m = sparse.csr_matrix(part.X), int(train.task.max()) + 1
+    own = sparse.hstack([X, np.ones((X.shape[0], 1))]).tocsr()
+    moved = own.indices + np.repeat(part.task * own.shape[1], np.diff(own.indptr))
+    copies = sparse.csr_matrix((own.data, moved, own.indptr), shape=(X.shape[0], m * own.shape[1]))
+    return sparse.hstack([scale * X, copies]).tocsr()
+
+
+def _boosted(case: Case, train: Part, test: Part) -> np.ndarray:
+    rows = [np.column_stack([part.X, part.task]) for part in (train, test)]
+    kind = HistGradientBoostingRegressor if case.regression else HistGradientBoostingClassifier
+    trees = kind(categorical_features=[rows[0].shape[1] - 1], random_state=0)
+    folds = KFold(FOLDS, shuffle=True, random_state=0)
+    with threadpool_limits(1):  # their threads spin on a busy machine
+        return np.asarray(GridSearchCV(trees, case.trees, cv=folds).fit(rows[0], train.y).predict(rows[1]))
+
+
+def _one_hot(task: np.ndarray, train: np.ndarray) -> np.ndarray:
+    return np.eye(int(train.max()) + 1)[task]
+
+
+def _beside(X: Any, more: np.ndarray) -> Any:
+    return sparse.hstack([X, more]).tocsr() if sparse.issparse(X) else np.hstack([X, more])
+
+
+METHODS = {ALONE: _alone, POOLED: _pooled, COLUMNS: _columns, SHARED: _shared_and_own, BOOSTED: _boosted}
+
+
+def verdict(figures: Sequence[Mapping[str, Any]], name: str) -> tuple[float, str]:
+    """How many standard errors the other method is worse than dmtrl, and that in words.
+
+    The standard error is that of one split over its test rows, averaged over splits: splits share rows.
+    """
+    more = float(np.mean([one[name]["more"] for one in figures]))
+    error = float(np.mean([one[name]["standard_error"] for one in figures]))
+    ratio = more / error if error > 0 else 0.0
+    return ratio, "ahead" if ratio > 2 else "behind" if ratio < -2 else "level"
+
+
+def section(records: Sequence[Record]) -> Section:
+    rows: list[list[str]] = []
+    for data, case in CASES.items():
+        figures = [record.figures for record in records if record.params["data"] == data]
+        best = min(case.methods, key=lambda name: float(np.mean([one[name]["error"] for one in figures])))
+        against_best, words = verdict(figures, best)
+        against_alone, _ = verdict(figures, ALONE)
+        how = ".2f" if case.regression else ".2%"
+        cells = [
+            f"{Spread([one[name]['error'] for one in figures]):{how}}" if name in (OURS, *case.methods) else ""
+            for name in (OURS, *METHODS)
+        ]
+        rows.append([data, *cells, f"{words} of {best} ({against_best:+.1f})".replace("level of", "level with").replace(
+            "behind of", "behind"), f"{against_alone:+.1f}"])  # fmt: skip
+    return Section(TITLE, [
+        Text(
+            "The default cross-validated estimators of dmtrl against other ways to treat related tasks. Every method "
+            "chooses on training rows alone. School: root mean squared error; the others: share of wrong classes, over "
+            "all test rows. Heart is FLamby's split and nine random ones; WISDM trains on five folds and tests on the "
+            "other five, both ways."
+        ),
+        Table(
+            "Error on test rows",
+            ["data", OURS, *METHODS, "verdict", "against alone"],
+            rows,
+            "Mean ± standard deviation over splits. Verdict: against the best other method, with the difference in "
+            "standard errors of a paired comparison over test rows (positive: dmtrl is better); beyond two it is ahead "
+            "or behind. Against alone: the same difference for each task alone. An empty cell: too slow or not "
+            "possible on these rows.",
+        ),
+    ])  # fmt: skip
+
+
+SETTINGS = {"folds_of_others": FOLDS, "estimators": "default", "seed": 0}
+ACCURACY = Experiment("accuracy", runs, measure, section, SETTINGS)

@@ -1,0 +1,153 @@
+"""How often intervals are right: prediction intervals on new rows, and intervals of correlations of unrelated tasks.
+
+Prediction intervals: the share of test rows of School's splits, and of simulated hospitals with different noise, that
+lie in their 90 % interval. Correlations: fourteen tasks in seven pairs with the same weights, and orthogonal weights
+between pairs, so that 84 pairs of tasks are unrelated; the share of these whose 90 % interval does not contain zero.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.preprocessing import StandardScaler
+
+from dmtrl.datasets import load_school
+from dmtrl.estimators.cv import MTRLRegressorCV
+from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.report.content import Section, Table, Text
+
+TITLE, COVERAGE = "Intervals", 0.9
+SCHOOL, HOSPITALS, RELATIONS = "School", "simulated hospitals", "unrelated tasks"
+PROBLEMS = ((15, 2.0), (40, 2.0), (100, 2.0), (40, 6.0))  # rows of a task and standard deviation of the noise
+SPLITS, DRAWS, SEEDS = 10, 10, 12
+
+
+def runs(quick: bool) -> list[Run]:
+    found = [({"data": SCHOOL, "seed": seed}, 15.0) for seed in range(1 if quick else SPLITS)]
+    found += [({"data": HOSPITALS, "seed": seed}, 2.0) for seed in range(1 if quick else DRAWS)]
+    found += [
+        ({"data": RELATIONS, "rows": rows, "noise": noise, "seed": seed}, 8.0)
+        for rows, noise in (PROBLEMS[:1] if quick else PROBLEMS)
+        for seed in range(1 if quick else SEEDS)
+    ]
+    return [Run({**params, "quick": quick}, 3.0 if quick else seconds) for params, seconds in found]
+
+
+def measure(data: str, seed: int, quick: bool, rows: int = 0, noise: float = 0.0) -> Mapping[str, Any]:
+    if data == RELATIONS:
+        return _level(seed, rows, noise, quick)
+    train, test = _school(seed, quick) if data == SCHOOL else _hospitals(seed)
+    X, y, tasks = train
+    grid: dict[str, Any] = {"lambdas": [0.2, 0.6, 1.8], "cv": 3} if quick else {}
+    model = MTRLRegressorCV(**grid, n_jobs=-1).fit(X, y, tasks=tasks)
+    X, y, tasks = test
+    ends = model.predict_interval(X, tasks, coverage=COVERAGE)
+    inside = (ends[:, 0] <= y) & (y <= ends[:, 1])
+    per_task = np.array([inside[tasks == task].mean() for task in np.unique(tasks)])
+    return {
+        "coverage": float(inside.mean()),
+        "per_task": float(per_task.mean()),
+        "width": float(np.median(ends[:, 1] - ends[:, 0])),
+        "spread": float(np.std(y)),
+    }
+
+
+Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _school(split: int, quick: bool) -> tuple[Rows, Rows]:
+    school = load_school()
+    train, test = school.splits[split]
+    if quick:
+        train, test = (rows[school.task[rows] < 30] for rows in (train, test))
+    X, y, task = school.X[:, :-1].astype(float), school.y.astype(float), school.task
+    X = StandardScaler().fit(X[train]).transform(X)
+    return (X[train], y[train], task[train]), (X[test], y[test], task[test])
+
+
+def _hospitals(seed: int) -> tuple[Rows, Rows]:
+    """Four hospitals with as many rows as those of the heart data, of different noise and with a heavy tail."""
+    rng = np.random.default_rng(seed)
+    sizes, noise = np.array([199, 172, 30, 85]), np.array([1.0, 0.6, 1.5, 0.8])
+    weights = rng.normal(size=13) + 0.4 * rng.normal(size=(4, 13))
+
+    def draw(rows: np.ndarray) -> Rows:
+        tasks = np.repeat(np.arange(4), rows)
+        X = rng.normal(size=(len(tasks), 13))
+        y = (X * weights[tasks]).sum(axis=1) + noise[tasks] * rng.standard_t(5, size=len(tasks))
+        return X, y, tasks
+
+    return draw(sizes), draw(np.full(4, 1000))
+
+
+def families(
+    seed: int, rows: int, features: int, noise: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """X, y, tasks and weights of fourteen tasks in seven pairs; the weights of different pairs are orthogonal."""
+    rng = np.random.default_rng(seed)
+    directions = np.linalg.qr(rng.normal(size=(features, 7)))[0].T * np.sqrt(features)
+    weights, tasks = np.repeat(directions, 2, axis=0), np.repeat(np.arange(14), rows)
+    X = rng.normal(size=(len(tasks), features))
+    return X, (X * weights[tasks]).sum(axis=1) + noise * rng.normal(size=len(tasks)), tasks, weights
+
+
+def _level(seed: int, rows: int, noise: float, quick: bool) -> Mapping[str, Any]:
+    X, y, tasks, _ = families(seed, rows, 10, noise)
+    grid: dict[str, Any] = {"lambdas": [1.0, 0.1], "commons": [0.0], "owns": [0.0], "cv": 3} if quick else {}
+    model = MTRLRegressorCV(**grid, n_jobs=-1).fit(X, y, tasks=tasks)
+    found = model.correlation_intervals(X, y, tasks, n_resamples=10 if quick else 50).without_zero
+    pair = np.arange(14) // 2
+    above = np.triu(np.ones((14, 14), dtype=bool), 1)
+    unrelated, related = above & (pair[:, None] != pair), above & (pair[:, None] == pair)
+    return {"unrelated": float(found[unrelated].mean()), "related": float(found[related].mean())}
+
+
+def _mean(values: Sequence[float]) -> str:
+    error = f" ± {np.std(values, ddof=1) / np.sqrt(len(values)):.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{error}"
+
+
+def section(records: Sequence[Record]) -> Section:
+    predictions, relations = [], []
+    for data in (SCHOOL, HOSPITALS):
+        mine = [record.figures for record in records if record.params["data"] == data]
+        width = np.mean([figures["width"] / figures["spread"] for figures in mine])
+        columns = [_mean([figures[name] for figures in mine]) for name in ("coverage", "per_task")]
+        predictions.append([data, len(mine), *columns, f"{width:.2f}"])
+    settings = {(r.params["rows"], r.params["noise"]) for r in records if r.params["data"] == RELATIONS}
+    for rows, noise in sorted(settings):
+        mine = [
+            record.figures
+            for record in records
+            if record.params["data"] == RELATIONS and (record.params["rows"], record.params["noise"]) == (rows, noise)
+        ]
+        columns = [_mean([figures[name] for figures in mine]) for name in ("unrelated", "related")]
+        relations.append([rows, f"{noise:g}", len(mine), *columns])
+    return Section(
+        TITLE,
+        [
+            Text("How often 90 % intervals of default estimators are right, mean ± standard error over runs."),
+            Table(
+                "Coverage of prediction intervals",
+                [
+                    "data",
+                    "runs",
+                    "coverage of rows",
+                    "mean coverage of tasks",
+                    "median width / standard deviation of y",
+                ],
+                predictions,
+                "School: test rows of the published splits. Hospitals: 1,000 new rows of each of four tasks.",
+            ),
+            Table(
+                "Correlation intervals without zero",
+                ["rows of a task", "noise", "runs", "unrelated pairs", "related pairs"],
+                relations,
+                "Fourteen tasks, ten features. Unrelated pairs should be at 0.1; for related pairs, more is better.",
+            ),
+        ],
+    )
+
+
+INTERVALS = Experiment("intervals", runs, measure, section, {"coverage": COVERAGE})
