@@ -84,7 +84,7 @@ SEARCH_ATTRIBUTES = {
         Metrics of the choice on held-out rows, overall and per task, each with its baseline. Not set if the rows were
         not in this process.""",
     "cv_paths_": """list of Path
-        One for each feature map that was tried, in order. Only set with several.""",
+        One for each feature map that was tried, in order.""",
     "scoring_": """str
         What was optimised: "loss", "squared_error", "wrong", or "score" for a scorer.""",
 }
@@ -320,6 +320,7 @@ class _StrengthSearch(MTRLBase):
 
             path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
         self.cv_path_: Path = path
+        self.cv_paths_ = [path]
         return path.best(self.scoring_, over, self.choice)
 
 
