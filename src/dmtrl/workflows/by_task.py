@@ -8,6 +8,7 @@ machine holds those of its tasks.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,12 +85,12 @@ class RowReader:
     def read(self, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         wanted, found = set(names), dict[str, list[tuple[Any, ...]]]()
         for frame, block, start in self.batches([*self.preparation.used, *self.label_columns]):
-            with self.table.located(lambda row, start=start: start + row):
+            with self.table.located(partial(_row_of, start, None)):
                 tasks, y, weight, known = self.labels(frame)
             keep = np.flatnonzero(known & np.array([name in wanted for name in tasks], dtype=bool))
             if len(keep) == 0:
                 continue
-            with self.table.located(lambda row, keep=keep, start=start: start + int(keep[row])):
+            with self.table.located(partial(_row_of, start, keep)):
                 X = self.preparation.transform(frame.take(keep), None if block is None else block[keep])
             X = X if self.x_centre is None else X - self.x_centre
             parts = [X, y[keep] - self.y_centre, *([] if weight is None else [weight[keep]])]
@@ -98,6 +99,11 @@ class RowReader:
                 rows = mine == name
                 found.setdefault(name, []).append(tuple(part[rows] for part in parts))
         return {name: tuple(_stacked(column) for column in zip(*parts, strict=True)) for name, parts in found.items()}
+
+
+def _row_of(start: int, kept: np.ndarray | None, row: int) -> int:
+    """The number of a row in the table, from that among the kept rows of a batch."""
+    return start + (row if kept is None else int(kept[row]))
 
 
 def _stacked(parts: Sequence[Any]) -> Any:
@@ -193,7 +199,7 @@ def _scan(reader: RowReader) -> tuple[Counter[str], Counter[str], dict[str, froz
     for number, file in enumerate(reader.table.files):
         one = replace(reader, table=TableFiles((file,)))
         for frame, _, start in one.batches(one.label_columns):
-            with one.table.located(lambda row, start=start: start + row):
+            with one.table.located(partial(_row_of, start, None)):
                 tasks, y, _, known = one.labels(frame)
             left_out += int((~known).sum())
             mine = tasks[known].astype(str)

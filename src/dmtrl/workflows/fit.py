@@ -109,7 +109,8 @@ class Prepared:
 class RowsElsewhere(Protocol):
     """The rows of a fit that are not in this process. rows: of each task."""
 
-    rows: np.ndarray
+    @property
+    def rows(self) -> np.ndarray: ...
 
     def fit(self, model: Any, session: CheckpointSession) -> None:
         """Fit the model."""
