@@ -48,6 +48,7 @@ autosummary_generate = True
 autosummary_ignore_module_all = False
 autodoc_typehints = "none"  # the docstrings say the types
 autodoc_member_order = "bysource"
+toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 numpydoc_xref_param_type = False
 
@@ -84,10 +85,10 @@ copybutton_only_copy_prompt_lines = True
 
 def help_pages(command: click.Command, name: str, parent: click.Context | None = None) -> Iterator[str]:
     """A section with the help text of a command, and those of its subcommands."""
-    context = click.Context(command, parent=parent, info_name=name, terminal_width=96, max_content_width=96)
+    context = click.Context(command, parent=parent, info_name=name, terminal_width=78, max_content_width=78)
     words = context.command_path
     yield f"{words}\n{'-' * len(words)}\n"
-    yield "::\n\n" + "".join(f"   {line}\n" for line in command.get_help(context).splitlines())
+    yield ".. code-block:: text\n\n" + "".join(f"   {line}\n" for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):
         for part in command.list_commands(context):
             found = command.get_command(context, part)

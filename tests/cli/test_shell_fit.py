@@ -82,6 +82,9 @@ def test_the_fit_is_that_of_the_library(tmp_path: Path, csv: Path, table: pa.Tab
     j = int(np.argmax(own.cv_path_.lambdas == own.reg_lambda_))
     expected = own.cv_path_.squared_error[0, j].sum(axis=0) / own.cv_path_.weight[0, j].sum(axis=0)
     np.testing.assert_allclose(errors, expected)
+    for name in ("r2", "mae", "rmse"):
+        assert found["metrics"][name] == {"model": own.metrics_.overall[name], "baseline": own.metrics_.baseline[name]}
+        assert [row["metrics"][name] for row in found["per_task"]] == own.metrics_.per_task[name].tolist()
     assert dmtrl.verify(model, X, y, tasks=shop).relative_gap <= 1e-3
     first, second, value = found["relations"]["alike"][0]
     correlation = own.task_correlation_

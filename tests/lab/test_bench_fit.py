@@ -25,7 +25,7 @@ def test_a_peer_minimises_the_objective_that_it_is_held_to(loss: str) -> None:
     data, rng = small_tasks(loss), np.random.default_rng(2)
     ridge = 0.05 * data.m
     for peer in peers.PEERS[loss]:
-        models = peers.fit_tasks(peer, data, ridge, 1e-9)
+        models = peers.fit_tasks(peer, peers.tasks_of(data), ridge, 1e-9)
         value = peers.peer_objective(peer, data, loss, ridge, models)
         lower = peers.lower_bound(data, loss, 0.05, peer.penalised, 1e-7)
         assert abs(value - lower) <= 1e-4 * abs(value)
@@ -55,7 +55,7 @@ def test_a_peer_gets_the_loosest_tolerance_that_is_accurate_enough() -> None:
 
 def test_the_fastest_peer_that_reached_the_gap_counts() -> None:
     figures = {
-        "seconds": {"a": [1.0, 1.0], "b": [2.0, 2.0], "c": [3.0, 3.0]},
+        "processor": {"a": [1.0, 1.0], "b": [2.0, 2.0], "c": [3.0, 3.0]},
         "peers": {"a": {"gap": 0.1}, "b": {"gap": 1e-4}, "c": {"gap": 1e-5}},
     }
     assert fit.fastest_peer(figures) == "b"
@@ -63,14 +63,16 @@ def test_the_fastest_peer_that_reached_the_gap_counts() -> None:
 
 
 def test_the_row_of_a_fit_by_hand() -> None:
-    seconds = {fit.DEFAULT: [2.0, 2.0], fit.THREADS: [1.0, 1.0], fit.SPECIAL: [0.5, 0.5], "Ridge": [4.0, 6.0]}
+    processor = {fit.DEFAULT: [2.0, 2.0], fit.THREADS: [3.0, 3.0], fit.SPECIAL: [0.5, 0.5], "Ridge": [4.0, 6.0]}
+    seconds = {fit.DEFAULT: [2.0, 4.0], fit.THREADS: [1.0, 3.0]}
     figures = {
-        "lambda": 0.01, "seconds": seconds, "first": {fit.DEFAULT: 2.5}, "rounds": 500, "gap": 0.2,
-        "same_bits": False, "special_gap": 1e-4, "peers": {"Ridge": {"tol": 0.1, "gap": 1e-5}},
+        "lambda": 0.01, "seconds": seconds, "processor": processor, "first": {fit.DEFAULT: 3.5},
+        "rounds": 500, "gap": 0.2, "same_bits": False, "special_gap": 1e-4,
+        "peers": {"Ridge": {"tol": 0.1, "gap": 1e-5}},
     }  # fmt: skip
     row = fit.table_row({"problem": "school", "loss": "squared", "reg_lambda": fit.CHOSEN}, figures)
     assert row[:6] == ["School", "squared", "0.01 (CV)", "2", "500, gap 2.0e-01", "5"]
-    assert row[6:] == ["< 2.5 (2 to 3)", "Ridge", "2.00, DIFFERENT BITS", "0.5", "0.50"]
+    assert row[6:] == ["< 2.5 (2 to 3)", "Ridge", "1.50 (1.33 to 2.00), DIFFERENT BITS", "0.5", "0.50"]
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
@@ -118,3 +120,15 @@ def test_the_quick_cross_validations(tmp_path, shared_data, monkeypatch: pytest.
         assert record.figures["gap"] <= 1e-3
         assert record.figures["same_choice"]
         assert max(record.figures["error"].values()) < (15 if record.params["loss"] == "squared" else 0.3)
+
+
+def test_some_runs_only(tmp_path) -> None:
+    """--only selects by a part of the parameters; the table has these runs and no others."""
+    command = ["bench", "fit", "--quick", "--out", str(tmp_path), "--only"]
+    result = CliRunner().invoke(main, [*command, "100 x 50 x 20, po"])
+    assert result.exit_code == 0, result.output
+    assert [record.params["loss"] for record in Store(tmp_path).read().values()] == ["poisson"]
+    assert "| 100 x 50 x 20 | poisson |" in result.stdout
+    assert "hinge" not in result.stdout
+    for wrong in ([*command, "nothing like it"], ["bench", "zoo", "--only", "mds"]):
+        assert CliRunner().invoke(main, wrong).exit_code == 2

@@ -149,3 +149,21 @@ def test_marks_are_told_beside_what_chance_alone_would_mark() -> None:
         assert sentence in page.lead
         assert words(page).count(sentence) == 2, "in the lead and in the section"
         assert "sum over tasks of each task's mean loss" in words(page)
+
+
+def test_metrics_stand_beside_their_baselines() -> None:
+    X, y, tasks, _ = families(4)
+    model = MTRLRegressorCV(lambdas=[0.1], commons=[0.0], owns=[0.0], cv=4).fit(X, y, tasks=tasks)
+    page = model_page(model, X, y, tasks)
+    overall = {row[0]: row[1:] for row in table(page, "Metrics on held-out rows").rows}
+    found = model.metrics_
+    assert overall["R²"][:2] == [
+        pytest.approx(found.overall["r2"], rel=1e-3),
+        pytest.approx(found.baseline["r2"], rel=1e-3),
+    ]
+    assert overall["R²"][-1] == "higher"
+    assert overall["mean absolute error"][-1] == "lower"
+    assert list(table(page, "Metrics on held-out rows").columns)[3:5] == ["each task alone", "one model for all"]
+    lines = table(page, "Metrics of each task").rows
+    assert [row[0] for row in lines] == model.tasks_.tolist()
+    assert [row[1] for row in lines] == [int((tasks == task).sum()) for task in model.tasks_]

@@ -67,7 +67,7 @@ def test_the_best_weights_are_never_written_over() -> None:
         method.requests(state, [0], replace(ROUGH, best=best))
         loss_u = 0.0 if number % 3 else np.inf  # sometimes U is reported, sometimes not
         b = rng.standard_normal((m, d))
-        report = method.step(state, {0: answer(b, loss_w=5.0 / m, bracket_w=5.0 / m, loss_u=loss_u)})
+        report = method.step(state, {0: answer(b, loss_w=5e6, bracket_w=5e6, loss_u=loss_u)})
         if best is not None:
             np.testing.assert_array_equal(best, then)
         if number % 4 != 3:  # else the best of the rounds before stays

@@ -25,3 +25,12 @@ def private_text(mode: str = "auto", loss: str = "logistic", epsilon: float = 4.
 
 def private_study(mode: str = "auto", loss: str = "logistic", epsilon: float = 4.0, more: str = "") -> Study:
     return parse_study(private_text(mode, loss, epsilon, more).encode(), "clinic.toml")
+
+
+def masked_text(tolerance: str = "tolerance = 1e-7", results: str = "", limits: str = "sites = 3") -> str:
+    """The file of a study with masked sums."""
+    text = CLINIC.replace(
+        "lambda = [0.3, 0.03]\ncommon = [0.0, 1.0]\nfolds = 3", f"lambda = 0.03\ncommon = 1.0\n{tolerance}"
+    )
+    tables = f'[limits]\n{limits}\n[privacy]\naggregation = "masked"\n{results}\n'
+    return text.replace("[columns.age]", tables + "[columns.age]", 1)

@@ -15,8 +15,13 @@ CHOICES = (
 @click.option(
     "--out", type=click.Path(path_type=Path), help="Output folder for records, page, plots and tables [benchmarks]."
 )
-@click.option("--only", type=click.IntRange(min=0), metavar="SEED", help="Run one problem of zoo; nothing is stored.")
-def command(which: str, quick: bool, out: Path | None, only: int | None) -> None:
+@click.option(
+    "--only",
+    metavar="TEXT",
+    help="Only runs whose parameters, as the progress display shows them, contain this. For zoo: the seed of one "
+    "problem; nothing is stored.",
+)
+def command(which: str, quick: bool, out: Path | None, only: str | None) -> None:
     """Measure time, rounds and bytes, and compare with other solvers.
 
     The solvers run in turn, without compile time. Close other programs first.
@@ -30,6 +35,7 @@ def command(which: str, quick: bool, out: Path | None, only: int | None) -> None
     \b
     Examples:
       dmtrl bench fit --quick
+      dmtrl bench fit --only "mnist, hinge"
       dmtrl bench zoo --only 17
       dmtrl bench all --out results
     """
@@ -38,15 +44,18 @@ def command(which: str, quick: bool, out: Path | None, only: int | None) -> None
     from dmtrl.report.content import Table
     from dmtrl.report.files import markdown_text
 
-    if only is not None:
+    if which == "zoo" and only is not None:
         from dmtrl.lab.bench.zoo import one_problem
 
-        if which != "zoo":
-            raise click.UsageError("--only is for dmtrl bench zoo.")
-        click.echo(markdown_text(one_problem(only)))
+        if not only.isdecimal():
+            raise click.UsageError(f"--only of dmtrl bench zoo is the seed of a problem, got {only!r}.")
+        click.echo(markdown_text(one_problem(int(only))))
         return
+    benchmarks = BENCHMARKS if only is None else BENCHMARKS.only(which, only)
     folder = out or Path("benchmarks-quick" if quick else "benchmarks")
-    result = run(BENCHMARKS, which, quick, folder)
+    if only is not None and not benchmarks.plan(which, quick, folder).runs:
+        raise click.UsageError(f"No run of dmtrl bench {which} contains {only!r}.")
+    result = run(benchmarks, which, quick, folder)
     for section in result.sections:
         for item in section.items:
             if isinstance(item, Table):

@@ -28,8 +28,7 @@ def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Out
 
             def on_start(experiment: "Experiment", run: "Run") -> None:
                 nonlocal passed
-                words = ", ".join(str(value) for key, value in run.params.items() if key != "quick")
-                progress.update(min(passed / max(plan.seconds, 1e-9), 0.999), f"{experiment.name}: {words}")
+                progress.update(min(passed / max(plan.seconds, 1e-9), 0.999), f"{experiment.name}: {run.in_words()}")
                 passed += run.seconds
 
             result = collection.run(which, quick, folder, on_start)

@@ -7,7 +7,7 @@ in place of missing numbers: a median is not a sum.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from dmtrl.estimators.base import SHIFT_INVARIANT
 from dmtrl.estimators.problem import Coordinates
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation.messages import CellCounts, FeatureSums, Norms, Spread
+from dmtrl.federation.messages import CellCounts, FeatureSums, Norms, Spread, SumUp
 from dmtrl.federation.study import SITE, Study, StudyColumn
 from dmtrl.tables import columns as read
 from dmtrl.tables.learning import SEASON, learn_category, number_from_moments
@@ -97,6 +97,30 @@ def feature_sums(X: np.ndarray, y: np.ndarray) -> FeatureSums:
 def norms(X: np.ndarray, y: np.ndarray, x_centre: np.ndarray, y_centre: float) -> Norms:
     """A site's sums of squared distances from the centres of all sites."""
     return Norms(features=float(((X - x_centre) ** 2).sum()), target=float(((y - y_centre) ** 2).sum()))
+
+
+def part_of_sum(
+    study: Study,
+    request: SumUp,
+    rows: Callable[[], tuple[Any, np.ndarray]],
+    features: Callable[[str], tuple[np.ndarray, np.ndarray]],
+) -> np.ndarray:
+    """A site's part in a masked sum of statistics, as one vector. rows: its columns and targets; features: prepared."""
+    numbers = request.numbers
+    if request.question == "cell_counts":
+        counts = cell_counts(study, rows()[0])
+        return np.concatenate([counts.present, counts.sums, counts.levels])
+    if request.question == "spread":
+        return spread(study, rows()[0], numbers).squares
+    if request.question == "feature_sums":
+        sums = feature_sums(*features(request.text))
+        return np.append(sums.features, sums.target)
+    if request.question == "norms":
+        X, y = features(request.text)
+        check_centres(study, X.shape[1], numbers[:-1], float(numbers[-1]))
+        found = norms(X, y, numbers[:-1], float(numbers[-1]))
+        return np.array([found.features, found.target])
+    raise RefusedBySiteError("the coordinator asked for a masked sum that the study does not have")
 
 
 def means_of(counts: Sequence[CellCounts]) -> np.ndarray:

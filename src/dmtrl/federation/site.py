@@ -291,23 +291,9 @@ class Site:
 
     def _statistics(self, request: messages.SumUp) -> np.ndarray:
         """The numbers of this site for a masked sum about the preparation."""
-        study, question, numbers = self.study, request.question, request.numbers
-        if question == "rows":
+        if request.question == "rows":
             return np.array([float(self.data.rows_per_task.sum())])
-        if question == "cell_counts":
-            counts = preparation.cell_counts(study, self._rows()[0])
-            return np.concatenate([counts.present, counts.sums, counts.levels])
-        if question == "spread":
-            return preparation.spread(study, self._rows()[0], numbers).squares
-        if question == "feature_sums":
-            sums = preparation.feature_sums(*self._features(request.text))
-            return np.append(sums.features, sums.target)
-        if question == "norms":
-            X, y = self._features(request.text)
-            preparation.check_centres(study, X.shape[1], numbers[:-1], float(numbers[-1]))
-            norms = preparation.norms(X, y, numbers[:-1], float(numbers[-1]))
-            return np.array([norms.features, norms.target])
-        raise RefusedBySiteError("the coordinator asked for a masked sum that the study does not have")
+        return preparation.part_of_sum(self.study, request, self._rows, self._features)
 
     def _check_begin(self, begin: messages.Begin) -> None:
         """Refuse a problem that does not fit the study, the policy or the tasks of this site."""

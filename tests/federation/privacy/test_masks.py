@@ -23,16 +23,10 @@ from dmtrl.federation.simulate import LocalSites, simulate
 from dmtrl.federation.site import Site
 from dmtrl.federation.study import parse_study
 from dmtrl.protocol.message import Message
-from support.studies import CLINIC, SITES, approved_site, clinic_files
+from support.private_studies import masked_text
+from support.studies import SITES, approved_site, clinic_files
 
 ALLOWED = Policy("", "", parameters_per_row=1.0)
-ONE_FIT = "lambda = 0.03\ncommon = 1.0\ntolerance = 1e-7"
-
-
-def text(aggregation: str = "masked", results: str = "", limits: str = "sites = 3") -> str:
-    found = CLINIC.replace("lambda = [0.3, 0.03]\ncommon = [0.0, 1.0]\nfolds = 3", ONE_FIT)
-    tables = f'[limits]\n{limits}\n[privacy]\naggregation = "{aggregation}"\n{results}\n'
-    return found.replace("[columns.age]", tables + "[columns.age]", 1)
 
 
 def keys_of(count: int) -> tuple[list[bytes], np.ndarray]:
@@ -126,7 +120,12 @@ def _folders(tmp_path: Path, source: str) -> list[Path]:
 def test_the_result_is_that_of_the_clear_run(tmp_path: Path) -> None:
     files = clinic_files(tmp_path)
     results = [
-        simulate(parse_study(text(kind).encode()), files, tmp_path / kind, policy=ALLOWED)
+        simulate(
+            parse_study(masked_text().replace('"masked"', f'"{kind}"').encode()),
+            files,
+            tmp_path / kind,
+            policy=ALLOWED,
+        )
         for kind in ("clear", "masked")
     ]
     clear, hidden = (result.model for result in results)
@@ -139,7 +138,7 @@ def test_the_result_is_that_of_the_clear_run(tmp_path: Path) -> None:
 def test_no_message_and_no_object_of_the_server_holds_a_vector_of_a_site(tmp_path: Path) -> None:
     """With the results as a summary, the weights and b of a site are nowhere: neither in the bytes of a message nor in
     an array of this process, once the sites themselves are gone."""
-    source = text(results='[results]\ncoordinator = "summary"')
+    source = masked_text(results='[results]\ncoordinator = "summary"')
     study = parse_study(source.encode())
     carrier = Recording(_folders(tmp_path, source))
     result = run_study(study, carrier, carrier.names, tmp_path / "server")
@@ -171,7 +170,7 @@ def test_a_site_that_is_lost_ends_the_round_and_the_study_goes_on_without_it(tmp
     files["east"] = tmp_path / "east.csv"
     files["east"].write_bytes(files["north"].read_bytes())
     for on_lost in ("stop", "go_on"):
-        source = text(limits=f'sites = 3\non_lost = "{on_lost}"')
+        source = masked_text(limits=f'sites = 3\non_lost = "{on_lost}"')
         study = parse_study(source.encode())
         base = tmp_path / on_lost
         base.mkdir()
@@ -212,7 +211,7 @@ class Losing(LocalSites):
 
 def test_a_site_answers_a_sum_once_and_in_turn(tmp_path: Path) -> None:
     """A mask that was used for two sums would show their difference."""
-    folders = _folders(tmp_path, text())
+    folders = _folders(tmp_path, masked_text())
     sites = [Site(folder) for folder in folders]
     study = sites[0].study
     begin = messages.encode(messages.ShareKey(study=study.hash, session="s"))
@@ -240,9 +239,9 @@ def test_a_site_answers_a_sum_once_and_in_turn(tmp_path: Path) -> None:
 
 def test_bad_masked_studies_are_refused_with_a_sentence() -> None:
     for source, words in (
-        (text(limits="sites = 2"), "at least 3"),
-        (text().replace("lambda = 0.03", "lambda = [0.1, 0.2]"), "one number"),
-        (text(results='[results]\ncoordinator = "summary"\nsites = "all"'), "needs coordinator"),
+        (masked_text(limits="sites = 2"), "at least 3"),
+        (masked_text().replace("lambda = 0.03", "lambda = [0.1, 0.2]"), "one number"),
+        (masked_text(results='[results]\ncoordinator = "summary"\nsites = "all"'), "needs coordinator"),
     ):
         with pytest.raises(StudyError, match=words):
             parse_study(source.encode())

@@ -220,7 +220,8 @@ def fit_masked_study(
             W[owner == k] = answer.weights
     covariance, nothing = Learned().update((W - found.common)[:, :-1]), np.zeros_like(W)
     dual = DualPoint(nothing, 0.0, 0.0, found.certificate.dual)
-    outcome = Outcome(W, found.common, covariance, found.certificate, dual, [], found.converged, "masked splitting")
+    ones, name = np.ones(m), "masked splitting"
+    outcome = Outcome(W, found.common, covariance, found.certificate, dual, [], found.converged, name, ones, ones)
     warn_unless_converged(outcome, settings, stacklevel=2)
     model.set_outcome(problem, outcome, lam, common)
     model.n_rounds_ = found.rounds

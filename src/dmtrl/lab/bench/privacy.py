@@ -153,7 +153,7 @@ def simulated(size: int) -> Sites:
         for part, rows in zip(parts, (size, 2000), strict=True):
             X = rng.uniform(-1, 1, (rows, d))
             part.append((X, np.where(rng.random(rows) < 1 / (1 + np.exp(-X @ w - 0.5)), 1.0, -1.0)))
-    return Sites(*parts, 1.8, 1.0, get_loss("logistic"), 0.003, classes=True)
+    return Sites(parts[0], parts[1], 1.8, 1.0, get_loss("logistic"), 0.003, classes=True)
 
 
 def school(size: int) -> Sites:
@@ -163,7 +163,7 @@ def school(size: int) -> Sites:
     X[:, 3], X[:, 4] = (X[:, 3] - 50) / 50, (X[:, 4] - 25) / 25  # percentages of pupils; all others are 0 or 1
     site = data.task % size
     parts = [[(X[rows][site[rows] == k], y[rows][site[rows] == k]) for k in range(size)] for rows in data.splits[0]]
-    return Sites(*parts, 2.2, 34.5, huber(10.0), 0.03, classes=False)
+    return Sites(parts[0], parts[1], 2.2, 34.5, huber(10.0), 0.03, classes=False)
 
 
 NUMBERS = {"age": (29, 77), "trestbps": (80, 200), "chol": (0, 600), "thalach": (60, 210), "oldpeak": (-3, 7)}
@@ -185,7 +185,7 @@ def heart(size: int) -> Sites:
         y, order = np.where(columns["num"] > 0, 1.0, -1.0), np.random.default_rng(0).permutation(int(complete.sum()))
         for part, rows in zip(parts, (order[len(order) // 3 :], order[: len(order) // 3]), strict=True):
             part.append((np.column_stack(X)[rows], y[rows]))
-    return Sites(*parts, 1.5, 1.0, get_loss("logistic"), 0.03, classes=True)
+    return Sites(parts[0], parts[1], 1.5, 1.0, get_loss("logistic"), 0.03, classes=True)
 
 
 def section(records: Sequence[Record]) -> Section:

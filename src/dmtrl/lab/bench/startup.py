@@ -145,10 +145,11 @@ def _spread(values: np.ndarray) -> str:
 
 
 def section(records: Sequence[Record]) -> Section:
+    machines = "; ".join(sorted({record.machine for record in records}))
     return Section(
         "Start-up",
         [
-            Text("Imports and first fits in fresh processes."),
+            Text(f"Imports and first fits in fresh processes. Machine: {machines}."),
             Table(
                 "Start-up",
                 ["measurement", "median", "range", "target"],

@@ -14,6 +14,7 @@ import numpy as np
 @dataclass(frozen=True)
 class Timed:
     seconds: dict[str, list[float]]
+    processor: dict[str, list[float]]  # processor seconds, which other work on the machine hardly changes
     results: dict[str, Any]  # of the last repeat
     first: dict[str, float]  # seconds of the warm-up
 
@@ -35,16 +36,18 @@ def interleaved(
         run()
         first[name] = time.perf_counter() - began
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
+    processor: dict[str, list[float]] = {name: [] for name in competitors}
     results = {}
     started = time.perf_counter()
     for repeat in range(repeats):
         if repeat >= 2 and time.perf_counter() - started > limit:
             break
         for name, run in competitors.items():
-            began = time.perf_counter()
+            began, began_processor = time.perf_counter(), time.process_time()
             results[name] = run()
             seconds[name].append(time.perf_counter() - began)
-    return Timed(seconds, results, first)
+            processor[name].append(time.process_time() - began_processor)
+    return Timed(seconds, processor, results, first)
 
 
 def ratio(theirs: list[float], ours: list[float]) -> tuple[float, float, float]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dmtrl.lab.experiments.records import Record, Store, machine, versions
@@ -49,6 +49,16 @@ class Collection:
         if which not in self.groups:
             raise ValueError(f"unknown experiment {which!r}; choose one of all, {', '.join(self.groups)}")
         return list(self.groups[which])
+
+    def only(self, which: str, text: str) -> "Collection":
+        """Return the collection of those runs of `which` whose parameters, in words, contain a text."""
+
+        def matching(experiment: Experiment) -> Experiment:
+            return replace(
+                experiment, runs=lambda quick: [run for run in experiment.runs(quick) if text in run.in_words()]
+            )
+
+        return replace(self, groups={which: [matching(experiment) for experiment in self.experiments(which)]})
 
     def plan(self, which: str, quick: bool, out: Path) -> Plan:
         done = _open_store(out).read()

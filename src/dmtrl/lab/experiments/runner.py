@@ -15,6 +15,10 @@ class Run:
     params: Params
     seconds: float
 
+    def in_words(self) -> str:
+        """Return the parameters as the progress display shows them."""
+        return ", ".join(str(value) for name, value in self.params.items() if name != "quick")
+
 
 @dataclass(frozen=True)
 class Experiment:
