@@ -63,3 +63,15 @@ def test_choosing_on_training_rows_predicts_well(shared_data) -> None:
     error = np.sqrt(np.mean((y[test] - model.predict(X[test], tasks=task[test])) ** 2))
     assert error < 10.02
     assert model.common_strength_ == 1.0
+
+
+def test_prediction_intervals_hold_nine_of_ten_test_rows(shared_data) -> None:
+    with np.load(shared_data / "school.npz") as file:
+        train, test = file["train_1"], file["test_1"]
+        X, y, task = file["X"][:, :-1].astype(float), file["y"].astype(float), file["task"]
+    X = (X - X[train].mean(axis=0)) / X[train].std(axis=0)
+    model = MTRLRegressorCV(lambdas=[0.3, 1.0], commons=[1.0], owns=[0.0]).fit(X[train], y[train], tasks=task[train])
+    ends = model.predict_interval(X[test], task[test])
+    assert np.isfinite(ends).all()
+    inside = (ends[:, 0] <= y[test]) & (y[test] <= ends[:, 1])
+    assert inside.mean() == pytest.approx(0.9, abs=0.02)

@@ -8,9 +8,6 @@ from sklearn.model_selection import LeaveOneGroupOut, train_test_split
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV
-from dmtrl.engines import LocalEngine
-from dmtrl.losses import get_loss
-from dmtrl.protocol.messages import HoldOut
 from support.problems import random_problem
 
 
@@ -100,23 +97,21 @@ def test_parameters_survive_cloning_and_nonsense_is_refused() -> None:
         MTRLRegressorCV(cv=1).fit(X, y, tasks=tasks)
 
 
-def test_classes_of_one_task_hold_out_the_same_rows() -> None:
-    """Otherwise a row held out for one class would train the others."""
+@pytest.mark.parametrize("multi_class", ["softmax", "ovr"])
+def test_several_classes_are_chosen_by_wrong_answers(multi_class: str) -> None:
+    """Labels are noise: no candidate may look better than chance, which it would if a held-out row trained a class."""
     rng = np.random.default_rng(0)
-    X, y = rng.normal(size=(150, 40)), rng.integers(0, 3, size=150)
-    model = MTRLClassifierCV(lambdas=[1e-4], cv=3).fit(X, y)
-    problem = model._build_problem(model.read_rows(X, y))
-    with LocalEngine(problem.data.sources(1), get_loss("logistic")) as engine:
-        engine.broadcast(HoldOut(fold=0, folds=3, seed=0))
-        held = engine._workers[0]._held.reshape(3, 150)
-    assert (held == held[0]).all()
-    assert model.scoring_ == "loss"
-    assert float(model.cv_path_.mean("loss").min()) > np.log(2)  # labels are noise: a weak lambda must look bad
+    X, y, tasks = rng.normal(size=(180, 40)), rng.integers(0, 3, size=180), np.repeat([0, 1, 2], 60)
+    model = MTRLClassifierCV(lambdas=[1e-4, 1.0], commons=[1.0], cv=3, multi_class=multi_class)
+    model.fit(X, y, tasks=tasks)
+    assert model.scoring_ == "wrong"
+    assert float(model.cv_path_.mean("wrong").min()) > 0.5
+    assert model.cv_path_.wrong.shape[-1] == 3  # a sum for each task
 
 
 def test_scoring_that_makes_no_sense_is_refused() -> None:
     X, y, tasks = _long()
-    with pytest.raises(ValueError, match="scoring='wrong' counts wrong signs and is for classification"):
+    with pytest.raises(ValueError, match="scoring='wrong' counts wrong answers, for classification only"):
         MTRLRegressorCV(scoring="wrong").fit(X, y, tasks=tasks)
     with pytest.raises(ValueError, match="scoring='squared_error' makes no sense with the poisson loss"):
         MTRLRegressorCV(loss="poisson", scoring="squared_error").fit(X, np.abs(y).round(), tasks=tasks)

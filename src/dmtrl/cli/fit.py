@@ -103,6 +103,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--missing", metavar="TEXT", multiple=True, help="Text that means a missing value, such as n/k.")
 @click.option("--encoding", metavar="NAME", help="Encoding of CSV files, such as cp1252 [UTF-8].")
 @click.option("--sample", metavar="N", type=click.IntRange(1), help="Use N random rows.")
+@click.option("--by-task", is_flag=True, help="Leave the rows in the files; workers read those of their tasks.")
 @click.option("--many-tasks", is_flag=True, help="Accept a task column with very many values.")
 @click.option(
     "--tol",
@@ -133,7 +134,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.pass_context
 def command(
     ctx: click.Context, data: tuple[str, ...], out: str, force: bool, resume: str | None, checkpoint: str | None,
-    compare: bool, no_page: bool, as_json: bool, quiet: bool, **options: Any,
+    compare: bool, no_page: bool, as_json: bool, quiet: bool, by_task: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fit one model per task from data files.
 
@@ -142,6 +143,8 @@ def command(
     \b
     Example: dmtrl fit marks.csv --task school --target score --drop remarks
     """
+    if by_task and compare:
+        raise click.UsageError("--compare needs all rows in memory; leave out --by-task")
     began = time.perf_counter()
     page = None if no_page else Path(out).with_suffix(".html")
     with exit_on_error():  # quick checks, before the numerical libraries are imported
@@ -157,7 +160,8 @@ def command(
                 check_no_checkpoint(Path(out), resume, checkpoint)
             options["date"] = dict(options["date"])
             options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
-            summary = _fit(FitRequest(data, **options), Path(out), page, resume, checkpoint, compare, as_json, quiet)
+            request = FitRequest(data, **options)
+            summary = _fit(request, Path(out), page, resume, checkpoint, compare, as_json, quiet, by_task)
     except Interrupted as interrupt:
         _print_resume_command(ctx.find_root().obj, interrupt.checkpoint)
         ctx.exit(INTERRUPTED)
@@ -176,15 +180,16 @@ def command(
 
 def _fit(
     request: "FitRequest", out: Path, page: Path | None, resume: str | None, checkpoint: str | None,
-    compare: bool, as_json: bool, quiet: bool,
+    compare: bool, as_json: bool, quiet: bool, by_task: bool,
 ) -> dict[str, Any]:  # fmt: skip
     from dmtrl import __version__
+    from dmtrl.workflows.by_task import prepare_by_task
     from dmtrl.workflows.fit import fit, prepare
     from dmtrl.workflows.summary import fit_summary
 
     began = time.perf_counter()
     with display(quiet) as progress:
-        prepared = prepare(request, progress)
+        prepared = prepare_by_task(request, progress) if by_task else prepare(request, progress)
     seconds = {"reading": time.perf_counter() - began}
     if not (quiet or as_json):
         from dmtrl.cli.fit_summary import print_columns
@@ -215,6 +220,8 @@ def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison:
         return None
     progress.stage("writing the page (Ctrl-C skips this)")
     try:
+        if prepared.elsewhere is not None:
+            return str(write_model_page(model, page))
         data = prepared.X, prepared.y, prepared.tasks
         return str(write_model_page(model, page, *data, comparison or False, sample_weight=prepared.weight))
     except KeyboardInterrupt:

@@ -23,7 +23,6 @@ class Blocks:
     tasks: np.ndarray  # number of each unit's task in the whole problem
     shards: np.ndarray  # number of the shard within its task; 0 for a whole task
     names: Sequence[str]  # name of each unit's task, for error messages
-    groups: np.ndarray | None = None  # units with the same number hold the same rows (the classes of one task)
     splits: np.ndarray | None = None  # (splits, n): what each row does in a split of a cross-validation; data/folds.py
 
     def __post_init__(self) -> None:

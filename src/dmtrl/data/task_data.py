@@ -31,8 +31,6 @@ class TaskData:
         The first row of each task, and the number of rows.
     names : ndarray of shape (m,)
         Task names.
-    groups : ndarray of shape (m,), default=None
-        Tasks with the same number hold the same rows, such as the classes of a one-vs-rest problem.
     splits : ndarray of shape (splits, n), default=None
         What each row does in each split of a cross-validation: 0 trains, 1 is tested, 2 is not used. None means that
         the workers draw folds.
@@ -43,7 +41,6 @@ class TaskData:
     sample_weight: np.ndarray | None
     starts: np.ndarray
     names: np.ndarray
-    groups: np.ndarray | None = None  # as in Blocks, one number per task
     splits: np.ndarray | None = None
 
     @property
@@ -134,9 +131,8 @@ class TaskData:
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
         weight = None if self.sample_weight is None else self.sample_weight[rows]
-        groups = None if self.groups is None else self.groups[tasks]
         splits = None if self.splits is None else self.splits[:, rows]
-        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], groups, splits)
+        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], splits)
 
     def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
         """Split the rows into contiguous pieces with about the same amount of work.
@@ -188,10 +184,9 @@ class TaskData:
         rows = slice(starts[0], end)
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         names = [str(name) for name in self.names[tasks]]
-        groups = None if self.groups is None else self.groups[tasks]
         starts = np.append(starts, end) - starts[0]
         splits = None if self.splits is None else self.splits[:, rows]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, groups, splits)
+        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, splits)
 
 
 def tiny_tasks(rows: np.ndarray) -> np.ndarray:

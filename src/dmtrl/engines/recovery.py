@@ -75,6 +75,7 @@ class _Worker:
     replaying: Iterator[list[Message]] | None = None
     tasks: Sequence[int] = ()
     features: int = 0
+    outputs: int = 1
     digest: str = ""  # of its rows, as first read
     losses: int = 0  # since its last answer; positive while a replacement is catching up
     repeats: int = 0
@@ -182,7 +183,7 @@ class RecoveringEngine(Engine):
 
     def _take(self, k: int, request: Message, answer: Message) -> tuple[int, Message] | None:
         worker = self._workers[k]
-        fault = fault_in(request, answer, len(worker.tasks), worker.features)
+        fault = fault_in(request, answer, len(worker.tasks), worker.features, worker.outputs)
         if fault:
             if worker.fault:
                 raise self._lost_for_good(
@@ -263,6 +264,7 @@ class RecoveringEngine(Engine):
         assert isinstance(description, Description)
         worker.introducing = False
         worker.tasks, worker.features = description.tasks.tolist(), int(description.features)
+        worker.outputs = int(description.outputs)
         digest = str(description.digest)
         if worker.digest not in ("", digest):  # the messages sent so far do not fit these rows
             raise ValueError(

@@ -11,6 +11,7 @@ from sklearn.utils import check_random_state
 
 from dmtrl.data.blocks import as_rows
 from dmtrl.engines import choose_engine
+from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.feature_maps import get_feature_map
 from dmtrl.estimators.folds import labels_of
 from dmtrl.estimators.inputs import LabelledRows
@@ -23,7 +24,7 @@ from dmtrl.estimators.problem import (
     restrict,
 )
 from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
-from dmtrl.losses import BUILTIN, get_loss
+from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
 from dmtrl.relationship.base import check_kappa
@@ -162,6 +163,8 @@ class MTRLBase(TaskModel):
 
     def _check_parameters(self) -> None:
         loss = get_loss(self.loss)
+        if loss.outputs > 1:
+            raise ValueError("pass the loss for two classes, such as 'logistic'; multi_class extends it to more")
         if loss.kind != self._kind:
             valid = ", ".join(sorted(name for name, make in BUILTIN.items() if make().kind == self._kind))
             raise ValueError(f"the {loss.name} loss is for {loss.kind}; {type(self).__name__} accepts {valid}")
@@ -211,15 +214,14 @@ class MTRLBase(TaskModel):
 
     def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
         """Return lambda and the strengths of the common and own parts, in units of 1/m. With common="auto" it is that
-        of a given relationship or, if the relationship is learned and units are tasks, 1."""
+        of a given relationship or, if the relationship is learned, 1."""
         lam, relationship, m = float(self.reg_lambda), self.relationship, problem.data.m
         if len(problem.tasks) == 1:
             return Strengths(lam, 0.0)
         own = float(self.own) or float(getattr(relationship, "kappa", 0.0) * m)
         if not isinstance(self.common, str):
             return Strengths(lam, float(self.common), own)
-        learned = is_learned(relationship) and len(problem.unit_names) == len(problem.tasks)
-        return Strengths(lam, float(getattr(relationship, "tau", learned / m) * m), own)
+        return Strengths(lam, float(getattr(relationship, "tau", is_learned(relationship) / m) * m), own)
 
     def _solve(self, problem: FitProblem, strengths: Strengths, place: Placement) -> Outcome:
         lam, common, own = strengths
@@ -248,7 +250,7 @@ class MTRLBase(TaskModel):
         ridge = self.intercept_ridge(problem.coordinates)
         return ProblemSpec(
             problem.data,
-            get_loss(self.loss),
+            self._losses(problem),
             relationship,
             settings,
             self.shards,
@@ -256,6 +258,10 @@ class MTRLBase(TaskModel):
             task_weight=check_task_weight(self.task_weight),
             keep_all_tasks=True,
         )
+
+    def _losses(self, problem: FitProblem) -> AnyLoss | list[AnyLoss]:
+        """The loss of all tasks, or one for each."""
+        return get_loss(self.loss)
 
     def intercept_ridge(self, coordinates: Coordinates) -> float | None:
         """Return the ridge on a free intercept, or None if the intercept is not free.
@@ -282,11 +288,31 @@ class MTRLBase(TaskModel):
         before = vars(self).get("_outcome")
         if not self.warm_start or before is None or not np.array_equal(self.unit_names_, problem.unit_names):
             return None
-        if before.W.shape != (problem.data.m, problem.data.X.shape[1] + (self.fit_intercept is True)):
+        columns = problem.outputs * (problem.data.X.shape[1] + (self.fit_intercept is True))
+        if before.W.shape != (problem.data.m, columns):
             return None
-        coef = self.coef_.reshape(len(problem.unit_names), -1)[problem.used].astype(float)
-        weights = problem.coordinates.weights(coef, self.intercept_.ravel()[problem.used])
-        return StartPoint(weights, before.common)
+        return StartPoint(self.weights_of(problem, np.arange(len(problem.tasks))), before.common)
+
+    def weights_of(self, problem: FitProblem, order: np.ndarray) -> np.ndarray:
+        """Return the coefficients of the fitted model as weights in a problem.
+
+        Parameters
+        ----------
+        problem : FitProblem
+            A problem with the tasks of the model.
+        order : ndarray of int
+            The numbers of the tasks of the problem in the model.
+
+        Returns
+        -------
+        ndarray
+            A row per unit of the problem.
+        """
+        coef, intercept = self.coef_[order][problem.used], self.intercept_[order][problem.used]
+        W = problem.coordinates.weights(coef.astype(float), intercept)
+        if problem.outputs > 1 and self.fit_intercept is True:  # no row asks for the intercept of an absent class
+            W[:, -problem.outputs :][~problem.seen_by_units] = 0.0
+        return W
 
     def _fold_model(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> Self:
         """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`."""
@@ -304,22 +330,26 @@ class MTRLBase(TaskModel):
 
     def _keep(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> None:
         """Set the fitted attributes."""
-        m, total, used = len(problem.tasks), len(problem.unit_names), problem.used
+        used, k, W = problem.used, problem.outputs, outcome.W
         d, dtype = len(problem.coordinates.x_centre), problem.data.X.dtype
-        coef, intercept = np.zeros((total, d)), problem.constant.astype(float)
-        coef[used], intercept[used] = problem.coordinates.coefficients(outcome.W)
-        shape = (m,) if total == m else (m, total // m)
+        if k > 1 and self.fit_intercept is True:
+            W = np.hstack([W[:, :-k], fill_absent(W[:, -k:], problem.seen_by_units)])
+        intercept = problem.constant.astype(float)
+        coef = np.zeros((*intercept.shape, d))
+        coef[used], intercept[used] = problem.coordinates.coefficients(W, k)
         self.tasks_ = problem.tasks
         if problem.classes is not None:
             self.classes_ = problem.classes
+        if problem.seen is not None:
+            self.seen_classes_ = problem.seen
         self.feature_map_ = problem.feature_map
         self.coordinates_ = problem.coordinates
-        self.coef_ = coef.reshape(*shape, d).astype(dtype)
-        self.intercept_ = np.asarray(intercept.reshape(shape), dtype=dtype)
+        self.coef_ = coef.astype(dtype)
+        self.intercept_ = np.asarray(intercept, dtype=dtype)
         self.reg_lambda_, self.common_strength_, self.own_strength_ = strengths
-        self.task_rows_, self.task_weights_ = problem.rows, np.zeros(m)
-        self.task_weights_[problem.task_of_units()] = outcome.task_weight
-        self._keep_parts(outcome, problem.task_of_units(), m)
+        self.task_rows_, self.task_weights_ = problem.rows, np.zeros(len(problem.tasks))
+        self.task_weights_[used] = outcome.task_weight
+        self._keep_parts(outcome, W, used, len(problem.tasks))
         self.unit_names_ = problem.unit_names
         self.certificate_ = outcome.certificate
         self.history_ = [record.as_dict() for record in outcome.history]
@@ -328,26 +358,27 @@ class MTRLBase(TaskModel):
         # in the coordinates of the problem, for warm_start and add_task; neither needs the history
         self._outcome = replace(outcome, history=[])
 
-    def _keep_parts(self, outcome: Outcome, task: np.ndarray, m: int) -> None:
-        """Set what describes the common, related and own parts of the weights. `task`: that of each unit."""
-        d, units = len(self.coordinates_.x_centre), len(outcome.W)
+    def _keep_parts(self, outcome: Outcome, W: np.ndarray, used: np.ndarray, m: int) -> None:
+        """Set what describes the common, related and own parts of the weights. `W`: the weights with all intercepts;
+        `used`: the number of the task of each of its rows."""
+        k, units = self._outputs, len(W)
         tau, kappa = self.common_strength_ / units, self.own_strength_ / units
-        free = self.fit_intercept is True  # then the intercept is not part of the relationship
-        W, common = (outcome.W[:, :d], outcome.common[:d]) if free else (outcome.W, outcome.common)
+        free = self.fit_intercept is True  # then the intercepts are not part of the relationship
+        features, common = (W[:, :-k], outcome.common[:-k]) if free else (W, outcome.common)
         if is_learned(self.relationship):
-            parts = learned_parts(W, common, kappa)
+            parts = learned_parts(features, common, kappa)
         else:
-            parts = given_parts(outcome.covariance, W, tau, kappa)
-        whole = np.append(parts.common, outcome.W[:, d].mean()) if free else parts.common  # the mean over units
-        coef, intercept = self.coordinates_.coefficients(whole)
-        self.common_coef_, self.common_intercept_ = coef.astype(self.coef_.dtype), float(intercept)
-        shares, sums = parts.shares(), np.zeros((m, 3))
-        np.add.at(sums, task, shares)
-        self.weight_shares_ = sums / np.maximum(np.bincount(task, minlength=m), 1)[:, None]
+            parts = given_parts(outcome.covariance, features, tau, kappa)
+        whole = np.append(parts.common, W[:, -k:].mean(axis=0)) if free else parts.common  # the mean over units
+        coef, intercept = self.coordinates_.coefficients(whole, k)
+        self.common_coef_ = coef.astype(self.coef_.dtype)
+        self.common_intercept_ = intercept if k > 1 else float(intercept)
+        self.weight_shares_ = np.zeros((m, 3))
+        self.weight_shares_[used] = parts.shares()
 
     def _reported_covariance(self, outcome: Outcome) -> TaskCovariance:
         """Sigma of the whole weights (12). With a common component or own parts the solver's Sigma describes only the
         related part, without what all tasks share and what each task has of its own."""
         if self.common_strength_ == self.own_strength_ == 0 or not is_learned(self.relationship):
             return outcome.covariance
-        return Learned().update(outcome.W[:, :-1] if self.fit_intercept is True else outcome.W)
+        return Learned().update(outcome.W[:, : -self._outputs] if self.fit_intercept is True else outcome.W)

@@ -70,9 +70,6 @@ def fisher(correlation: np.ndarray) -> np.ndarray:
 def resampled(data: TaskData, rng: np.random.Generator) -> TaskData:
     """Draw rows with replacement, expressed as weights so that X is not copied."""
     draws = [rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]
-    if data.groups is not None:  # units that share rows must share the draw
-        first = {group: i for i, group in reversed(list(enumerate(data.groups.tolist())))}
-        draws = [draws[first[group]] for group in data.groups.tolist()]
     times = np.concatenate(draws).astype(float)
     weight = times if data.sample_weight is None else times * data.sample_weight
     empty = np.add.reduceat(weight, data.starts[:-1]) <= 0

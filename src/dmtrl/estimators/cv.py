@@ -24,11 +24,14 @@ from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.metrics import TaskScorer
 from dmtrl.estimators.mtrl import (
+    ABSENT_CLASSES,
     CLASSES,
     CLASSIFICATION_LOSS,
     CLASSIFIER_WORDS,
+    MULTI_CLASS,
     REGRESSION_LOSS,
     REGRESSOR_WORDS,
+    SEEN_CLASSES,
     SINGLE_CLASS,
     MTRLClassifier,
     MTRLRegressor,
@@ -55,7 +58,7 @@ SEARCH_PARAMETERS = {
     "lambdas": """sequence of float
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
     "commons": """sequence of float
-        Values of `common` to try. Ignored for a single task and for more than two classes, which use 0.""",
+        Values of `common` to try. Ignored for a single task, which uses 0.""",
     "owns": """sequence of float
         Values of `own` to try. Ignored for a single task, which uses 0.""",
     "cv": """int, splitter or iterable
@@ -65,7 +68,7 @@ SEARCH_PARAMETERS = {
     "scoring": """str or callable
         What is measured on held-out rows: "loss", "squared_error", "wrong" (the error rate), the name of a scikit-learn
         scorer such as "r2" or "roc_auc", or a callable `scorer(model, X, y)`. None means "squared_error" for squared
-        loss, "wrong" (averaged over tasks, ties broken by the loss) for two classes, and "loss" otherwise. A scorer
+        loss, "wrong" (averaged over tasks, ties broken by the loss) for classification, and "loss" otherwise. A scorer
         scores all held-out rows of a fold at once, and the mean over folds counts; `task_scorer(name,
         average="tasks")` averages over tasks first.""",
     "choice": """{{"best", "one_se"}}
@@ -193,7 +196,7 @@ class _StrengthSearch(MTRLBase):
             if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
                 raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
         if self.scoring == "wrong" and self._kind != CLASSIFICATION:
-            raise ValueError("scoring='wrong' counts wrong signs and is for classification; use loss or squared_error")
+            raise ValueError("scoring='wrong' counts wrong answers, for classification only; use loss or squared_error")
         if self.scoring == "squared_error" and get_loss(self.loss).name not in SHIFT_INVARIANT:
             raise ValueError(f"scoring='squared_error' makes no sense with the {self.loss} loss; use loss")
         self._scorer()
@@ -269,17 +272,11 @@ class _StrengthSearch(MTRLBase):
     ) -> Strengths:
         """`held`: the rows, if they are in this process; it receives the predictions of the folds at the choice."""
         lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
-        # a common component is for several tasks that share labels; one task has none
-        commons = (
-            [0.0] if len(problem.tasks) == 1 or len(problem.unit_names) != len(problem.tasks) else list(self.commons)
-        )
+        commons = [0.0] if len(problem.tasks) == 1 else list(self.commons)
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
-        # with more than two classes the wrong answers of one-vs-rest models say little: most of them are "no"
-        several = problem.data.groups is not None
         scorer = self._scorer()
-        measure = self.scoring or ("loss" if several else default_measure(self.loss))
-        self.scoring_ = measure if scorer is None else SCORE
+        self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
         over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
         owns = [0.0] if len(problem.tasks) == 1 else list(self.owns)
@@ -437,8 +434,14 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
 
 @documented(
     CLASSIFIER_WORDS,
-    SEARCH_PARAMETERS | {"loss": CLASSIFICATION_LOSS, "on_single_class": SINGLE_CLASS},
-    SEARCH_ATTRIBUTES | {"classes_": CLASSES},
+    SEARCH_PARAMETERS
+    | {
+        "loss": CLASSIFICATION_LOSS,
+        "on_single_class": SINGLE_CLASS,
+        "multi_class": MULTI_CLASS,
+        "absent_classes": ABSENT_CLASSES,
+    },
+    SEARCH_ATTRIBUTES | {"classes_": CLASSES, "seen_classes_": SEEN_CLASSES},
 )
 class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
     """MTRLClassifier that chooses reg_lambda, common and own by cross-validation.
@@ -474,6 +477,8 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
         task_column: Any = None,
         unknown_tasks: str = "raise",
         on_single_class: str = "raise",
+        multi_class: str = "auto",
+        absent_classes: str = "never",
     ):
         super().__init__(
             loss=loss,
@@ -495,6 +500,8 @@ class MTRLClassifierCV(_StrengthSearch, MTRLClassifier):
             task_column=task_column,
             unknown_tasks=unknown_tasks,
             on_single_class=on_single_class,
+            multi_class=multi_class,
+            absent_classes=absent_classes,
         )
         self.lambdas = lambdas
         self.commons = commons

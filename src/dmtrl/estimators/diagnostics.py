@@ -227,7 +227,7 @@ class Diagnostics(MTRLBase):
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
         spec = self.problem_spec(problem, settings)
-        measure = "loss" if problem.data.groups is not None else default_measure(self.loss)
+        measure = default_measure(self.loss)
         race = Race(measure, "tasks")
         searches = (
             (replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_),
@@ -263,7 +263,7 @@ class Diagnostics(MTRLBase):
         found = [one.metrics(problem.classes, get_loss(self.loss).name == "poisson") for one in held]
         metrics = dict(zip(("together", "alone", "pooled"), found, strict=True))
         counts = np.diff(problem.data.starts)
-        shares = self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.task_of_units()]
+        shares = self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.used]
         return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), counts, shares, metrics)
 
     def correlation_intervals(
@@ -430,7 +430,7 @@ class Diagnostics(MTRLBase):
         self.task_weights_ = weights
         if self.task_rows_ is not None:
             self.task_rows_ = np.append(self.task_rows_, newcomer.X.shape[0])
-        self._keep_parts(self._outcome, np.arange(len(names)), len(names))
+        self._keep_parts(self._outcome, W, np.arange(len(names)), len(names))
         self._covariance = self._reported_covariance(self._outcome)
         self.certificate_ = added.certificate
         return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)

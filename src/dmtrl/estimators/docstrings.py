@@ -17,8 +17,8 @@ PARAMETERS = {
     "common": """float or "auto"
         Strength of a component that all tasks share, in addition to the learned relationship, in units of 1/m for m
         tasks: 1 makes it as strong as the average task's own part; 0 is the problem of the paper. "auto" is 1 if the
-        relationship between tasks is learned, and 0 for a fixed relationship and for more than two classes. A single
-        task has no common component.""",
+        relationship between tasks is learned, and 0 for a fixed relationship. A single task has no common
+        component.""",
     "own": """float
         Strength of a part of each task's coefficients that is not related to other tasks, in the units of `common`. It
         keeps what the relationship would shrink away, so that sharing hurts less where tasks differ; with a large
@@ -78,9 +78,9 @@ ATTRIBUTES = {
         Coefficients of each task.""",
     "intercept_": """ndarray of shape {intercept_shape}
         Intercepts of each task.""",
-    "common_coef_": """ndarray of shape (d,)
+    "common_coef_": """ndarray of shape {common_shape}
         Coefficients of the common component; zero without one.""",
-    "common_intercept_": """float
+    "common_intercept_": """{common_intercept}
         Intercept of the common component.""",
     "reg_lambda_": """float
         The regularisation strength of the fit.""",

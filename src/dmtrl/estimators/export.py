@@ -18,6 +18,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.labels import plain
+from dmtrl.estimators.classes import resolve_multi_class
 from dmtrl.estimators.inputs import first_names
 from dmtrl.estimators.model_file import MODELS, FilePath
 from dmtrl.exceptions import InputError, Setting
@@ -134,14 +135,14 @@ def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]
             f"the coefficients of a model with a feature map ({type(model.feature_map_).__name__}) do not multiply "
             "columns of the data; export it as .onnx, or save the model"
         )
-    patterns = _patterns(model)
+    patterns, intercepts = _patterns(model), model.score_intercepts()
     for i in tasks:
         task = plain(model.tasks_[i])
         if model.coef_.ndim == 2:
-            yield _formula(task, None, model.coef_[i], model.intercept_[i], patterns)
+            yield _formula(task, None, model.coef_[i], intercepts[i], patterns)
         else:
             for c, label in enumerate(model.classes_.tolist()):
-                yield _formula(task, label, model.coef_[i, c], model.intercept_[i, c], patterns)
+                yield _formula(task, label, model.coef_[i, c], intercepts[i, c], patterns)
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,7 @@ def _rules(model: Any) -> dict[str, str]:
     two = len(model.classes_) == 2
     rules["prediction"] = "classes[1] if score > 0, else classes[0]" if two else "the class with the largest score"
     if hasattr(model, "predict_proba"):
-        sigmoid = "1 / (1 + exp(-score))"
-        rules["probability"] = f"of classes[1]: {sigmoid}" if two else f"{sigmoid} of each class, divided by their sum"
+        softmax = not two and resolve_multi_class(model.multi_class, get_loss(model.loss)) == "softmax"
+        share = "exp(score)" if softmax else "1 / (1 + exp(-score))"
+        rules["probability"] = f"of classes[1]: {share}" if two else f"{share} of each class, divided by their sum"
     return rules

@@ -94,9 +94,8 @@ def label_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> np.nd
 
 def labels_of(units: UnitLabels, rows: LabelledRows) -> np.ndarray:
     """The label of `rows` at each entry of the units."""
-    task = units.used if units.groups is None else units.groups
     n = int(rows.rows.max()) + 1
     keys = rows.codes * n + rows.rows
     order = np.argsort(keys, kind="stable")
-    wanted = np.repeat(task, np.diff(units.starts)) * n + units.rows
+    wanted = np.repeat(units.used, np.diff(units.starts)) * n + units.rows
     return np.asarray(order[np.searchsorted(keys[order], wanted)])

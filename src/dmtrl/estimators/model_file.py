@@ -316,12 +316,11 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
         raise ValueError("the data have other tasks or classes than the model; verify needs the data of the fit")
     mapped = as_rows(rows.X if model.feature_map_ is None else model.feature_map_.transform(rows.X))
     problem = build_problem(mapped, units, rows.sample_weight, coordinates, rows.names)
-    coef = model.coef_[order].reshape(len(units.names), -1)[units.used].astype(float)
-    W = coordinates.weights(coef, model.intercept_[order].ravel()[units.used])
-    common = coordinates.weights(model.common_coef_[None].astype(float), np.array([model.common_intercept_]))[0]
+    W = model.weights_of(problem, order)
+    common = coordinates.weights(model.common_coef_[None].astype(float), np.asarray([model.common_intercept_]))[0]
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
     spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
-    spec = replace(spec, own=model.own_strength_, task_weight=model.task_weights_[order][problem.task_of_units()])
+    spec = replace(spec, own=model.own_strength_, task_weight=model.task_weights_[order][problem.used])
     outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))

@@ -10,15 +10,14 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 
 from dmtrl.data.labels import plain
+from dmtrl.estimators.classes import ABSENT_CLASS_SCORE, chances, class_losses, resolve_multi_class
 from dmtrl.estimators.diagnostics import Diagnostics
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.inputs import LabelledRows
-from dmtrl.estimators.problem import UnitLabels, by_task
+from dmtrl.estimators.problem import FitProblem, UnitLabels, by_task
 from dmtrl.estimators.task_model import check_choice
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
 from dmtrl.solver.outcome import Callback
-
-ABSENT_CLASS_SCORE = -1e6  # score of a class that does not occur in a task
 
 REGRESSION_LOSS = """str or Loss
     "squared", "absolute", "huber", "epsilon_insensitive", "quantile" or "poisson" (which predicts exp(w . x + b)), a
@@ -30,19 +29,36 @@ CLASSIFICATION_LOSS = """str or Loss
 SINGLE_CLASS = """{{"raise", "constant"}}
     What to do if all rows of a task have the same class: raise ValueError, or always predict that class there."""
 
+MULTI_CLASS = """{{"auto", "softmax", "ovr"}}
+    The model of more than two classes: "softmax" (multinomial logistic regression) or "ovr" (one-vs-rest: a model of
+    each class against the others, with any loss). "auto" means softmax for the logistic loss and one-vs-rest for other
+    losses. Either way a task is one row of k d weights, and the relationship and the common component are between
+    tasks."""
+
+ABSENT_CLASSES = """{{"never", "share"}}
+    What `predict` does with a class of which a task has no rows: never predict it there, or predict it from the other
+    tasks."""
+
 CLASSES = """ndarray of shape (k,)
     Sorted class labels."""
+
+SEEN_CLASSES = """ndarray of shape (m, k)
+    Whether a class occurs in a task."""
 
 REGRESSOR_WORDS = {
     "coef_shape": "(m, d)",
     "intercept_shape": "(m,)",
+    "common_shape": "(d,)",
+    "common_intercept": "float",
     "units": "`tasks_`",
     "lambda_advice": "The default suits standardised features. For squared loss it does not depend on the scale of y.",
 }
 CLASSIFIER_WORDS = {
     "coef_shape": "(m, d), or (m, k, d) for k > 2 classes",
     "intercept_shape": "(m,) or (m, k)",
-    "units": '`tasks_`, or "task: class" for more than two classes',
+    "common_shape": "(d,) or (k, d)",
+    "common_intercept": "float, or ndarray of shape (k,)",
+    "units": "`tasks_`",
     "lambda_advice": "The default suits standardised features and tf-idf rows.",
 }
 
@@ -82,15 +98,18 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
 
 @documented(
     CLASSIFIER_WORDS,
-    {"loss": CLASSIFICATION_LOSS, "on_single_class": SINGLE_CLASS},
-    {"classes_": CLASSES},
+    {
+        "loss": CLASSIFICATION_LOSS,
+        "on_single_class": SINGLE_CLASS,
+        "multi_class": MULTI_CLASS,
+        "absent_classes": ABSENT_CLASSES,
+    },
+    {"classes_": CLASSES, "seen_classes_": SEEN_CLASSES},
 )
 class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
     """Linear classification for many related tasks.
 
-    Fits one linear model per task together with the task covariance, and certifies the distance to the optimum. With
-    more than two classes there is a one-vs-rest model for each task and class, and one relationship over all of them.
-    A class that does not occur in a task is never predicted there.
+    Fits one linear model per task together with the task covariance, and certifies the distance to the optimum.
 
     <sections>
     """
@@ -125,6 +144,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         task_column: Any = None,
         unknown_tasks: str = "raise",
         on_single_class: str = "raise",
+        multi_class: str = "auto",
+        absent_classes: str = "never",
     ):
         super().__init__(
             loss=loss,
@@ -151,9 +172,17 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
             unknown_tasks=unknown_tasks,
         )
         self.on_single_class = on_single_class
+        self.multi_class = multi_class
+        self.absent_classes = absent_classes
+
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
+        check_choice("on_single_class", self.on_single_class, ("raise", "constant"))
+        check_choice("absent_classes", self.absent_classes, ("never", "share"))
+        check_choice("multi_class", self.multi_class, ("auto", "softmax", "ovr"))
+        resolve_multi_class(self.multi_class, get_loss(self.loss))
 
     def label_units(self, rows: LabelledRows) -> UnitLabels:
-        check_choice("on_single_class", self.on_single_class, ("raise", "constant"))
         check_classification_targets(rows.y)
         class_names, labels = np.unique(rows.y, return_inverse=True)
         m, k = len(rows.names), len(class_names)
@@ -164,22 +193,19 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
             self._check_single_class(rows.names[i], class_names[np.argmax(counts[i])], bool(single.all()))
         certain = np.log(2.0 * counts.sum(axis=1) + 1)  # log-odds of n successes in n trials, with half a failure added
         if k == 2:
-            tasks = used = np.flatnonzero(~single)
-            classes, names = np.ones(len(used), dtype=int), rows.names
-            constant = np.where(counts[:, 1] > 0, certain, -certain)
+            constant, numeric = np.where(counts[:, 1] > 0, certain, -certain), 2.0 * labels - 1.0
         else:
-            used = np.flatnonzero((counts > 0) & ~single[:, None])
-            tasks, classes = np.divmod(used, k)
-            prefixes = [""] if rows.layout == "alone" else [f"{name}: " for name in rows.names]
-            names = np.array([f"{prefix}{label}" for prefix in prefixes for label in class_names])
-            constant = np.where(counts > 0, certain[:, None], ABSENT_CLASS_SCORE).ravel()
+            constant, numeric = np.where(counts > 0, certain[:, None], 0.0), labels.astype(float)
+        used = np.flatnonzero(~single)
         order, starts = by_task(rows.codes, m)
-        sizes = np.diff(starts)[tasks]
+        sizes = np.diff(starts)[used]
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        chosen = order[np.arange(ends[-1]) + np.repeat(starts[tasks] - ends[:-1], sizes)]  # unit after unit
-        y = np.where(labels[chosen] == np.repeat(classes, sizes), 1.0, -1.0)
-        groups = None if k == 2 else tasks
-        return UnitLabels(rows.rows[chosen], y, ends, names, used, constant, groups, class_names)
+        chosen = order[np.arange(ends[-1]) + np.repeat(starts[used] - ends[:-1], sizes)]  # unit after unit
+        return UnitLabels(rows.rows[chosen], numeric[chosen], ends, rows.names, used, constant, class_names, counts > 0)
+
+    def _losses(self, problem: FitProblem) -> AnyLoss | list[AnyLoss]:
+        loss = get_loss(self.loss)
+        return loss if problem.outputs == 1 else class_losses(loss, self.multi_class, problem.seen_by_units)
 
     def _check_single_class(self, task: Any, label: Any, all_tasks: bool) -> None:
         if all_tasks:
@@ -189,6 +215,11 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
                 f"task {plain(task)!r} has only one class, {plain(label)!r}; leave it out, "
                 "or set on_single_class='constant' to always predict that class there"
             )
+
+    def score_intercepts(self) -> np.ndarray:
+        if self._outputs == 1 or self.absent_classes == "share":
+            return self.intercept_
+        return np.where(self.seen_classes_, self.intercept_, self.intercept_.dtype.type(ABSENT_CLASS_SCORE))
 
     def _predictions(self, scores: np.ndarray) -> np.ndarray:
         two = len(self.classes_) == 2
@@ -232,14 +263,13 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         Returns
         -------
         ndarray of shape (n, k), or (n, m) or (n, m, k)
-            One column per class; for k > 2 the one-vs-rest probabilities, normalised to sum to one. If y was 2-D in
-            `fit` and `tasks` is None: the probability of classes_[1] for each row and task, or for k > 2 of each class.
+            One column per class; with multi_class="ovr" the one-vs-rest probabilities, normalised to sum to one. If y
+            was 2-D in `fit` and `tasks` is None: the probability of classes_[1] for each row and task, or for k > 2 of
+            each class.
         """
         score = self._scores(X, tasks)
         if len(self.classes_) > 2:
-            log = -np.logaddexp(0, -score)
-            share = np.exp(log - log.max(axis=-1, keepdims=True))
-            return np.asarray(share / share.sum(axis=-1, keepdims=True))
+            return chances(score, resolve_multi_class(self.multi_class, get_loss(self.loss)))
         return np.asarray(expit(score)) if score.ndim == 2 else np.column_stack([expit(-score), expit(score)])
 
     @available_if(_has_probabilities)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.estimators.classes import resolve_multi_class
 from dmtrl.estimators.export import Formula, Term, formulas
 from dmtrl.estimators.feature_maps import RFF
 from dmtrl.losses import get_loss
@@ -82,7 +83,7 @@ class _Graph:
 
 def _row_scores(graph: _Graph, model: Any, task: int) -> str:
     """The scores (rows, 1 or k) from the input X."""
-    coef, intercept = model.coef_[task].astype(float), np.asarray(model.intercept_[task], dtype=float)
+    coef, intercept = model.coef_[task].astype(float), np.asarray(model.score_intercepts()[task], dtype=float)
     rows = graph.input("X", model.n_features_in_)
     if isinstance(model.feature_map_, RFF):
         rows = _fourier_features(graph, rows, model.feature_map_)
@@ -177,19 +178,21 @@ def _outputs(graph: _Graph, model: Any, score: str) -> None:
         "prediction", TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(classes.dtype), ["rows", 1]
     )
     if hasattr(model, "predict_proba"):
-        _probabilities(graph, score, width)
+        _probabilities(graph, score, width, model)
         graph.output("probability", double, ["rows", max(width, 2)])
 
 
-def _probabilities(graph: _Graph, score: str, width: int) -> None:
+def _probabilities(graph: _Graph, score: str, width: int, model: Any) -> None:
     if width == 1:
         negative = graph.op("Sigmoid", graph.op("Neg", score))
         graph.op("Concat", negative, graph.op("Sigmoid", score), axis=1, name="probability")
         return
-    # log sigmoid = min(s, 0) - log(1 + exp(-|s|)), then shares of the largest: nothing overflows
-    zero, one = graph.constant(np.float64(0.0)), graph.constant(np.float64(1.0))
-    tail = graph.op("Log", graph.op("Add", one, graph.op("Exp", graph.op("Neg", graph.op("Abs", score)))))
-    log = graph.op("Sub", graph.op("Min", score, zero), tail)
+    log = score
+    if resolve_multi_class(model.multi_class, get_loss(model.loss)) == "ovr":
+        # log sigmoid = min(s, 0) - log(1 + exp(-|s|)), then shares of the largest: nothing overflows
+        zero, one = graph.constant(np.float64(0.0)), graph.constant(np.float64(1.0))
+        tail = graph.op("Log", graph.op("Add", one, graph.op("Exp", graph.op("Neg", graph.op("Abs", score)))))
+        log = graph.op("Sub", graph.op("Min", score, zero), tail)
     share = graph.op("Exp", graph.op("Sub", log, graph.op("ReduceMax", log, axes=[1], keepdims=1)))
     total = graph.op("ReduceSum", share, graph.constant(np.array([1])), keepdims=1)
     graph.op("Div", share, total, name="probability")

@@ -1,6 +1,6 @@
 """The problem that the solver sees: units, centred rows, and the way back from weights to coefficients.
 
-A unit is a task or, with more than two classes, a task and a class.
+A unit is a task. With k > 2 classes its weights are those of all classes, one after the other.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ class UnitLabels:
     starts: np.ndarray
     names: np.ndarray  # of all units, including the ones left out of the problem
     used: np.ndarray  # indices of the units in the problem
-    constant: np.ndarray  # score of each unit if it is left out
-    groups: np.ndarray | None = None  # per unit in use; units that share rows have the same number
+    constant: np.ndarray  # score of each unit if it is left out; with k > 2 classes (m, k)
     classes: np.ndarray | None = None  # sorted class labels; None for regression
+    seen: np.ndarray | None = None  # (m, k): whether a task has a class; None for regression
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,23 @@ class Coordinates:
         return transformed
 
     def weights(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
-        """Convert coefficients and intercepts to rows of weights."""
+        """Convert coefficients (m, d) or (m, k, d) and intercepts (m,) or (m, k) to rows of weights."""
+        m = len(coef)
         if not self.intercept:
-            return coef
-        return np.column_stack([coef, intercept - self.y_centre + self._at_centre(coef)])
+            return coef.reshape(m, -1)
+        bias = intercept - self.y_centre + self._at_centre(coef)
+        if self.column:
+            return np.concatenate([coef, bias[..., None]], axis=-1).reshape(m, -1)
+        return np.hstack([coef.reshape(m, -1), bias.reshape(m, -1)])
 
-    def coefficients(self, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Convert rows of weights to coefficients and intercepts."""
-        coef = W[..., : len(self.x_centre)]
-        bias = W[..., -1] if self.intercept else np.zeros(W.shape[:-1])
+    def coefficients(self, W: np.ndarray, outputs: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """Convert rows of weights to coefficients and intercepts; with k > 1 outputs they have an axis of classes."""
+        free = outputs if self.intercept and not self.column else 0
+        own = W[..., : W.shape[-1] - free].reshape(*W.shape[:-1], outputs, -1)
+        coef = own[..., : len(self.x_centre)]
+        bias = W[..., W.shape[-1] - free :] if free else own[..., -1] if self.column else np.zeros(coef.shape[:-1])
+        if outputs == 1:
+            coef, bias = coef[..., 0, :], bias[..., 0]
         return coef, bias + self.y_centre - self._at_centre(coef)
 
     def _at_centre(self, coef: np.ndarray) -> np.ndarray:
@@ -98,14 +106,23 @@ class FitProblem:
     tasks: np.ndarray
     unit_names: np.ndarray  # of all units, including the ones left out
     used: np.ndarray  # indices of the units in `data`
-    constant: np.ndarray  # score of each unit if it is left out
+    constant: np.ndarray  # score of each unit if it is left out; with k > 2 classes (m, k)
     classes: np.ndarray | None = None
     feature_map: Any = None
+    seen: np.ndarray | None = None  # (m, k): whether a task has a class; None for regression
+
     rows: np.ndarray | None = None  # number of rows of each task, where it is known
 
-    def task_of_units(self) -> np.ndarray:
-        """The number of the task of each unit in `data`."""
-        return self.used // (len(self.unit_names) // len(self.tasks))
+    @property
+    def outputs(self) -> int:
+        """Scores of a row: one, or one for each of more than two classes."""
+        return 1 if self.classes is None or len(self.classes) == 2 else len(self.classes)
+
+    @property
+    def seen_by_units(self) -> np.ndarray:
+        """Whether each unit in the problem has each class."""
+        assert self.seen is not None, "a problem with more than two classes says which of them its tasks have"
+        return self.seen[self.used]
 
 
 def build_problem(
@@ -121,8 +138,10 @@ def build_problem(
     rows = coordinates.rows(X, None if in_order else units.rows)
     per_label = None if weight is None else weight[units.rows]
     y = units.y - coordinates.y_centre
-    data = TaskData(rows, y, per_label, units.starts, units.names[units.used], units.groups)
-    return FitProblem(data, coordinates, tasks, units.names, units.used, units.constant, units.classes, feature_map)
+    data = TaskData(rows, y, per_label, units.starts, units.names[units.used])
+    return FitProblem(
+        data, coordinates, tasks, units.names, units.used, units.constant, units.classes, feature_map, units.seen
+    )
 
 
 def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:

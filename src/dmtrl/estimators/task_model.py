@@ -32,11 +32,12 @@ class TaskModel(ABC):
     _kind: str
     tasks_: np.ndarray
     classes_: np.ndarray
+    seen_classes_: np.ndarray
     unit_names_: np.ndarray
     coef_: np.ndarray
     intercept_: np.ndarray
     common_coef_: np.ndarray
-    common_intercept_: float
+    common_intercept_: Any
     reg_lambda_: float
     common_strength_: float
     own_strength_: float
@@ -154,6 +155,11 @@ class TaskModel(ABC):
             raise ValueError(message) from None
 
     @property
+    def _outputs(self) -> int:
+        """Scores of a row: one, or one for each of more than two classes."""
+        return self.coef_.shape[1] if self.coef_.ndim == 3 else 1
+
+    @property
     def covariance_(self) -> TaskCovariance:
         """The task covariance Sigma as an operator, with trace one and a row per unit."""
         check_is_fitted(self)
@@ -234,16 +240,27 @@ class TaskModel(ABC):
         all_tasks = labels is None and self.layout_ == "wide"
         return X, None if all_tasks else self._task_numbers(names)[codes]
 
+    def score_intercepts(self) -> np.ndarray:
+        """Return the intercepts with which rows are scored.
+
+        Returns
+        -------
+        ndarray of shape (m,) or (m, k)
+            `intercept_`; for a class that is never predicted in a task a number below all scores.
+        """
+        return self.intercept_
+
     def _score_rows(self, rows: Any, codes: np.ndarray | None) -> np.ndarray:
         """The scores of rows that belong to the tasks `codes`; None means all tasks for each row."""
         if self.feature_map_ is not None:
             rows = as_rows(self.feature_map_.transform(rows))
-        coef, intercept = self.coef_, self.intercept_
+        coef, intercept = self.coef_, self.score_intercepts()
         if codes is None:
             return (rows @ coef.reshape(-1, coef.shape[-1]).T + intercept.ravel()).reshape(-1, *intercept.shape)
         if (codes < 0).any():  # -1 indexes the common component, appended as the last task
             coef = np.concatenate([coef, self.common_coef_[None]])
-            intercept = np.append(intercept, self.common_intercept_).astype(intercept.dtype)
+            shared = np.asarray(self.common_intercept_)[None]
+            intercept = np.concatenate([intercept, shared]).astype(intercept.dtype)
         if coef.ndim == 2:
             return row_products(rows, coef, codes) + intercept[codes]
         classes = range(coef.shape[1])
@@ -270,10 +287,10 @@ class TaskModel(ABC):
                 f"{what}; set unknown_tasks='common' to predict it from the common component, "
                 "or in cross-validation shuffle the rows so that every training set contains every task"
             )
-        if self.common_strength_ == 0 or self.coef_.ndim == 3:
+        if self.common_strength_ == 0:
             raise ValueError(
                 f"{what}, and it has no common component to predict other tasks from; "
-                "that requires common > 0, at least two tasks and at most two classes"
+                "that requires common > 0 and at least two tasks"
             )
         return numbers
 

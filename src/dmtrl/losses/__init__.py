@@ -20,6 +20,7 @@ from dmtrl.losses.builtin import (
     squared,
     squared_hinge,
 )
+from dmtrl.losses.classes import OneVsRest, Softmax, one_vs_rest, softmax
 
 __all__ = [
     "BUILTIN",
@@ -28,6 +29,8 @@ __all__ = [
     "AnyLoss",
     "CustomLoss",
     "Loss",
+    "OneVsRest",
+    "Softmax",
     "absolute",
     "epsilon_insensitive",
     "get_loss",
@@ -35,9 +38,11 @@ __all__ = [
     "huber",
     "identity",
     "logistic",
+    "one_vs_rest",
     "poisson",
     "quantile",
     "smoothed_hinge",
+    "softmax",
     "squared",
     "squared_hinge",
 ]

@@ -35,6 +35,10 @@ class AnyLoss(Protocol):
     @property
     def differentiable(self) -> bool: ...
     @property
+    def outputs(self) -> int:
+        """Scores of a row: one, or one for each class (see `classes`)."""
+
+    @property
     def value(self) -> Any: ...
     @property
     def conjugate(self) -> Any: ...

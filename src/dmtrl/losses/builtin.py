@@ -13,6 +13,7 @@ import numpy as np
 
 from dmtrl.losses import scalar
 from dmtrl.losses.base import AnyLoss
+from dmtrl.losses.classes import OneVsRest, Softmax
 
 CLASSIFICATION, REGRESSION = "classification", "regression"
 
@@ -43,6 +44,8 @@ class Loss:
     smoothness: float
     lipschitz: float
     param: float = 0.0
+
+    outputs = 1
 
     def value(self, z: Any, y: Any) -> Any:
         """Return l(z, y).
@@ -194,6 +197,7 @@ class CustomLoss:
 
     id = scalar.CUSTOM
     param = 0.0
+    outputs = 1
     differentiable = False  # the local solvers have no slope
 
     def check_labels(self, y: np.ndarray, where: str) -> None:
@@ -218,6 +222,10 @@ def identity(loss: AnyLoss) -> tuple[Any, ...]:
     """
     if isinstance(loss, Loss):
         return loss.name, loss.param
+    if isinstance(loss, Softmax):
+        return loss.name, loss.outputs, loss.possible
+    if isinstance(loss, OneVsRest):
+        return loss.name, loss.outputs, loss.possible, identity(loss.inner)
     points = [(z, y) for y in (-1.0, 0.0, 0.7, 1.0, 2.0) for z in np.linspace(-2.9, 3.1, 13).tolist()]
     return (
         loss.name,
@@ -359,14 +367,14 @@ def get_loss(loss: str | AnyLoss) -> AnyLoss:
 
     Parameters
     ----------
-    loss : str, Loss or CustomLoss
+    loss : str, Loss, CustomLoss, Softmax or OneVsRest
         The name of a built-in loss, or a loss.
 
     Returns
     -------
-    Loss or CustomLoss
+    Loss, CustomLoss, Softmax or OneVsRest
     """
-    if isinstance(loss, Loss | CustomLoss):
+    if isinstance(loss, Loss | CustomLoss | Softmax | OneVsRest):
         return loss
     if isinstance(loss, str) and loss in BUILTIN:
         return BUILTIN[loss]()

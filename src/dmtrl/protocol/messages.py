@@ -1,7 +1,7 @@
 """Every message between the coordinator and a worker. Its fields are declared here and nowhere else.
 
 A request is a dataclass; `ANSWERS` names the class of the answer to it. Fields that hold arrays have one number, or one
-vector of features, for each unit of the worker. A field that may be None is optional. `encode` and `decode` convert to
+vector of weights, for each unit of the worker. A field that may be None is optional. `encode` and `decode` convert to
 and from the `Message` that travels. Rows, labels and dual variables never appear in one.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from dmtrl.protocol.message import Message
 
 Numbers = Annotated[np.ndarray, "one number per unit"]
-Vectors = Annotated[np.ndarray, "one vector of features per unit"]
+Vectors = Annotated[np.ndarray, "one vector of weights per unit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,12 +28,15 @@ class Describe:
 class Description:
     """What a worker holds; `weight` counts only rows that are not held out.
 
+    `outputs` is the number of scores of a row: one, or one for each class. A unit has `features` weights for each.
+
     `chunks` blocks of neighbouring features were sampled from dense rows, `chunks_used` of them are not all zero.
     """
 
     features: int
     chunks: int
     chunks_used: int
+    outputs: int = 1
     digest: str | None = None
     tasks: Numbers
     shards: Numbers
@@ -61,7 +64,7 @@ class Prepare:
     keep: bool
     density: float  # share of the sampled chunks of all workers that are not all zero
     evaluate: bool = False  # answer with the loss at the start
-    intercept: bool = False  # weights have an intercept after the features
+    intercept: bool = False  # weights have an intercept for each output after the features
     intercept_ridge: float = -1.0  # its penalty in the local problems; negative: the coordinator steps for it
     total_weight: Numbers  # of the whole task
     steps: Numbers  # coordinate steps a round; 0: passes until accurate enough
@@ -120,7 +123,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Sums over held-out rows; `wrong` counts wrong signs."""
+    """Sums over held-out rows; `wrong` counts wrong signs, or with several classes wrong answers."""
 
     weight: Numbers
     loss: Numbers
@@ -219,16 +222,17 @@ def decode(message: Message) -> Any:
     return kind(**given)
 
 
-def _columns(request: Message, array: np.ndarray, features: int) -> int:
-    """How many columns weights should have: one more than features if there is an intercept."""
+def _columns(request: Message, array: np.ndarray, features: int, outputs: int) -> int:
+    """How many columns weights should have: for each output one more than features if there is an intercept."""
     if "w" in request.arrays:
         return int(request.arrays["w"].shape[1])
+    with_intercept = (features + 1) * outputs
     if KINDS[request.name] is Restore:  # which run it restores is not in the request
-        return features + (array.ndim == 2 and array.shape[1] == features + 1)
-    return features + bool(request.scalars.get("intercept"))
+        return with_intercept if array.shape[1:] == (with_intercept,) else features * outputs
+    return with_intercept if request.scalars.get("intercept") else features * outputs
 
 
-def fault_in(request: Message, answer: object, units: int, features: int) -> str:
+def fault_in(request: Message, answer: object, units: int, features: int, outputs: int = 1) -> str:
     """What is wrong with an answer, as words that follow the worker's name; empty if nothing is.
 
     Checks names, shapes and NaN only. A worker that fails this check is broken, or the carrier damaged its answer.
@@ -249,7 +253,7 @@ def fault_in(request: Message, answer: object, units: int, features: int) -> str
         array = answer.arrays.get(name)
         if array is None:
             continue
-        columns = _columns(request, array, features)
+        columns = _columns(request, array, features, outputs)
         shape = (units,) if kind is Numbers else (units, columns)
         if array.shape != shape:
             return f"answered {request.name!r} with {name!r} of shape {array.shape} instead of {shape}"

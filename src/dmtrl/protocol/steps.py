@@ -14,23 +14,27 @@ class Steps:
     features : ndarray
         Of each unit.
     intercept : ndarray or None
-        The same for the intercepts, which are the last column of weights, if there are any.
+        The same for the intercepts, which are the last columns of weights, if there are any.
     ridge : float
         The penalty on an intercept in the local problems. Negative if intercepts are treated like features.
+    columns : int
+        How many intercepts a unit has: one, or one for each of its classes.
     """
 
     features: np.ndarray
     intercept: np.ndarray | None = None
     ridge: float = -1.0
+    columns: int = 1
 
     def only(self, units: slice | np.ndarray) -> "Steps":
-        return Steps(self.features[units], None if self.intercept is None else self.intercept[units], self.ridge)
+        intercept = None if self.intercept is None else self.intercept[units]
+        return Steps(self.features[units], intercept, self.ridge, self.columns)
 
     def times(self, b: np.ndarray) -> np.ndarray:
         """Each row of b times its step size."""
         product: np.ndarray = self.features[:, None] * b
         if self.intercept is not None:
-            product[:, -1] = self.effective_intercept * b[:, -1]
+            product[:, -self.columns :] = self.effective_intercept[:, None] * b[:, -self.columns :]
         return product
 
     @property
@@ -43,7 +47,7 @@ class Steps:
         """The centres of the local problems (17): `anchor` is W, over-relaxed. An intercept has its own centre."""
         C: np.ndarray = anchor - self.times(b)
         if self.intercept is not None and self.ridge >= 0:
-            C[:, -1] = W[:, -1] * self._shrink
+            C[:, -self.columns :] = W[:, -self.columns :] * self._shrink[:, None]
         return C
 
     @property

@@ -213,13 +213,19 @@ class ProblemSpec:
     def m(self) -> int:
         return self.data if isinstance(self.data, int) else self.data.m
 
+    @property
+    def outputs(self) -> int:
+        """Scores of a row: one, or one for each class."""
+        return self.losses[0].outputs if isinstance(self.losses, list) else self.losses.outputs
+
     def relationship_for(self, reg_lambda: float, common: float) -> Relationship:
         """The relationship with lambda and a common component of strength `common`, in units of 1/m."""
         tau, kappa = check_tau(common) / self.m, check_kappa(self.own) / self.m
         relationship = get_relationship(self.relationship, self.m, tau, kappa)
         if self.intercept_ridge is None or not reg_lambda > 0:
             return relationship
-        return FreeIntercept(relationship, float(self.intercept_ridge / reg_lambda), self.shared_intercept)
+        weight = float(self.intercept_ridge / reg_lambda)
+        return FreeIntercept(relationship, weight, self.shared_intercept, self.outputs)
 
     def check_divisible(self) -> None:
         if hasattr(self.relationship, "prox") and not hasattr(self.relationship, "only"):
@@ -357,5 +363,8 @@ def losses_of(loss: str | AnyLoss | Sequence[str | AnyLoss], m: int) -> AnyLoss 
     if isinstance(loss, list | tuple):
         if len(loss) != m:
             raise ValueError(f"got {len(loss)} losses for {m} tasks; give one for all, or one per task")
-        return [get_loss(one) for one in loss]
+        found = [get_loss(one) for one in loss]
+        if len({one.outputs for one in found}) > 1:
+            raise ValueError("all losses must have the same number of classes")
+        return found
     return get_loss(loss)  # type: ignore[arg-type]

@@ -137,7 +137,7 @@ class Coordinator:
 
     def _begin(self, start: StartPoint | None) -> tuple[Method[Any], RunState]:
         layout, settings = self._layout, self._settings
-        shape = (layout.m, layout.d + self._intercept)
+        shape = (layout.m, layout.d + layout.outputs * self._intercept)
         if start is not None and start.W.shape != shape:
             raise ValueError(f"start has weights of shape {start.W.shape}, the data need {shape}")
         answers = self._prepare(start)

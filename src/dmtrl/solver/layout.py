@@ -22,15 +22,18 @@ class Layout:
     rows: np.ndarray
     weight: np.ndarray
     m: int
-    d: int
+    d: int  # weights of a task, without its intercepts
+    outputs: int = 1  # scores of a row: one, or one for each class
     density: float = 1.0  # share of the sampled chunks of dense rows that are not all zero
 
     @classmethod
     def from_descriptions(cls, answers: Mapping[int, Description], m: int) -> "Layout":
         workers = sorted(answers)
         features = {int(answers[k].features) for k in workers}
-        if len(features) != 1:
-            raise ValueError(f"workers disagree about the number of features: {sorted(features)}")
+        outputs = {int(answers[k].outputs) for k in workers}
+        if len(features) != 1 or len(outputs) != 1:
+            what = ("features", features) if len(features) != 1 else ("classes", outputs)
+            raise ValueError(f"workers disagree about the number of {what[0]}: {sorted(what[1])}")
 
         def join(name: str) -> np.ndarray:
             return np.concatenate([getattr(answers[k], name) for k in workers])
@@ -50,7 +53,8 @@ class Layout:
             rows=join("rows")[order],
             weight=join("weight")[order],
             m=m,
-            d=features.pop(),
+            d=features.pop() * max(outputs),
+            outputs=outputs.pop(),
             density=used / sampled if sampled else 1.0,
         )
         layout._check()

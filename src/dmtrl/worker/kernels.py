@@ -224,7 +224,7 @@ def dual_vectors(units, alpha, B):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER)
-def _shuffle(order, n, state):  # type: ignore[no-untyped-def]
+def shuffle(order, n, state):  # type: ignore[no-untyped-def]
     for k in range(n - 1, 0, -1):
         state = next_state(state)
         other = below(state, k + 1)
@@ -275,7 +275,7 @@ def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # ty
     taken = passes = 0
     while n > 0 and taken < steps and passes * n < 4 * steps:
         seen = 0.0
-        state = _shuffle(shuffled, n_blocks, state)
+        state = shuffle(shuffled, n_blocks, state)
         for k in range(n_blocks):
             begin = first + shuffled[k] * block
             for j in range(begin, min(begin + block, first + n)):

@@ -15,7 +15,7 @@ from scipy import sparse
 from dmtrl.data.blocks import Blocks
 from dmtrl.losses import AnyLoss, CustomLoss, scalar
 from dmtrl.numerics.rowwise import row_blocks
-from dmtrl.protocol.messages import Improved, Prepare, Round
+from dmtrl.protocol.messages import Improved, Prepare, Round, Scores
 from dmtrl.protocol.steps import Steps
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker import rows as row_access
@@ -23,8 +23,8 @@ from dmtrl.worker.box import box_work
 from dmtrl.worker.row_formats import csr_arrays, gram_factors, in_chunks, row_products
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
-_EXACT_LIMIT = 512  # features or rows; above it an exact solution costs more than passes
-_FLOAT32_ENOUGH = 1e-5  # local gap
+EXACT_LIMIT = 512  # features or rows; above it an exact solution costs more than passes
+FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
 _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense rows stay dense
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
@@ -127,7 +127,7 @@ class LocalProblem:
         self._in_span = self._solvable_in_span()
         # products of rows are kept where they take at most a quarter of the memory of the rows
         self._stored = self._in_span & (4 * np.diff(blocks.starts) <= self._numbers_in_row)
-        self._block = self._rows_in_block()
+        self._block = rows_in_block(blocks, self._numbers_in_row, order.sampling)
 
     def begin(self, alpha: np.ndarray | None = None) -> DualState:
         """The state at the start of a run, from dual variables that were kept, else from zero or the weights given."""
@@ -147,8 +147,8 @@ class LocalProblem:
         step = Steps(order.step, order.intercept_step, self._order.intercept_ridge)
         intercept_step = np.zeros(len(order.step)) if step.intercept is None else step.effective_intercept
         solver = self._choose_solvers(order.step, intercept_step, order.pace)
-        steps, target = self._amount_of_work(order)
-        centre = _centre(state, order, step)
+        steps, target = amount_of_work(np.diff(self.units.starts), self._order, order)
+        centre = local_centre(state, order, step)
         before = state.alpha.copy() if order.eta < 1 else None
         # B is replaced, not changed: the coordinator may have the last one, which was not copied for the answer
         state.B, state.U = state.B.copy(), np.empty(centre.shape)
@@ -200,7 +200,7 @@ class LocalProblem:
             exact.newton_round(self.units, duals, plan, by_newton, exact.newton_work(d, longest), out)
             descend = np.union1d(descend, by_newton[out[by_newton, 4] < 0])
         if len(descend):
-            rough = plan.target < 0 or plan.target > _FLOAT32_ENOUGH  # then float32 rows are improved in float32
+            rough = plan.target < 0 or plan.target > FLOAT32_ENOUGH  # then float32 rows are improved in float32
             work = np.empty(d, dtype=self._blocks.X.dtype if rough else np.float64)
             if self._order.sampling == "uniform":
                 self._kernels.uniform_round(self.units, duals, plan, descend, work, out)
@@ -237,12 +237,31 @@ class LocalProblem:
         self._kernels.conjugates(self._labels, alpha, sums)
         return sums
 
+    def dual_vectors(self, state: DualState) -> np.ndarray:
+        """b of each unit."""
+        return state.B
+
     def losses_at(self, W: np.ndarray, alpha: np.ndarray, p: np.ndarray | None = None) -> np.ndarray:
         """The weighted loss of each unit at W, with row weights `p` instead of the usual ones."""
         value, conjugate, bracket = np.zeros((3, len(W)))
         units = self.units if p is None else self.units._replace(p=p)
         self._kernels.evaluate(units, alpha, np.ascontiguousarray(W), value, conjugate, bracket)
         return value
+
+    def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
+        """Errors of W on rows with these weights."""
+        blocks, y = self._blocks, self.units.y
+        z = np.zeros(len(y))
+        for i in range(blocks.n_units):
+            rows = blocks.starts[i] + np.flatnonzero(weight[blocks.starts[i] : blocks.starts[i + 1]] > 0)
+            w = W[i]
+            z[rows] = blocks.X[rows] @ w[: blocks.X.shape[1]] + (w[-1] if self.units.intercept else 0.0)
+        return Scores(
+            weight=sum_by_unit(weight, blocks.starts),
+            loss=self.losses_at(W, np.zeros(len(y)), p=weight),
+            squared_error=sum_by_unit(weight * (y - z) ** 2, blocks.starts),
+            wrong=sum_by_unit(weight * (y * z <= 0), blocks.starts),
+        )
 
     def at_zero(self) -> tuple[np.ndarray, np.ndarray]:
         """The loss at zero weights and the conjugate at zero dual variables: they need labels only, no row is read."""
@@ -274,7 +293,7 @@ class LocalProblem:
 
     def _solved_exactly(self) -> np.ndarray:
         """Whether an exact solver can take over from coordinate ascent where a unit is stiff."""
-        return self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= _EXACT_LIMIT))
+        return self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= EXACT_LIMIT))
 
     def _typical_curvature(self, bounds: np.ndarray, weight: np.ndarray) -> np.ndarray:
         """The second derivative of each unit's loss where it is smooth, else the slope over the spread of the labels
@@ -294,33 +313,12 @@ class LocalProblem:
     def _solvable_in_span(self) -> np.ndarray:
         """Units with so few rows that linear solves with the products of the rows are cheap."""
         fixed_work = self._order.sampling == "uniform" or bool(self._order.steps.all())
-        few = np.diff(self.units.starts) <= _EXACT_LIMIT
+        few = np.diff(self.units.starts) <= EXACT_LIMIT
         return few & (self.units.loss != scalar.CUSTOM) & (not fixed_work)
 
     def _bytes(self) -> float:
         X = self._blocks.X
         return float((X.data if sparse.issparse(X) else X).nbytes)
-
-    def _rows_in_block(self) -> np.ndarray:
-        """Rows that are visited together: about as many as memory fetches well, at least 32 blocks in a unit. Zero
-        where rows are drawn one by one."""
-        n = np.diff(self._blocks.starts)
-        if self._order.sampling == "uniform":
-            return np.zeros(len(n), dtype=np.int64)
-        fit = int(np.clip(_BLOCK_BYTES / max(self._numbers_in_row * self._blocks.X.dtype.itemsize, 1.0), 8, 64))
-        return np.clip(n // 32, 1, fit)
-
-    def _amount_of_work(self, order: Round) -> tuple[np.ndarray, float]:
-        """Coordinate steps of each unit, and the local gap at which a unit may stop; negative: never early."""
-        n = np.diff(self.units.starts)
-        if self._order.steps.all():
-            steps, target = np.where(n > 0, self._order.steps, 0), -1.0
-        else:
-            uniform = self._order.sampling == "uniform"
-            steps, target = n * int(self._order.max_passes), -1.0 if uniform else float(order.target)
-        if order.most is not None:  # a limit, or without a target the number itself
-            steps = order.most if target < 0 else np.minimum(steps, order.most)
-        return steps, target
 
     def _choose_solvers(self, step: np.ndarray, intercept_step: np.ndarray, pace: float) -> np.ndarray:
         """The local solver of each unit: the one that should reach its target in the fewest operations."""
@@ -357,7 +355,29 @@ class LocalProblem:
         return newton, np.where(self._in_span, 4 * n * (n**2 / 3 + 3 * n) + products, np.inf)
 
 
-def _centre(state: DualState, order: Round, step: Steps) -> np.ndarray:
+def rows_in_block(blocks: Blocks, numbers_in_row: float, sampling: str) -> np.ndarray:
+    """Rows that are visited together: about as many as memory fetches well, at least 32 blocks in a unit. Zero where
+    rows are drawn one by one."""
+    n = np.diff(blocks.starts)
+    if sampling == "uniform":
+        return np.zeros(len(n), dtype=np.int64)
+    fit = int(np.clip(_BLOCK_BYTES / max(numbers_in_row * blocks.X.dtype.itemsize, 1.0), 8, 64))
+    return np.clip(n // 32, 1, fit)
+
+
+def amount_of_work(n: np.ndarray, run: Prepare, order: Round) -> tuple[np.ndarray, float]:
+    """Coordinate steps of units with n rows, and the local gap at which a unit may stop; negative: never early."""
+    if run.steps.all():
+        steps, target = np.where(n > 0, run.steps, 0), -1.0
+    else:
+        uniform = run.sampling == "uniform"
+        steps, target = n * int(run.max_passes), -1.0 if uniform else float(order.target)
+    if order.most is not None:  # a limit, or without a target the number itself
+        steps = order.most if target < 0 else np.minimum(steps, order.most)
+    return steps, target
+
+
+def local_centre(state: DualState, order: Round, step: Steps) -> np.ndarray:
     """The centres (17) of the local problems; written over U, which is not needed any more."""
     C, W = state.U, order.w
     if C is None or order.relax == 0.0:

@@ -34,7 +34,8 @@ from dmtrl.protocol.messages import (
     encode,
 )
 from dmtrl.worker.input_check import check_blocks
-from dmtrl.worker.local_problem import DualState, LocalProblem, LocalRows, sum_by_unit
+from dmtrl.worker.local_problem import DualState, LocalRows, sum_by_unit
+from dmtrl.worker.problems import UnitProblem, begin_problem, hold_rows
 
 _FILE_KIND = "dmtrl worker 3"
 _KEPT = ("total_weight", "steps", "task_weight")  # arrays of `Prepare` that a file holds
@@ -46,13 +47,13 @@ class Worker:
     def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
         blocks = source.load()
         own = [losses[t] for t in blocks.tasks] if isinstance(losses, Sequence) else [losses] * blocks.n_units
-        self._rows = LocalRows(blocks, own)
+        self._rows: LocalRows = hold_rows(blocks, own)
         check_blocks(blocks, own, self._rows.q)
-        self._blocks = blocks
+        self._blocks, self._losses = blocks, own
         self._held = np.zeros(len(blocks.y), dtype=bool)  # rows that do not train
         self._tested = np.zeros(len(blocks.y), dtype=bool)  # rows that are scored
         self._order: Prepare | None = None
-        self._problem: LocalProblem | None = None  # of the run under way
+        self._problem: UnitProblem | None = None  # of the run under way
         self._state: DualState | None = None
         self._digest = ""  # of the rows; computed when first needed
         self._number: int | None = None  # of a sibling
@@ -78,6 +79,7 @@ class Worker:
             features=int(blocks.X.shape[1]),
             chunks=int(rows.chunks),
             chunks_used=int(rows.chunks_used),
+            outputs=int(self._losses[0].outputs) if self._losses else 1,
             digest=self._rows_digest() if request.digest else None,
             tasks=blocks.tasks,
             shards=blocks.shards,
@@ -101,8 +103,7 @@ class Worker:
         elif request.fold >= 0:
             for i in range(blocks.n_units):
                 rows = slice(blocks.starts[i], blocks.starts[i + 1])
-                number = int(self._stream_number(i) if blocks.groups is None else blocks.groups[i])
-                classes = self._rows.losses[i].kind == CLASSIFICATION and blocks.groups is None
+                number, classes = self._stream_number(i), self._losses[i].kind == CLASSIFICATION
                 weighted = np.flatnonzero(self._weight()[rows] > 0)
                 order = shuffled(weighted, blocks.y[rows] if classes else None, int(request.seed), number)
                 self._held[rows.start + order[request.fold :: request.folds]] = True
@@ -113,20 +114,8 @@ class Worker:
         return int(self._blocks.tasks[unit]) + (int(self._blocks.shards[unit]) << 40)
 
     def _score(self, request: Score) -> Scores:
-        blocks, (problem, state) = self._blocks, self._run()
-        weight = self._weight() * self._tested
-        z = np.zeros(len(blocks.y))
-        for i in range(blocks.n_units):
-            rows = blocks.starts[i] + np.flatnonzero(self._tested[blocks.starts[i] : blocks.starts[i + 1]])
-            w = request.w[i]
-            z[rows] = blocks.X[rows] @ w[: blocks.X.shape[1]] + (w[-1] if problem.units.intercept else 0.0)
-        y = problem.units.y
-        return Scores(
-            weight=sum_by_unit(weight, blocks.starts),
-            loss=problem.losses_at(request.w, state.alpha, p=weight),
-            squared_error=sum_by_unit(weight * (y - z) ** 2, blocks.starts),
-            wrong=sum_by_unit(weight * (y * z <= 0), blocks.starts),
-        )
+        problem, _ = self._run()
+        return problem.held_out(request.w, self._weight() * self._tested)
 
     def _prepare(self, request: Prepare) -> Prepared:
         alpha = self._state.alpha if request.keep and self._state is not None else None
@@ -136,7 +125,7 @@ class Worker:
         if request.evaluate:
             loss_w = loss_at_zero if request.w is None else problem.losses_at(request.w, state.alpha)
         return Prepared(
-            b=state.B,
+            b=problem.dual_vectors(state),
             conjugate=problem.conjugates(state.alpha) if state.alpha.any() else at_zero,
             conjugate_at_zero=at_zero,
             longest_step=problem.longest_step(),
@@ -144,15 +133,15 @@ class Worker:
             loss_w=loss_w,
         )
 
-    def _begin(self, request: Prepare, alpha: np.ndarray | None) -> tuple[LocalProblem, DualState]:
+    def _begin(self, request: Prepare, alpha: np.ndarray | None) -> tuple[UnitProblem, DualState]:
         before, self._order = self._order, request
         same = before is not None and np.array_equal(before.task_weight, request.task_weight)  # type: ignore[arg-type]
         gram = self._problem.gram if self._problem is not None and same else None
-        self._problem = LocalProblem(self._rows, self._held, request, gram)
+        self._problem = begin_problem(self._rows, self._held, request, gram)
         self._state = self._problem.begin(alpha)
         return self._problem, self._state
 
-    def _run(self) -> tuple[LocalProblem, DualState]:
+    def _run(self) -> tuple[UnitProblem, DualState]:
         if self._problem is None or self._state is None:
             raise ValueError("a worker must be sent 'prepare' before rounds and scores")
         return self._problem, self._state
@@ -201,9 +190,9 @@ class Worker:
         scalars = header["order"] | {"keep": True, "evaluate": False}
         kept: dict[str, Any] = {name: arrays[f"order.{name}"] for name in _KEPT if f"order.{name}" in arrays}
         prepare = Prepare(**scalars, **kept)
-        _, state = self._begin(prepare, arrays["state.alpha"])
+        problem, state = self._begin(prepare, arrays["state.alpha"])
         state.calm, state.U = arrays["state.calm"], arrays.get("state.U")
-        return Restored(b=state.B)
+        return Restored(b=problem.dual_vectors(state))
 
     def _file_name(self) -> str:
         """Named after its first unit, which only its siblings hold too, and after its number among them."""
@@ -212,7 +201,7 @@ class Worker:
 
     def _rows_digest(self) -> str:
         if not self._digest:
-            X, blocks, losses = self._blocks.X, self._blocks, self._rows.losses
+            X, blocks, losses = self._blocks.X, self._blocks, self._losses
             parts = [X.data, X.indices, X.indptr] if sparse.issparse(X) else [X]
             parts += [blocks.y, self._weight(), blocks.starts, blocks.tasks, blocks.shards]
             kinds = {loss: k for k, loss in enumerate(dict.fromkeys(losses))}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -102,6 +102,18 @@ class Prepared:
     notes: list[str] = field(default_factory=list)
     notes_before_fit: int = 0  # how many of the notes `prepare` wrote
     seconds: dict[str, float] = field(default_factory=dict)  # `fit` adds the time for choosing lambda and for fitting
+    target_comma: bool | None = None  # whether the numbers of the target have decimal commas
+    elsewhere: "RowsElsewhere | None" = None  # the rows of the fit, if these are only a sample
+
+
+class RowsElsewhere(Protocol):
+    """The rows of a fit that are not in this process. rows: of each task."""
+
+    @property
+    def rows(self) -> np.ndarray: ...
+
+    def fit(self, model: Any, session: CheckpointSession) -> None:
+        """Fit the model."""
 
 
 def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
@@ -141,7 +153,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
         y, tasks, weight = y[keep], tasks[keep], None if weight is None else weight[keep]
     else:
         block = batch.block
-    _check_tasks(tasks, task, request.many_tasks, notes)
+    check_tasks(tasks, task, request.many_tasks, notes)
     with source.located(lambda row: int(numbers[row])):
         check_target(y, target, loss, summary)
     progress.stage("preparing the columns")
@@ -163,7 +175,8 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
         why = listed([f"{column.name}: {column.summary[1]}" for column in preparation.columns], 3)
         raise ValueError(f"no column is left to use as a feature{f' ({why})' if why else ''}")
     X = preparation.transform(frame, block)
-    return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes))
+    comma = summary.decimal_comma or None
+    return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes), target_comma=comma)
 
 
 def _partly_missing_notes(source: TableFiles) -> list[str]:
@@ -199,7 +212,8 @@ def _target_column(source: TableFiles, target: str | None) -> str:
     return target
 
 
-def _check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> None:
+def check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> None:
+    """Raise InputError if a column has too many values for tasks."""
     m = len(np.unique(tasks))
     per_task = len(tasks) / m
     if not many and (m > MAX_TASKS or (m > 50 and per_task < 3)):
@@ -268,7 +282,7 @@ def fit(
     such a folder or URL.
     """
     progress, model = progress or NoProgress(), estimator(prepared, request)
-    if prepared.loss.kind == CLASSIFICATION:
+    if prepared.loss.kind == CLASSIFICATION and prepared.elsewhere is None:
         _note_single_classes(prepared)
     place = checkpoint_location(out, resume, checkpoint)
     session = open_session(place, resume, replace_others=True)
@@ -279,7 +293,11 @@ def fit(
     try:
         with warnings.catch_warnings(record=True) as caught, _finish_round_on_interrupt(callback, session):
             warnings.simplefilter("always", UserWarning)
-            model.fit(prepared.X, prepared.y, tasks=prepared.tasks, sample_weight=prepared.weight, checkpoint=session)
+            if prepared.elsewhere is not None:
+                prepared.elsewhere.fit(model, session)
+            else:
+                data = {"tasks": prepared.tasks, "sample_weight": prepared.weight}
+                model.fit(prepared.X, prepared.y, **data, checkpoint=session)
     except KeyboardInterrupt:
         if session.writer is not None and session.writer.written:
             raise Interrupted(place) from None

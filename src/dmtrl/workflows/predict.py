@@ -165,7 +165,7 @@ class _Predictor:
 
     def _check_unknown(self, names: np.ndarray, row: int) -> None:
         self.unknown |= {name for name in names if name is not None}
-        shared = self._model.common_strength_ > 0 and self._model.coef_.ndim == 2
+        shared = self._model.common_strength_ > 0
         if self._unknown_option == "skip" or (self._unknown_option == "common" and shared):
             return
         task = names[0]
@@ -175,7 +175,7 @@ class _Predictor:
             predict_common = (", or ", Setting("unknown", "common"), " to predict them from what all tasks share")
             raise InputError(f"{problem}; pass ", *skip, *predict_common)
         if self._unknown_option == "common":
-            problem += ", and the model has no common component (which takes several tasks and at most two classes)"
+            problem += ", and the model has no common component (which takes several tasks)"
         raise InputError(f"{problem}; pass ", *skip)
 
     def notes(self) -> list[str]:

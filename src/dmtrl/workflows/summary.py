@@ -18,16 +18,22 @@ MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
 
 def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[str, Any]:
     """The outcome of a fit as plain values."""
-    preparation = prepared.preparation
+    preparation, elsewhere = prepared.preparation, prepared.elsewhere
     columns = ("column", "kind", "done", "features")
+    if elsewhere is None:
+        figures = model_figures(model, comparison, prepared.X, prepared.y, prepared.tasks, prepared.weight)
+    else:  # errors and baselines of all rows are not known here
+        figures = model_figures(model)
+        for row, count in zip(figures["per_task"], elsewhere.rows.tolist(), strict=True):
+            row["rows"] = count
     return {
-        "rows": len(prepared.y),
+        "rows": len(prepared.y) if elsewhere is None else int(elsewhere.rows.sum()),
         "rows_read": prepared.rows_read,
         "features": len(preparation.feature_names),
         "task": preparation.task,
         "target": preparation.target,
         "columns": [dict(zip(columns, line, strict=True)) for line in preparation.table()],
-        **model_figures(model, comparison, prepared.X, prepared.y, prepared.tasks, prepared.weight),
+        **figures,
         "notes": list(prepared.notes),
         "notes_before_fit": prepared.notes_before_fit,
     }

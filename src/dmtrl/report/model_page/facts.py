@@ -28,9 +28,10 @@ from dmtrl.solver.certificate import Certificate
 class ModelFacts:
     """What the page shows.
 
-    names: the units (a task, or a task and a class), one for each row of `covariance` and `coef`. coef: None if the
-    features were mapped, so that coefficients do not belong to named features. common: the component that all tasks
-    share. truth: the true correlations, if known. record: a line about the data and the model for the footer.
+    names: the tasks, one for each row of `covariance` and `coef`. coef: None if the features were mapped, so that
+    coefficients do not belong to named features; with more than two classes those of all classes, one after the other.
+    common: the component that all tasks share. truth: the true correlations, if known. record: a line about the data
+    and the model for the footer.
     """
 
     names: Sequence[str]
@@ -118,9 +119,9 @@ def model_facts(
         kappa=float(model.own_strength_),
         shares=model.weight_shares_,
         features=int(model.n_features_in_),
-        feature_names=_feature_names(model, preparation),
+        feature_names=_coefficient_names(model, preparation),
         coef=None if mapped else np.asarray(model.coef_, dtype=float).reshape(len(names), -1),
-        common=np.asarray(model.common_coef_, dtype=float) if model.common_strength_ > 0 and not mapped else None,
+        common=None if mapped or model.common_strength_ == 0 else np.ravel(model.common_coef_).astype(float),
         scaled=preparation is not None and preparation.width is None,
         history=list(getattr(model, "history_", [])),
         rows=None if X is None else _count_rows(X, y),
@@ -137,6 +138,14 @@ def model_facts(
         record=_record(model),
         study=getattr(model, "study_", None),
     )
+
+
+def _coefficient_names(model: Any, preparation: Any) -> list[str]:
+    """A name for each coefficient of a task: the feature and, with more than two classes, the class."""
+    names = _feature_names(model, preparation)
+    if np.ndim(model.coef_) == 2:
+        return names
+    return [f"{name} ({plain(label)})" for label in model.classes_ for name in names]
 
 
 def _clear(model: Any, intervals: CorrelationIntervals) -> np.ndarray:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import xlogy
 
+from dmtrl.estimators.classes import class_losses
 from dmtrl.estimators.diagnostics import Comparison, default_measure
 from dmtrl.estimators.held_out import LOWER_IS_BETTER, TITLES, Metrics
-from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
+from dmtrl.losses import REGRESSION, AnyLoss, OneVsRest, Softmax, get_loss
 from dmtrl.report.content import Item, Table
 from dmtrl.report.displays import measure_name
 from dmtrl.solver.cross_validation import SCORE
@@ -84,7 +86,7 @@ def held_out_error(
         if measure in BASELINES:
             baseline = baseline_error(table.y, table.codes, weight, measure, over)
         else:
-            baseline = baseline_loss(get_loss(model.loss), table.y, table.codes, weight, over)
+            baseline = baseline_loss(_loss_of(model), table.y, table.codes, weight, over)
     return HeldOut(measure, float(error), over, path is not None, baseline)
 
 
@@ -130,7 +132,7 @@ def baseline_loss(
 ) -> float | None:
     """The mean loss of the constant that suits each task best, over rows or over tasks; None if no task has two rows.
 
-    With more than two classes, one class against the rest after the other.
+    With more than two classes it is a number for each class.
     """
     task = np.unique(tasks, return_inverse=True)[1]
     weight = np.ones(len(task)) if sample_weight is None else np.asarray(sample_weight, dtype=float)
@@ -138,13 +140,28 @@ def baseline_loss(
     task, weight, y = np.unique(task[some], return_inverse=True)[1], weight[some], np.asarray(y)[some]
     if len(task) == 0:
         return None
-    targets = [np.asarray(y, dtype=float)] if loss.kind == REGRESSION else []
-    if loss.kind == CLASSIFICATION:
-        classes = np.unique(y)
-        targets = [np.where(y == name, 1.0, -1.0) for name in (classes if len(classes) > 2 else classes[-1:])]
-    errors = np.mean([_least_losses(loss, target, task, weight) for target in targets], axis=0)
     total = np.bincount(task, weights=weight)
+    if isinstance(loss, Softmax):  # the best probabilities are the shares of the classes
+        classes = np.unique(y)
+        counts = np.stack([np.bincount(task, weights=weight * (y == name)) for name in classes], axis=1)
+        errors = xlogy(counts, total[:, None] / np.maximum(counts, 1e-300)).sum(axis=1)
+    elif loss.kind == REGRESSION:
+        errors = _least_losses(loss, np.asarray(y, dtype=float), task, weight)
+    else:
+        one, names = (loss.inner, np.unique(y)) if isinstance(loss, OneVsRest) else (loss, np.unique(y)[-1:])
+        targets = [np.where(y == name, 1.0, -1.0) for name in names]
+        errors = np.sum([_least_losses(one, target, task, weight) for target in targets], axis=0)
     return float(errors.sum() / total.sum()) if over == "rows" else float((errors / total).mean())
+
+
+def _loss_of(model: Any) -> AnyLoss:
+    """The loss of a model; with more than two classes that of its rows of scores."""
+    loss, k = get_loss(model.loss), len(getattr(model, "classes_", ()))
+    if k <= 2:
+        return loss
+    found = class_losses(loss, model.multi_class, np.ones((1, k), dtype=bool))
+    assert not isinstance(found, list)
+    return found
 
 
 def _least_losses(loss: AnyLoss, y: np.ndarray, task: np.ndarray, weight: np.ndarray) -> np.ndarray:

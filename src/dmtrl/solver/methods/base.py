@@ -33,14 +33,14 @@ class RunContext:
     layout: Layout
     settings: Settings
     longest_step: float = np.inf
-    intercept_step: np.ndarray | None = None  # of each task, if weights have an intercept after the features
+    intercept_step: np.ndarray | None = None  # of each task, if weights have intercepts after the features
     intercept_ridge: float = -1.0  # the penalty on it in the local problems; negative: the server steps for it
 
     def steps(self, s: float) -> Steps:
         """The step sizes of each unit: a task in k shards takes steps k times as long."""
         shards, task = self.layout.shards, self.layout.task
         intercept = None if self.intercept_step is None else self.intercept_step[task] * shards
-        return Steps(s * shards, intercept, self.intercept_ridge)
+        return Steps(s * shards, intercept, self.intercept_ridge, self.layout.outputs)
 
     def prox(self, U: np.ndarray, B: np.ndarray, s: float, common: np.ndarray) -> Prox:
         """The proximal map (16) of lambda times the penalty at U + s B, for arrays of tasks."""
@@ -58,7 +58,8 @@ class RunContext:
         assert isinstance(self.relationship, FreeIntercept)
         own = self.intercept_ridge >= 0  # the workers have taken the proximal step of the ridge already
         step = np.zeros(len(U)) if own else self.intercept_step
-        V[:, -1] = U[:, -1] + step * B[:, -1]
+        k = self.layout.outputs
+        V[:, -k:] = U[:, -k:] + step[:, None] * B[:, -k:]
         return self.relationship.prox_with_steps(V, t, step * self.lam, common)
 
     def may_stride(self, s: float) -> bool:
@@ -69,8 +70,8 @@ class RunContext:
         return s * self.lam <= 1.0 + self.layout.m * relationship.tau + relationship.kappa
 
     def features(self, A: np.ndarray) -> np.ndarray:
-        """The columns of the features: a view without the intercept."""
-        return A if self.intercept_step is None else A[:, :-1]
+        """The columns of the features: a view without the intercepts."""
+        return A if self.intercept_step is None else A[:, : -self.layout.outputs]
 
 
 @dataclass(frozen=True)

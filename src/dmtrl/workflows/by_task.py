@@ -1,0 +1,230 @@
+"""`dmtrl fit --by-task`: the rows stay in the files, and each worker reads those of its own tasks.
+
+The preparation is learned from a random sample. One pass over the task and the target counts the rows of each task; the
+table itself is never in this process. With the local engine the workers hold the prepared features, with Ray each
+machine holds those of its tasks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dmtrl.data.sources import SourcePlan
+from dmtrl.data.task_data import TaskData
+from dmtrl.engines import choose_engine
+from dmtrl.estimators.base import SHIFT_INVARIANT
+from dmtrl.estimators.diagnostics import lambda_grid
+from dmtrl.estimators.problem import Coordinates, FitProblem
+from dmtrl.exceptions import InputError, Setting
+from dmtrl.losses import CLASSIFICATION, get_loss
+from dmtrl.solver.api import Placement, thread_count
+from dmtrl.solver.checkpoint import CheckpointSession
+from dmtrl.tables import TableFiles, open_files
+from dmtrl.tables import columns as read
+from dmtrl.tables.preparation import Preparation, without_missing
+from dmtrl.workflows.data_files import name_indices
+from dmtrl.workflows.fit import FitRequest, Prepared, check_tasks, prepare
+from dmtrl.workflows.progress import NoProgress, Progress
+
+SAMPLE = 100_000  # rows from which the preparation is learned
+
+
+@dataclass(frozen=True)
+class RowReader:
+    """Reads and prepares the rows of tasks, given by the text of their names. It is sent to the workers.
+
+    classes: the texts of the two classes, the positive one last; None for numbers. comma: whether the numbers of the
+    target have decimal commas. files_of: the numbers of the files that hold rows of a task.
+    """
+
+    table: TableFiles
+    preparation: Preparation
+    weights: str | None = None
+    classes: tuple[str, ...] | None = None
+    comma: bool | None = None
+    x_centre: np.ndarray | None = None
+    y_centre: float = 0.0
+    files_of: Mapping[str, frozenset[int]] | None = None
+
+    def only(self, names: Sequence[str]) -> "RowReader":
+        if self.files_of is None:
+            return self
+        wanted: set[int] = set().union(*(self.files_of[name] for name in names))
+        files = tuple(file for number, file in enumerate(self.table.files) if number in wanted)
+        return replace(self, table=TableFiles(files), files_of=None)
+
+    def labels(self, frame: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
+        """The task names, the targets, the weights, and which rows have all of them."""
+        tasks, target = read.texts(frame.column(self.preparation.task)), frame.column(self.preparation.target)
+        known = np.array([name is not None for name in tasks], dtype=bool)
+        if self.classes is None:
+            y = read.numbers(target, self.preparation.target, self.comma)
+            known &= ~np.isnan(y)
+        else:
+            codes = name_indices(read.texts(target), np.array(self.classes))
+            y, known = np.where(codes == len(self.classes) - 1, 1.0, -1.0), known & (codes >= 0)
+        weight = None if self.weights is None else read.numbers(frame.column(self.weights), self.weights)
+        return tasks, y, weight, known if weight is None else known & ~np.isnan(weight)
+
+    def batches(self, names: Sequence[str]) -> Iterator[tuple[Any, Any, int]]:
+        """Columns without missing texts, the features of a libsvm file, and the number of the first row."""
+        start = 0
+        for batch in self.table.batches(names, self.preparation.width):
+            yield without_missing(batch.columns, self.preparation.missing), batch.block, start
+            start += batch.columns.num_rows
+
+    @property
+    def label_columns(self) -> list[str]:
+        more = [] if self.weights is None else [self.weights]
+        return [self.preparation.task, self.preparation.target, *more]
+
+    def read(self, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        wanted, found = set(names), dict[str, list[tuple[Any, ...]]]()
+        for frame, block, start in self.batches([*self.preparation.used, *self.label_columns]):
+            with self.table.located(partial(_row_of, start, None)):
+                tasks, y, weight, known = self.labels(frame)
+            keep = np.flatnonzero(known & np.array([name in wanted for name in tasks], dtype=bool))
+            if len(keep) == 0:
+                continue
+            with self.table.located(partial(_row_of, start, keep)):
+                X = self.preparation.transform(frame.take(keep), None if block is None else block[keep])
+            X = X if self.x_centre is None else X - self.x_centre
+            parts = [X, y[keep] - self.y_centre, *([] if weight is None else [weight[keep]])]
+            mine = tasks[keep].astype(str)
+            for name in np.unique(mine).tolist():
+                rows = mine == name
+                found.setdefault(name, []).append(tuple(part[rows] for part in parts))
+        return {name: tuple(_stacked(column) for column in zip(*parts, strict=True)) for name, parts in found.items()}
+
+
+def _row_of(start: int, kept: np.ndarray | None, row: int) -> int:
+    """The number of a row in the table, from that among the kept rows of a batch."""
+    return start + (row if kept is None else int(kept[row]))
+
+
+def _stacked(parts: Sequence[Any]) -> Any:
+    from scipy import sparse
+
+    return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class RowsInFiles:
+    """A fit whose rows are read by the workers. rows: of each task."""
+
+    plan: SourcePlan
+    problem: FitProblem
+    lambdas: np.ndarray
+    rows: np.ndarray
+
+    def fit(self, model: Any, session: CheckpointSession) -> None:
+        if "lambdas" in model.get_params() and model.lambdas is None:
+            model.set_params(lambdas=self.lambdas.tolist())
+        engine = choose_engine(model.engine, thread_count(model.n_jobs))
+        names = [str(name) for name in self.plan.names]
+        with engine.session(), engine.start(self.plan.sources, get_loss(model.loss), names) as running:
+            model.fit_problem(self.problem, Placement(running, session=session))
+
+
+def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Prepared:
+    """As `workflows.fit.prepare`, from a sample of the rows; the others stay in the files."""
+    progress = progress or NoProgress()
+    prepared = prepare(replace(request, sample=request.sample or SAMPLE, many_tasks=True), progress)
+    preparation, classification = prepared.preparation, prepared.loss.kind == CLASSIFICATION
+    source = open_files(request.data, request.encoding)
+    if preparation.task_is_file_name:
+        source = source.with_file_names(preparation.task)
+    reader = RowReader(source, preparation, request.weights, comma=prepared.target_comma)
+    if classification:
+        reader = replace(reader, classes=_classes(reader))
+    progress.stage("counting the rows of each task")
+    counts, positive, files_of, left_out = _scan(reader)
+    texts = sorted(counts)
+    tasks, _ = read.labels(_text_column(texts), untyped=True)
+    order = np.argsort(tasks)
+    texts, tasks = [texts[i] for i in order], tasks[order]
+    rows = np.array([counts[name] for name in texts])
+    check_tasks(np.repeat(tasks, np.minimum(rows, 3)), preparation.task, request.many_tasks, prepared.notes)
+    if left_out:
+        prepared.notes.append(f"left out: {left_out:,} rows without a task, a target or a weight")
+    coordinates = _coordinates(prepared)
+    x_centre = coordinates.x_centre if coordinates.x_centre.any() else None
+    constant, classes = np.zeros(len(tasks)), None
+    if classification:
+        ups = np.array([positive[name] for name in texts])
+        certain = np.log(2.0 * rows + 1)
+        constant = np.where(ups == rows, certain, np.where(ups == 0, -certain, 0.0))
+        classes, _ = read.labels(_text_column(reader.classes or ()), untyped=True)
+    used = np.flatnonzero(constant == 0)
+    if len(used) == 0:
+        raise ValueError("every task has rows of only one class; there is nothing to learn")
+    reader = replace(reader, x_centre=x_centre, y_centre=coordinates.y_centre, files_of=files_of)
+    plan = SourcePlan(np.array(texts, dtype=object)[used], rows[used].astype(float), reader)
+    nothing = coordinates.rows(prepared.X[:0])
+    data = TaskData(nothing, np.empty(0), None, np.zeros(len(used) + 1, dtype=int), tasks[used])
+    problem = FitProblem(data, coordinates, tasks, tasks, used, constant, classes, rows=rows)
+    centred = coordinates.rows(prepared.X)
+    squares = (
+        centred.multiply(centred).sum() if hasattr(centred, "multiply") else np.einsum("ij,ij->", centred, centred)
+    )
+    lambdas = lambda_grid(float(squares) / centred.shape[0])
+    prepared.notes.append(
+        f"the columns were prepared from {len(prepared.y):,} rows; each worker reads those of its tasks"
+    )
+    prepared.notes_before_fit = len(prepared.notes)
+    prepared.elsewhere = RowsInFiles(plan, problem, lambdas, rows)
+    return prepared
+
+
+def _classes(reader: RowReader) -> tuple[str, ...]:
+    found: Counter[str | None] = Counter()
+    for frame, _, _ in reader.batches([reader.preparation.target]):
+        found.update(read.texts(frame.column(reader.preparation.target)).tolist())
+    del found[None]
+    if len(found) != 2:
+        raise InputError(Setting("by_task", True), f" is for numbers and two classes; the target has {len(found):,}")
+    labels, _ = read.labels(_text_column(sorted(map(str, found))), untyped=True)
+    return tuple(str(label) for label in np.sort(labels).tolist())
+
+
+def _scan(reader: RowReader) -> tuple[Counter[str], Counter[str], dict[str, frozenset[int]], int]:
+    """Rows and positive rows of each task, the files that hold them, and how many rows are left out."""
+    counts, positive = Counter[str](), Counter[str]()
+    files_of: dict[str, set[int]] = {}
+    left_out = 0
+    for number, file in enumerate(reader.table.files):
+        one = replace(reader, table=TableFiles((file,)))
+        for frame, _, start in one.batches(one.label_columns):
+            with one.table.located(partial(_row_of, start, None)):
+                tasks, y, _, known = one.labels(frame)
+            left_out += int((~known).sum())
+            mine = tasks[known].astype(str)
+            counts.update(mine.tolist())
+            positive.update(mine[y[known] > 0].tolist())
+            for name in np.unique(mine).tolist():
+                files_of.setdefault(name, set()).add(number)
+    if not counts:
+        raise ValueError(f"no row has both a task ({reader.preparation.task!r}) and a target")
+    return counts, positive, {name: frozenset(files) for name, files in files_of.items()}, left_out
+
+
+def _coordinates(prepared: Prepared) -> Coordinates:
+    """Centres of the sample: any centre is right beside a free intercept, and one near the mean is well conditioned."""
+    from scipy import sparse
+
+    X, y = prepared.X, prepared.y
+    x_centre = np.zeros(X.shape[1]) if sparse.issparse(X) else X.mean(axis=0)
+    if prepared.loss.kind == CLASSIFICATION:
+        return Coordinates(x_centre, 0.0, intercept=True)
+    y_centre = float(y.mean()) if prepared.loss.name in SHIFT_INVARIANT else 0.0
+    return Coordinates(x_centre, y_centre, intercept=True, y_scale=float(np.sqrt(((y - y_centre) ** 2).mean())) or 1.0)
+
+
+def _text_column(words: Sequence[str]) -> Any:
+    import pyarrow as pa
+
+    return pa.array(list(words), pa.string())

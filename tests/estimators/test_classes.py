@@ -1,0 +1,84 @@
+"""Models of several classes in everything that a model can do: files, verification, comparison, export, intercepts."""
+
+import numpy as np
+import pytest
+
+from dmtrl import MTRLClassifier, MTRLClassifierCV, load, verify
+from dmtrl.estimators.classes import fill_absent
+from dmtrl.estimators.export import formulas
+
+M, N, D = 4, 40, 4
+RNG = np.random.default_rng(0)
+X, TASKS, TRUTH = RNG.normal(size=(M * N, D)), np.repeat([*"abcd"], N), 2 * RNG.normal(size=(3, D))
+Y = np.array(["x", "y", "z"])[(X @ TRUTH.T + RNG.gumbel(size=(M * N, 3))).argmax(axis=1)]
+SEEN = ~((TASKS == "b") & (Y == "z"))  # the task b has no row of class z
+ROWS = X[SEEN], Y[SEEN], TASKS[SEEN]
+both = pytest.mark.parametrize("multi_class", ["softmax", "ovr"])
+
+
+@both
+def test_a_saved_model_predicts_the_same_and_can_be_verified(multi_class, tmp_path):
+    model = MTRLClassifierCV(multi_class=multi_class, cv=3, commons=[1.0], lambdas=[0.1, 0.01]).fit(*ROWS)
+    model.save(tmp_path / "model.dmtrl")
+    loaded = load(tmp_path / "model.dmtrl")
+    np.testing.assert_array_equal(loaded.predict_proba(X, tasks=TASKS), model.predict_proba(X, tasks=TASKS))
+    certificate = verify(loaded, *ROWS)
+    assert certificate.primal == pytest.approx(model.certificate_.primal, rel=1e-6)
+    assert 0 <= certificate.relative_gap <= 1e-3
+    assert model.metrics_.overall["error_rate"] < 0.3 < model.metrics_.baseline["error_rate"]
+    loaded.coef_[1, 2] += 1.0  # weights without rows of their own count in the objective, too
+    with pytest.raises(ValueError, match="the stored certificate is wrong"):
+        verify(loaded, *ROWS)
+
+
+@both
+def test_comparison_and_warm_start(multi_class):
+    model = MTRLClassifier(multi_class=multi_class, warm_start=True, reg_lambda=0.01).fit(*ROWS)
+    first = model.n_rounds_
+    assert model.fit(*ROWS).n_rounds_ < first
+    comparison = model.compare(*ROWS, cv=3)
+    assert comparison.measure == "wrong"
+    assert comparison.tasks.tolist() == [*"abcd"]
+    assert (comparison.together < 0.4).all()
+    assert [name for name, _ in model.related("a").related] != []
+
+
+@both
+@pytest.mark.parametrize("options", [
+    {"relationship": np.eye(M), "common": 1.0}, {"fit_intercept": "penalised"}, {"fit_intercept": False},
+    {"own": 1.0}, {"shards": 2, "workers": 2}, {"relationship": "independent"},
+], ids=lambda options: ",".join(options))  # fmt: skip
+def test_every_kind_of_model_is_certified(multi_class, options):
+    model = MTRLClassifier(multi_class=multi_class, reg_lambda=0.01, **options).fit(*ROWS)
+    assert 0 <= model.certificate_.relative_gap <= 1e-3
+    assert model.score(*ROWS[:2], tasks=ROWS[2]) > 0.75
+    assert verify(model, *ROWS).primal == pytest.approx(model.certificate_.primal, rel=1e-6)
+
+
+@both
+def test_exported_formulas_score_like_the_model(multi_class):
+    model = MTRLClassifier(multi_class=multi_class).fit(*ROWS)
+    scores = model.decision_function(X, tasks=np.full(len(X), "b"))
+    for c, formula in enumerate(formulas(model, [1])):
+        coef = np.array([term.coefficient for term in formula.terms])
+        np.testing.assert_allclose(X @ coef + formula.intercept, scores[:, c], rtol=1e-9, atol=1e-9)
+    assert (scores[:, 2] < -1e5).all()  # class z does not occur in b
+
+
+def test_a_single_class_beside_several():
+    y = np.where(TASKS == "a", "x", Y)
+    with pytest.raises(ValueError, match="task 'a' has only one class, 'x'"):
+        MTRLClassifier().fit(X, y, tasks=TASKS)
+    model = MTRLClassifier(on_single_class="constant").fit(X, y, tasks=TASKS)
+    assert (model.predict(X, tasks=np.full(len(X), "a")) == "x").all()
+    assert model.task_correlation_.shape == (M, M)
+
+
+def test_intercepts_of_absent_classes_are_a_two_way_fit():
+    task, label = np.array([0.0, 1.0, -2.0]), np.array([3.0, 0.5, -1.0, 2.0])
+    values = task[:, None] + label
+    seen = np.ones((3, 4), dtype=bool)
+    seen[0, 1] = seen[2, 3] = False
+    np.testing.assert_allclose(fill_absent(np.where(seen, values, 99.0), seen), values, atol=1e-6)
+    shifted = values + np.array([[7.0], [0.0], [0.0]])  # a number that a softmax may add to a task
+    np.testing.assert_allclose(fill_absent(np.where(seen, shifted, 0.0), seen), shifted, atol=1e-6)
