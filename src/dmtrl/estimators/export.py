@@ -130,10 +130,6 @@ def _chosen_tasks(model: Any, task: Any) -> np.ndarray:
 
 def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]:
     """The formula of each of these tasks, and of each of its classes if there are more than two."""
-    preparation = getattr(model, "preparation_", None)
-    texts = [] if preparation is None else [column.name for column in preparation.columns if isinstance(column, Words)]
-    if texts:
-        raise ValueError(f"the words of the text column {texts[0]!r} cannot be exported; save the model instead")
     if model.feature_map_ is not None:
         raise InputError(
             f"the coefficients of a model with a feature map ({type(model.feature_map_).__name__}) do not multiply "
