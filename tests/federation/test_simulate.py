@@ -61,7 +61,9 @@ def test_the_model_is_that_of_all_rows_together(simulated: tuple[Path, StudyResu
     table = pa.concat_tables([clinic_table(i).append_column("site", pa.array([SITES[i]] * 60)) for i in range(3)])
     table = table.select(["age", "dose", "ward", "day", "remark", "ill", "site"])
     prepared = learn(table, "site", "ill", drop=["remark"], fill="mean")
-    expected = dmtrl.MTRLClassifierCV(lambdas=(0.3, 0.03), commons=(0.0, 1.0), cv=3, random_state=0).fit(
+    expected = dmtrl.MTRLClassifierCV(
+        lambdas=(0.3, 0.03), commons=(0.0, 1.0), owns=(0.0,), task_weight="equal", cv=3, random_state=0
+    ).fit(
         prepared.transform(table), table.column("ill").to_numpy(), tasks=table.column("site").to_numpy()
     )
     model = simulated[1].model
