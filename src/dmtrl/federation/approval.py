@@ -154,7 +154,7 @@ def what_leaves(study: Study, policy: Policy) -> list[Leaving]:
         Leaving("feature_sums", "the sum of each prepared feature and of the target", d + 1, runs),
         Leaving("norms", "the sum of squared distances from the means, for features and target", 2, runs),
         Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
-        Leaving("description", "per task: rows and sum of weights; a digest of the rows", 4 * tasks + 3, folds),
+        Leaving("description", "per task: rows and sum of weights; a digest of the rows", 4 * tasks + 4, folds),
         Leaving("prepared", "per task: a vector b and sums of the loss", tasks * (d + 5), fits),
         Leaving("improved", "per task: a vector b and sums of the loss", tasks * (d + 7), most),
         Leaving("scores", "per task: sums of errors over rows held out for choosing lambda", 4 * tasks, fits),
