@@ -142,7 +142,7 @@ class Softmax(ClassLoss):
         return float(softmax_conjugate(np.asarray(a, dtype=float), y, self.mask))
 
     def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2.
+        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
 
         Parameters
         ----------
@@ -263,7 +263,7 @@ class OneVsRest(ClassLoss):
         return float(sum(terms))
 
     def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2.
+        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
 
         Parameters
         ----------

@@ -91,7 +91,7 @@ def _wisdm(split: int, quick: bool) -> Split:
 
 
 def _heart(split: int, quick: bool) -> Split:
-    """FLamby's preprocessing, with its split (0) or a random one."""
+    """FLamby's preprocessing, with its own split (number 0) or a random one."""
     seed = 43 if split == 0 else split
     hospitals = [Hospital.read(find_file(f"heart/{name}.csv"), seed) for name in HOSPITALS]
     parts = []
