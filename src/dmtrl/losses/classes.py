@@ -142,7 +142,7 @@ class Softmax(ClassLoss):
         return float(softmax_conjugate(np.asarray(a, dtype=float), y, self.mask))
 
     def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2.
+        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
 
         Parameters
         ----------
@@ -263,7 +263,7 @@ class OneVsRest(ClassLoss):
         return float(sum(terms))
 
     def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2.
+        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
 
         Parameters
         ----------
@@ -292,8 +292,36 @@ class OneVsRest(ClassLoss):
 
 
 def softmax(classes: int, possible: tuple[int, ...] | None = None) -> Softmax:
+    """For several classes at once, with probabilities: `log sum_c exp(z_c) - z_y`.
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    possible : tuple of int, default=None
+        The classes that occur in a task. None means all.
+
+    Returns
+    -------
+    Softmax
+    """
     return Softmax(classes, possible)
 
 
 def one_vs_rest(binary: AnyLoss, classes: int, possible: tuple[int, ...] | None = None) -> OneVsRest:
+    """For several classes: the sum of a two-class loss of each class against the rest.
+
+    Parameters
+    ----------
+    binary : Loss
+        The loss for two classes.
+    classes : int
+        Number of classes.
+    possible : tuple of int, default=None
+        The classes that occur in a task. None means all.
+
+    Returns
+    -------
+    OneVsRest
+    """
     return OneVsRest(classes, possible, binary)
