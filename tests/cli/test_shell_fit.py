@@ -1,5 +1,6 @@
 """dmtrl fit: the same model from every format, decisions that are said, and refusals in one sentence."""
 
+import inspect
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 import dmtrl
-from dmtrl import load
+from dmtrl import MTRLClassifier, load
 from dmtrl.cli.errors import option
 from dmtrl.engines import recovery
 from dmtrl.engines.choice import Local, Pieces
@@ -220,11 +221,20 @@ def test_tasks_with_one_class_are_said(tmp_path: Path) -> None:
     assert any("1 of 3 tasks have rows of only one class" in note for note in json.loads(result.stdout)["notes"])
 
 
-def test_a_fit_that_does_not_reach_its_tolerance_says_so(tmp_path: Path, csv: Path) -> None:
-    words = ("--task", "shop", "--target", "verdict", "--drop", "sales", "--lambda", "0.001", "--tol", "1e-300")
+def _with_default(kind: type, **changed: object) -> tuple[object, ...]:
+    """The defaults of a constructor with some changes."""
+    parameters = list(inspect.signature(kind).parameters.values())
+    return tuple(changed.get(one.name, one.default) for one in parameters)
+
+
+def test_a_fit_that_does_not_reach_its_tolerance_says_so(
+    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MTRLClassifier.__init__, "__defaults__", _with_default(MTRLClassifier, max_rounds=2))
+    words = ("--task", "shop", "--target", "verdict", "--drop", "sales", "--lambda", "0.001", "--tol", "1e-6")
     result = run("fit", csv, *words, "--loss", "logistic", "-o", tmp_path / "m")
     assert result.exit_code == 0
-    assert "the fit stopped after 1000 rounds" in " ".join(result.stdout.split())
+    assert "the fit stopped after 2 rounds" in " ".join(result.stdout.split())
     assert "was not reached" in result.stdout
 
 

@@ -140,7 +140,7 @@ def test_unknown_categories_missing_and_extra_columns(folder: Path, tmp_path: Pa
     assert "did you mean 'Price'?; to treat it as missing, pass --fill" in result.stderr
     result = run("predict", folder / "sales.model", data, "-o", tmp_path / "b.parquet", "--fill")
     assert result.exit_code == 0
-    assert "column 'price' is not in the data; its values are missing" in result.stderr
+    assert "column 'price' is not in the data; all values are missing" in result.stderr
     model = dmtrl.load(folder / "sales.model")
     gone = new.set_column(price, "price", pa.nulls(200, pa.float64()))
     expected = model.predict(model.preparation_.transform(gone), tasks=new.column("shop").to_pylist())

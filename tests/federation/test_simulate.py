@@ -63,9 +63,7 @@ def test_the_model_is_that_of_all_rows_together(simulated: tuple[Path, StudyResu
     prepared = learn(table, "site", "ill", drop=["remark"], fill="mean")
     expected = dmtrl.MTRLClassifierCV(
         lambdas=(0.3, 0.03), commons=(0.0, 1.0), owns=(0.0,), task_weight="equal", cv=3, random_state=0
-    ).fit(
-        prepared.transform(table), table.column("ill").to_numpy(), tasks=table.column("site").to_numpy()
-    )
+    ).fit(prepared.transform(table), table.column("ill").to_numpy(), tasks=table.column("site").to_numpy())
     model = simulated[1].model
     assert model.tasks_.tolist() == list(SITES)
     assert model.classes_.tolist() == ["no", "yes"]

@@ -214,8 +214,9 @@ def _regression(y: np.ndarray, predicted: np.ndarray, weight: np.ndarray, counts
 
 def _classification(y: np.ndarray, predicted: Predicted, weight: np.ndarray, k: int) -> dict[str, float]:
     found = {"error_rate": float(weight @ (predicted.value != y)), "auc": np.nan}
-    if predicted.score is not None:
-        scores = predicted.score if predicted.score.ndim == 2 else predicted.score[:, None]
+    score = predicted.score if k == 2 or predicted.probability is None else predicted.probability
+    if score is not None:  # of several classes: only probabilities compare rows
+        scores = score if score.ndim == 2 else score[:, None]
         against = [auc(scores[:, -1 if k == 2 else c], y == c, weight) for c in ((1,) if k == 2 else range(k))]
         known = [value for value in against if np.isfinite(value)]
         found["auc"] = float(np.mean(known)) if known else np.nan

@@ -403,7 +403,8 @@ class Site:
         enough = np.bincount(data.codes[data.held_out], minlength=len(names)) >= self.policy.minimum_held_out
         held = data.held_out & (data.usable & enough)[data.codes]
         if held.any():
-            X, y, codes = model.preparation_.transform(data.table.filter(held)), data.y[held], data.codes[held]
+            X = model.preparation_.transform(data.table.take(np.flatnonzero(held)))
+            y, codes = data.y[held], data.codes[held]
             tasks = np.array(names)[codes]
             z = model.decision_function(X, tasks) if study.classification else model.predict(X, tasks)
             per_row = np.ones(len(y)), study.loss.value(z, y), (y - z) ** 2, (y * z <= 0).astype(float)

@@ -152,7 +152,8 @@ class _Checker:
         for what, mask in (("a target", ~known), ("a task of the study", known & ~in_task)):
             if mask.any():
                 check.add(NOTE, f"left out: {int(mask.sum()):,} of {check.rows:,} rows without {what}")
-        table = pa.table({name: pa.array(values, from_pandas=True) for name, values in parsed.items()}).filter(keep)
+        table = pa.table({name: pa.array(values, from_pandas=True) for name, values in parsed.items()})
+        table = table.filter(pa.array(keep))
         y, codes, held_out = y[keep], codes[keep], held_out[keep]
         self._correlations({name: values[keep] for name, values in parsed.items()}, y)
         usable, single = self._usable(y, codes, held_out, minimum_rows)

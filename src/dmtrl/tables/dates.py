@@ -141,9 +141,10 @@ def detect(values: Any, counts: np.ndarray, wanted: np.ndarray) -> DateReading |
 
     Two-digit years count only beside a day and a month of two digits: 1.2.30 may be a version.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    few = values.filter(wanted)[:_GLANCE].to_pylist()
+    few = values.filter(pa.array(wanted))[:_GLANCE].to_pylist()
     if not any(_LIKE_A_DATE.match(text) for text in few):
         return None
     best: DateReading | None = None

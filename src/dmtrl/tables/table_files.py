@@ -142,6 +142,8 @@ class TableFiles:
 
         Only a few times n rows are in memory at the same time.
         """
+        import pyarrow as pa
+
         rng = np.random.default_rng(seed)
         kept: list[tuple[Batch, np.ndarray, np.ndarray]] = []  # rows, their random keys, their numbers
         total, size, limit = 0, 0, np.inf
@@ -152,7 +154,7 @@ class TableFiles:
             if keep.all():
                 return part
             block = None if batch.block is None else batch.block[keep]
-            return Batch(batch.columns.filter(keep), block, batch.done), keys[keep], numbers[keep]
+            return Batch(batch.columns.filter(pa.array(keep)), block, batch.done), keys[keep], numbers[keep]
 
         for batch in self.batches():
             rows = batch.columns.num_rows
