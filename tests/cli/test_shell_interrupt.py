@@ -303,7 +303,7 @@ def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
         if not piece:
             break
         shown += piece.decode(errors="replace")
-        if not sent and re.search(r"[3-9]\d* of 165 fits", shown):
+        if not sent and re.search(r"[3-9]\d* of \d+ fits", shown):
             process.send_signal(signal.SIGINT)
             sent = True
     os.close(mine)

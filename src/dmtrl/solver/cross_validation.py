@@ -226,12 +226,12 @@ class _Search:
         """What a checkpoint must agree on."""
         settings, splits = asdict(self.spec.settings), _splits(self.spec)
         return {
-            "the splits": None if splits is None else storage.digest(np.ascontiguousarray(splits))[:16],
-            "a scorer": self.scorer is not None,
             "lambdas": self.lambdas.tolist(),
             "commons": self.taus.tolist(),
             "owns": self.kappas.tolist(),
             "folds": self.folds,
+            "the digest of the splits": None if splits is None else storage.digest(np.ascontiguousarray(splits))[:16],
+            "a scorer": self.scorer is not None,
             "tasks": self.spec.m,
             "task_weight": np.asarray(self.spec.task_weight).tolist(),
             **settings,
