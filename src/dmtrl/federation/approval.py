@@ -236,13 +236,16 @@ def _privacy_lines(study: Study, policy: Policy) -> list[str]:
             f"Privacy: {privacy.guarantee(policy.epsilon_per_study)}",
             f"Mode {privacy.mode!r}: rows are shortened to the norm {privacy.row_norm:g}; this site's budget for all "
             f"private studies together is {budget}.",
+            "If a release cannot be computed, the site makes no further ones in the study; the coordinator learns",
+            "that, and noise does not cover it.",
         ]
     if privacy.masked:
         return [
             "Privacy: no noise is added, but the server reads only sums over all sites, of which there are at least "
             f"{study.limits.sites}.",
             "That holds if the server relays the keys of the sites unchanged. Sums are not private by themselves: the",
-            "server and the other sites together can compute the numbers of this site.",
+            "server and the other sites together can compute the numbers of this site. If a site is lost, the study",
+            "ends; another run without it would show its numbers as the difference of the sums.",
         ]
     return [
         "Privacy: no noise is added. Sums and vectors b are not private by themselves: a malicious coordinator can",

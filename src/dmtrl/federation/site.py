@@ -277,11 +277,13 @@ class Site:
 
     def _share_key(self, request: messages.ShareKey) -> messages.SharedKey:
         self._require_approved(request.study)
-        return self.masked.share_key(request)
+        with self.ledger.locked():
+            return self.masked.share_key(request)
 
     def _sum_up(self, request: messages.SumUp) -> messages.Masked:
         self._require_approved(request.study)
-        return self.masked.answer(request)
+        with self.ledger.locked():  # two processes must not use the masks of one sum for different numbers
+            return self.masked.answer(request)
 
     def _publish(self, request: messages.Publish) -> messages.Published:
         self._require_approved(request.study)
@@ -343,6 +345,8 @@ class Site:
         X, y = X[mine], y[mine]
         starts = np.concatenate([[0], np.cumsum(data.rows_per_task[used])])
         coordinates, zero = _coordinates(begin), np.zeros(len(used), dtype=int)
+        if self.study.privacy.private and self.study.target.range is not None:
+            y = np.clip(y, *self.study.target.range)
         rows, y = coordinates.rows(X), y - coordinates.y_centre
         if self.study.privacy.private:
             rows = clip_rows(rows, self.study.privacy.row_norm)

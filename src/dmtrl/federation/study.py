@@ -266,6 +266,9 @@ class _Reader(TomlFields):
         study = replace(study, privacy=read_privacy(self, content.get("privacy", {}), study))
         if study.privacy.masked and study.results == Results("summary", "all"):
             self.fail("sites = 'all' needs coordinator = 'weights': nobody knows them else", ("results",), "sites")
+        if study.privacy.masked and study.limits.on_lost == "go_on":
+            why = "the sums with and without a site would show its numbers"
+            self.fail(f"on_lost must be 'stop' with masked sums: {why}", ("limits",), "on_lost")
         if study.privacy.masked and study.limits.sites < 3:
             self.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", ("limits",))
         return study

@@ -2,8 +2,10 @@
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import replace as changed
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,8 +85,17 @@ def test_two_sites_are_too_few_and_the_own_key_must_be_there() -> None:
     private, keys = keys_of(3)
     with pytest.raises(RefusedBySiteError, match="at least 3"):
         masked(np.zeros(1), private[0], keys[:2], "sum")
-    with pytest.raises(RefusedBySiteError, match="its own once"):
+    with pytest.raises(RefusedBySiteError, match="each of them once"):
         masked(np.zeros(1), new_key(), keys, "sum")
+
+
+def test_the_keys_must_be_different_and_as_many_as_the_study_needs() -> None:
+    private, keys = keys_of(4)
+    with pytest.raises(RefusedBySiteError, match="each of them once"):
+        masked(np.zeros(1), private[0], keys[[0, 1, 2, 2]], "sum")
+    with pytest.raises(RefusedBySiteError, match="at least 5 different sites"):
+        masked(np.zeros(1), private[0], keys, "sum", least=5)
+    assert len(masked(np.zeros(1), private[0], keys, "sum", least=4)) == 2
 
 
 @pytest.mark.parametrize(("m", "d"), [(3, 5), (5, 3), (4, 4), (2, 6)])
@@ -165,25 +176,19 @@ def test_no_message_and_no_object_of_the_server_holds_a_vector_of_a_site(tmp_pat
             assert not any(np.allclose(flat[i : i + 3], secret[:3], rtol=1e-6, atol=0) for i in hits)
 
 
-def test_a_site_that_is_lost_ends_the_round_and_the_study_goes_on_without_it(tmp_path: Path) -> None:
+def test_a_site_that_is_lost_ends_the_study(tmp_path: Path) -> None:
+    """Without it the sums of the others would differ from those before by its numbers."""
     files = {**clinic_files(tmp_path)}
     files["east"] = tmp_path / "east.csv"
     files["east"].write_bytes(files["north"].read_bytes())
-    for on_lost in ("stop", "go_on"):
-        source = masked_text(limits=f'sites = 3\non_lost = "{on_lost}"')
-        study = parse_study(source.encode())
-        base = tmp_path / on_lost
-        base.mkdir()
-        folders = [approved_site(base / name, study, name, files[name], ALLOWED).folder for name in sorted(files)]
-        carrier = Losing(folders)
-        if on_lost == "stop":
-            with pytest.raises(WorkerLostError, match="gave no sign of life"):
-                run_study(study, carrier, carrier.names, base / "server", patience=0.2)
-            continue
-        result = run_study(study, carrier, carrier.names, base / "server", patience=0.2)
-        assert result.lost == ("west",)
-        assert result.sites == ("east", "north", "south")
-        assert result.relative_gap <= 1e-7
+    study = parse_study(masked_text().encode())
+    (tmp_path / "sites").mkdir()
+    folders = [
+        approved_site(tmp_path / "sites" / name, study, name, files[name], ALLOWED).folder for name in sorted(files)
+    ]
+    carrier = Losing(folders)
+    with pytest.raises(WorkerLostError, match="gave no sign of life"):
+        run_study(study, carrier, carrier.names, tmp_path / "server", patience=0.2)
 
 
 class Losing(LocalSites):
@@ -237,9 +242,58 @@ def test_a_site_answers_a_sum_once_and_in_turn(tmp_path: Path) -> None:
         again.answer(messages.encode(messages.CountCells()))
 
 
+def test_a_sum_is_made_under_the_lock_of_the_ledger(tmp_path: Path) -> None:
+    """Two processes of one site must not use a mask twice: nobody else gets the lock while a sum or a key is made."""
+    fcntl = pytest.importorskip("fcntl")
+    sites = [Site(folder) for folder in _folders(tmp_path, masked_text(limits="sites = 3"))]
+    site, study, held = sites[0], sites[0].study, []
+
+    def is_locked() -> bool:
+        with open(site.ledger.path, "ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    def watched(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(request: Any) -> Any:
+            held.append(is_locked())
+            return inner(request)
+
+        return call
+
+    site.masked.share_key = watched(site.masked.share_key)  # type: ignore[method-assign]
+    site.masked._statistics = watched(site.masked._statistics)
+    begin = messages.encode(messages.ShareKey(study=study.hash, session="s"))
+    keys = np.array([one.answer(begin).arrays["key"] for one in sites])
+    ask = messages.SumUp(
+        study=study.hash, session="s", counter=0, question="rows", text="", numbers=np.zeros(0), keys=keys
+    )
+    site.answer(messages.encode(ask))
+    assert held == [True, True]
+    assert not is_locked()
+
+
+def test_a_site_refuses_fewer_keys_than_the_study_has_sites(tmp_path: Path) -> None:
+    sites = [Site(folder) for folder in _folders(tmp_path, masked_text(limits="sites = 4"))]
+    study = sites[0].study
+    begin = messages.encode(messages.ShareKey(study=study.hash, session="s"))
+    keys = np.array([site.answer(begin).arrays["key"] for site in sites])
+    ask = messages.SumUp(
+        study=study.hash, session="s", counter=0, question="rows", text="", numbers=np.zeros(0), keys=keys
+    )
+    with pytest.raises(RefusedBySiteError, match="at least 4 different sites"):
+        sites[0].answer(messages.encode(ask))
+
+
 def test_bad_masked_studies_are_refused_with_a_sentence() -> None:
     for source, words in (
         (masked_text(limits="sites = 2"), "at least 3"),
+        (
+            masked_text(limits='sites = 3\non_lost = "go_on"'),
+            r"line \d+: \[limits\] on_lost must be 'stop' with masked",
+        ),
         (masked_text().replace("lambda = 0.03", "lambda = [0.1, 0.2]"), "one number"),
         (masked_text(results='[results]\ncoordinator = "summary"\nsites = "all"'), "needs coordinator"),
     ):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,10 @@ from dmtrl.federation import preparation as federated
 from dmtrl.federation.approval import approval_text
 from dmtrl.federation.ledger import entries
 from dmtrl.federation.policy import Policy, read_policy, write_policy
+from dmtrl.federation.privacy import releases
 from dmtrl.federation.privacy.accounting import epsilon_of
 from dmtrl.federation.privacy.budget import Budget
+from dmtrl.federation.privacy.releases import step_size
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import Site
 from dmtrl.federation.site_data import check_file
@@ -132,6 +135,48 @@ def test_points_that_do_not_fit_are_refused_before_anything_is_charged(tmp_path:
     with pytest.raises(RefusedBySiteError, match="point"):
         site.answer(messages.encode(release(study, point=point)))
     assert not (site.folder / "budget.jsonl").exists()
+
+
+def test_a_release_that_fails_is_charged_and_ends_the_releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the solver fails can depend on the rows: it is told once, and no other point gets another answer."""
+    study = private_study("rounds")
+    site = begun_site(tmp_path, study)
+    step = step_size(study.privacy, study.loss)
+
+    def ask(site: Site, number: int, point: float = 0.0) -> bytes:
+        return site.answer(messages.encode(replace(release(study, number, point), step=step))).encode()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(releases, "_MOST_ROUNDS", 0)  # the solver gives up
+        with pytest.raises(RefusedBySiteError, match="makes no further ones in this study"):
+            ask(site, 0)
+    assert len((site.folder / "budget.jsonl").read_bytes().splitlines()) == 1
+    for number, point in ((0, 0.0), (0, 0.5), (1, 0.0), (2, 1e9)):
+        with pytest.raises(RefusedBySiteError, match="makes no further ones in this study"):
+            ask(Site(site.folder), number, point)
+    assert not list((site.folder / "private").glob("*/*.message"))
+
+
+def test_what_was_released_before_a_failure_can_still_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = private_study("rounds")
+    site = begun_site(tmp_path, study)
+    first = messages.encode(replace(release(study), step=step_size(study.privacy, study.loss)))
+    before = site.answer(first).encode()
+    monkeypatch.setattr(releases, "_MOST_ROUNDS", 0)
+    with pytest.raises(RefusedBySiteError, match="makes no further ones"):
+        site.answer(messages.encode(replace(messages.decode(first), number=1)))
+    assert site.answer(first).encode() == before
+
+
+def test_targets_are_clipped_to_their_range(tmp_path: Path) -> None:
+    text = private_text("rounds", "absolute").replace("range = [-10, 30]", "range = [1, 2]")
+    study = parse_study(text.encode())
+    site = begun_site(tmp_path, study)
+    y = site._blocks(site.begun).y
+    assert np.abs(y).max() == pytest.approx(0.5), "the middle of the range is 0"
+    assert np.ptp(site.data.y) > 1.0
 
 
 def test_another_preparation_than_the_declared_one_is_refused(tmp_path: Path) -> None:

@@ -1,14 +1,24 @@
 """The sensitivity bounds, attacked with neighbouring data sets: random ones, and ones that a search made worse."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
+from scipy import sparse
 from scipy.optimize import minimize
 
+from dmtrl.data.task_data import TaskData
+from dmtrl.federation.privacy import moments
 from dmtrl.federation.privacy.moments import MomentFormat, clip_rows
-from dmtrl.federation.privacy.releases import Releases, moment_format, step_size
-from dmtrl.federation.privacy.sensitivity import MomentWeights, dual_sensitivity, gap_for, moments_sensitivity
+from dmtrl.federation.privacy.releases import Releases, largest_entry, moment_format, step_size
+from dmtrl.federation.privacy.sensitivity import (
+    MomentWeights,
+    dual_sensitivity,
+    gap_for,
+    gap_rounding,
+    moments_sensitivity,
+)
 from dmtrl.federation.privacy.terms import MOMENTS, NEWTON, ROUNDS, Privacy
 from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
 from support.releases import blocks_of, replaced
@@ -76,7 +86,8 @@ def test_one_replaced_row_moves_b_by_no_more_than_said(loss: str) -> None:
         blocks, other = replaced(rng, loss, privacy.row_norm, rows=6, features=2)
         centre = rng.standard_normal((1, 3)) * rng.choice([0.0, 1.0, 20.0])
         step = step_size(privacy, get_loss(loss)) * rng.choice([0.01, 1.0, 100.0])
-        one, two = (Releases(privacy, get_loss(loss), part).exact(centre, step) for part in (blocks, other))
+        one, two = (Releases(privacy, get_loss(loss), part, 1e3).exact(centre, step) for part in (blocks, other))
+        np.testing.assert_array_equal(one.sensitivity, two.sensitivity)
         moved.append(np.linalg.norm(one.values - two.values) / one.sensitivity[0])
     assert max(moved) <= 1 + 1e-9
     assert max(moved) > 0.5, "the neighbours are bad enough to test something"
@@ -94,6 +105,50 @@ def test_inexact_local_solutions_are_inside_the_ball_of_their_gap(loss: str) -> 
         for accuracy in (1e-1, 1e-2, 1e-4):
             rough, gap = releases._solve(centre, step, np.array([accuracy]))
             assert np.linalg.norm(rough - exact) <= math.sqrt(2 * gap[0] / step) + 1e-6
+
+
+@pytest.mark.parametrize("loss", LIPSCHITZ)
+def test_no_rows_make_a_release_at_the_largest_points_fail(loss: str) -> None:
+    """Rows that all have the same sign, cancel, or lie at the kink of the loss: every site answers, with noise of the
+    same size, which depends on the request alone."""
+    rng, made, n = np.random.default_rng(5), get_loss(loss), 20_000
+    classes = made.kind == CLASSIFICATION
+    target = None if classes else (-20.0, 20.0)
+    privacy = Privacy(ROUNDS, 1.0, row_norm=2.0, slope=made.lipschitz, releases=1)
+    point = np.full((1, 4), largest_entry(target)) * [1.0, -1.0, 1.0, -1.0]
+    rows = clip_rows(np.full((n, 3), [5.0, -5.0, 5.0]), 2.0)
+    mixed = clip_rows(rng.standard_normal((n, 3)) * 3, 2.0)
+    orthogonal = np.tile([1.0, 1.0, 1.0], (n, 1)) / 1e3
+    labels = [np.full(n, -1.0), np.where(rng.random(n) < 0.5, 1.0, -1.0), np.full(n, 1.0)]
+    sizes = set()
+    for X in (rows, -rows, mixed, orthogonal):
+        for y in labels:
+            scaled = y if classes else 20.0 * y
+            releases = Releases(privacy, made, blocks_of(X, scaled), 20.0)
+            sizes.add(float(releases.exact(point, step_size(privacy, made)).sensitivity[0]))
+    assert len(sizes) == 1
+
+
+def test_the_rounding_bound_covers_the_error_of_a_computed_gap() -> None:
+    """Against the same sums in exact arithmetic, of rows and dual variables that are as large as they may be."""
+    rng, n, d, slope, step = np.random.default_rng(6), 3000, 3, 1.0, 2.0
+    X = np.column_stack([clip_rows(rng.standard_normal((n, d)) * 9, 1.5), np.ones(n)])
+    norm, label = math.hypot(1.5, 1.0), 50.0
+    y, a = label * rng.choice([-1.0, 1.0], n), rng.choice([-1.0, 1.0], n)
+    for size in (0.0, 1.0, 1e4):
+        c = size * rng.standard_normal(d + 1)
+        b = a @ X / n
+        u = c + step * b
+        computed = sum(abs(X @ u - y).tolist()) / n + sum((-a * y).tolist()) / n + float(u @ b)
+        exact_b = [sum((Fraction(v) for v in (column * a).tolist()), Fraction(0)) / n for column in X.T]
+        exact_u = [Fraction(v) + Fraction(step) * w for v, w in zip(c.tolist(), exact_b, strict=True)]
+        scores = [sum((Fraction(v) * w for v, w in zip(x, exact_u, strict=True)), Fraction(0)) for x in X.tolist()]
+        terms = [abs(z - Fraction(v)) - Fraction(k * v) for z, v, k in zip(scores, y.tolist(), a.tolist(), strict=True)]
+        exact = sum(terms, Fraction(0)) / n + sum((v * w for v, w in zip(exact_u, exact_b, strict=True)), Fraction(0))
+        bound = gap_rounding(norm, slope, label, np.array([n]), c[None], step)[0]
+        assert abs(float(Fraction(computed) - exact)) <= bound
+    few, many = gap_rounding(norm, slope, label, np.array([100, 10_000]), np.zeros((2, d + 1)), step)
+    assert many > 50 * few, "it grows with the number of terms"
 
 
 def test_the_gap_adds_its_share_to_the_sensitivity() -> None:
@@ -134,3 +189,25 @@ def test_slope_and_curvature_are_derivatives_of_the_mean_loss(loss: str) -> None
 def _slope(privacy: Privacy, loss: object, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> np.ndarray:
     vector = Releases(privacy, loss, blocks_of(X, y)).exact(w[None], 0.0).values[0]  # type: ignore[arg-type]
     return moment_format(privacy, loss, 2).quadratic(vector)[1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
+def test_noise_is_finite_at_both_ends_of_the_randomness(byte: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moments.os, "urandom", lambda count: byte * count)
+    noise = moments.system_noise((2, 3))
+    assert noise.shape == (2, 3)
+    assert np.isfinite(noise).all()
+    assert (np.abs(noise) > 8).all(), "the ends are the largest numbers"
+
+
+def test_moments_of_sparse_rows_are_those_of_the_same_dense_rows() -> None:
+    rng = np.random.default_rng(7)
+    X, y = rng.standard_normal((30, 3)) * (rng.random((30, 3)) < 0.5), rng.standard_normal(30)
+    found = [
+        moments.private_moments(
+            TaskData.from_list([(kind(X), y)]), epsilon=1.0, row_norm=1.0, label_bound=2.0, noise=np.zeros
+        )
+        for kind in (np.asarray, sparse.csr_matrix)
+    ]
+    np.testing.assert_allclose(found[1].A, found[0].A, rtol=1e-12)
+    np.testing.assert_allclose(found[1].c, found[0].c, rtol=1e-12, atol=1e-15)

@@ -108,5 +108,17 @@ class Budget:
         path.parent.mkdir(parents=True, exist_ok=True)
         storage.write(str(path), encode(released).encode())
 
+    def has_failed(self, study: str) -> bool:
+        """Whether a release of the study could not be computed; it gets no further ones then."""
+        return self._failure(study).exists()
+
+    def store_failure(self, study: str) -> None:
+        """Keep that a release could not be computed, before that becomes known."""
+        self._failure(study).parent.mkdir(parents=True, exist_ok=True)
+        storage.write(str(self._failure(study)), b"")
+
+    def _failure(self, study: str) -> Path:
+        return self._folder / _RELEASES / study / "failed"
+
     def _path(self, study: str, number: int) -> Path:
         return self._folder / _RELEASES / study / f"release-{number:04d}.message"

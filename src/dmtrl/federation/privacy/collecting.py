@@ -10,7 +10,7 @@ from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.asking import Asker
 from dmtrl.federation.messages import Release, Released
 from dmtrl.federation.privacy.fitting import Answer, PrivateProblem, fit
-from dmtrl.federation.privacy.releases import release_size
+from dmtrl.federation.privacy.releases import largest_entry, release_size
 from dmtrl.federation.study import Study
 from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
@@ -29,7 +29,10 @@ def fit_privately(
     names = [str(name) for name in problem.tasks]
     size = release_size(study.privacy, study.loss, len(problem.coordinates.x_centre))
 
+    largest = largest_entry(study.target.range)
+
     def ask(number: int, point: np.ndarray, step: float) -> Answer:
+        point = np.clip(point, -largest, largest)  # noise can carry it far away; the answer tells where it was made
         points = {k: point[owner == k] for k in np.unique(owner).tolist()}
         answers: dict[int, Released] = sites.ask({
             k: Release(study=study.hash, number=number, point=part, step=step) for k, part in points.items()

@@ -12,7 +12,7 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.federation.privacy.accounting import sigma_of
-from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows
+from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows, dense
 from dmtrl.federation.privacy.releases import Releases, moment_format, step_size
 from dmtrl.federation.privacy.terms import ROUNDS, Privacy
 from dmtrl.losses import AnyLoss
@@ -102,9 +102,10 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
 def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:
     """Releases of tasks whose rows are in this process, each with the noise of its own guarantee. For experiments."""
     blocks = data.partition(1)[0]
-    clipped = type(blocks)(clip_rows(np.asarray(blocks.X, dtype=float), privacy.row_norm), blocks.y, None,
+    clipped = type(blocks)(clip_rows(dense(blocks.X), privacy.row_norm), blocks.y, None,
                            blocks.starts, blocks.tasks, blocks.shards, blocks.names)  # fmt: skip
-    releases, mu = Releases(privacy, loss, clipped), privacy.mu()
+    label = float(np.abs(data.y).max())  # an experiment may read it from the data; a site does not
+    releases, mu = Releases(privacy, loss, clipped, label), privacy.mu()
 
     def ask(number: int, point: np.ndarray, step: float) -> Answer:
         exact = releases.exact(point, step)

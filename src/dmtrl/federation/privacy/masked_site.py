@@ -29,7 +29,7 @@ Statistics = Callable[[SumUp], np.ndarray]
 
 
 class MaskedSite:
-    """The part of one site in masked sums.
+    """The part of one site in masked sums. Use it while holding the lock of the ledger.
 
     Parameters
     ----------
@@ -78,7 +78,8 @@ class MaskedSite:
             raise RefusedBySiteError("the coordinator asked for a masked sum out of turn")
         self._at = f"worker-{request.counter}"
         numbers = self._numbers(request, state, header.get("worker", ""))
-        values = masked(numbers, key, state["keys"], f"{request.session} {request.counter}")
+        label = f"{request.session} {request.counter}"
+        values = masked(numbers, key, state["keys"], label, self._study.limits.sites)
         state["answer"] = values
         header["counter"] = request.counter
         if (self._folder / self._at).exists():

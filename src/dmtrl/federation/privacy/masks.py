@@ -33,12 +33,14 @@ def public_part(key: bytes) -> np.ndarray:
     return np.frombuffer(X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw(), dtype=np.uint8)
 
 
-def masked(values: np.ndarray, key: bytes, keys: np.ndarray, label: str) -> np.ndarray:
-    """What a site sends instead of its numbers. keys: public ones of all sites; label: must never be used twice."""
+def masked(values: np.ndarray, key: bytes, keys: np.ndarray, label: str, least: int = LEAST_SITES) -> np.ndarray:
+    """What a site sends instead of its numbers. keys: public ones of all sites, of which there must be at least `least`
+    different ones; label: must never be used twice."""
     own = public_part(key)
     places = np.flatnonzero((keys == own).all(axis=1))
-    if len(places) != 1 or len(keys) < LEAST_SITES:
-        raise RefusedBySiteError(f"masked sums need the keys of at least {LEAST_SITES} different sites, its own once")
+    least = max(least, LEAST_SITES)
+    if len(places) != 1 or len(keys) < least or len(np.unique(keys, axis=0)) != len(keys):
+        raise RefusedBySiteError(f"masked sums need the keys of at least {least} different sites, each of them once")
     total = _encoded(values, len(keys))
     for place, other in enumerate(keys):
         if place != places[0]:

@@ -8,8 +8,10 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from scipy import sparse
 from scipy.special import ndtri
 
 from dmtrl.data.task_data import TaskData
@@ -20,6 +22,11 @@ from dmtrl.solver.outcome import DualPoint, Outcome
 from dmtrl.solver.settings import Settings
 
 Noise = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape
+
+
+def dense(X: Any) -> np.ndarray:
+    """Rows as an array of floats; sparse ones are filled up, because their moments are dense anyway."""
+    return np.asarray(X.toarray() if sparse.issparse(X) else X, dtype=float)
 
 
 def clip_rows(X: np.ndarray, row_norm: float) -> np.ndarray:
@@ -179,7 +186,7 @@ def private_moments(
     noise, mu, models = noise or system_noise, mu_of(epsilon, delta), []
     for i in range(data.m):
         rows = slice(data.starts[i], data.starts[i + 1])
-        X, y = clip_rows(np.asarray(data.X[rows], dtype=float), row_norm), data.y[rows]
+        X, y = clip_rows(dense(data.X[rows]), row_norm), data.y[rows]
         std = sigma_of(form.sensitivity(len(X)), mu)
         models.append((*form.quadratic(form.vector(X, np.ones(len(X)), y) + std * noise((form.size,))),
                        form.spectral_noise(std)))  # fmt: skip
@@ -189,5 +196,5 @@ def private_moments(
 
 def system_noise(shape: tuple[int, ...]) -> np.ndarray:
     """Standard normal numbers from the operating system's randomness, which no seed can repeat."""
-    bits = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64) >> np.uint64(11)
-    return np.asarray(ndtri((bits.astype(float) + 0.5) * 2.0**-53)).reshape(shape)
+    bits = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype=np.uint64) >> np.uint64(12)
+    return np.asarray(ndtri((bits.astype(float) + 0.5) * 2.0**-52)).reshape(shape)  # 52 bits: adding 0.5 is exact

@@ -13,7 +13,7 @@ import numpy as np
 from dmtrl.data.blocks import Blocks
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.privacy.moments import MomentFormat
-from dmtrl.federation.privacy.sensitivity import MomentWeights, dual_sensitivity, gap_for
+from dmtrl.federation.privacy.sensitivity import MomentWeights, dual_sensitivity, gap_for, gap_rounding
 from dmtrl.federation.privacy.terms import MOMENTS, ROUNDS, Privacy
 from dmtrl.losses import AnyLoss, scalar
 from dmtrl.protocol.messages import Prepare, Round, decode, encode
@@ -21,6 +21,7 @@ from dmtrl.worker.worker import Worker
 
 GAP_SHARE = 0.05  # of the sensitivity in mode C: what an inexact local solution adds to it
 _MOST_ROUNDS, _PASSES = 200, 100  # of coordinate ascent in one release
+_LARGEST = 1e3  # entry of a point, relative to the range of the target
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,18 @@ def step_size(privacy: Privacy, loss: AnyLoss) -> float:
     return float(4.0 / smoothness / privacy.row_norm**2)
 
 
-class Releases:
-    """The releases of the tasks of one site. `blocks`: rows that are clipped already, without sample weights."""
+def largest_entry(target: tuple[float, float] | None) -> float:
+    """The largest entry of a point at which a site makes a release, for a range of the target (None: classes)."""
+    low, high = target or (-1.0, 1.0)
+    return _LARGEST * max(1.0, high - low)
 
-    def __init__(self, privacy: Privacy, loss: AnyLoss, blocks: Blocks):
-        self._privacy, self._loss, self._blocks = privacy, loss, blocks
+
+class Releases:
+    """The releases of the tasks of one site. `blocks`: rows that are clipped already, without sample weights. `label`:
+    a bound of the absolute values of their targets, which must not be read from the data."""
+
+    def __init__(self, privacy: Privacy, loss: AnyLoss, blocks: Blocks, label: float = 1.0):
+        self._privacy, self._loss, self._blocks, self._label = privacy, loss, blocks, label
         self._rows = np.diff(blocks.starts)
         self._worker: Worker | None = None
 
@@ -76,17 +84,22 @@ class Releases:
         return Exact(np.array(values), np.array([form.sensitivity(int(n)) for n in self._rows]))
 
     def _dual_vectors(self, centre: np.ndarray, step: float) -> Exact:
-        """b of the proximal point of each task, with a duality gap that is verified."""
+        """b of the proximal point of each task, with a duality gap that is verified.
+
+        How large the gap may be, and what rounding can hide of it, follow from the request and the numbers of rows.
+        """
         norm = math.hypot(self._privacy.row_norm, 1.0)  # the intercept is one more feature, which is 1
-        allowed = gap_for(GAP_SHARE, norm, self._privacy.slope, self._rows, step)
+        slope = self._privacy.slope
+        own = (1.0 + slope) * (1.0 + slope + self._label + abs(self._loss.param))  # of every loss with bounded slopes
+        rounding = gap_rounding(norm, slope, own, self._rows, centre, step)
+        allowed = gap_for(GAP_SHARE, norm, slope, self._rows, step) + rounding
         b, gap = self._solve(centre, step, allowed)
         if (gap > allowed).any():
             raise RefusedBySiteError("its local problem could not be solved accurately enough for a private release")
-        return Exact(b, dual_sensitivity(norm, self._privacy.slope, self._rows, allowed, step))
+        return Exact(b, dual_sensitivity(norm, slope, self._rows, allowed + rounding, step))
 
     def _solve(self, centre: np.ndarray, step: float, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """b and the duality gap f(u) + f*(-b) + <u, b> at u = c + s b with what rounding can hide, from dual variables
-        zero."""
+        """b and the computed duality gap f(u) + f*(-b) + <u, b> at u = c + s b, from dual variables zero."""
         if self._worker is None:
             self._worker = Worker(self._blocks, self._loss)
         m, steps = len(centre), np.full(len(centre), float(step))
@@ -104,8 +117,7 @@ class Releases:
             ))  # fmt: skip
             b = improved.b
             parts = improved.loss_u, improved.conjugate, ((centre + step * b) * b).sum(axis=1)
-            rounding = 1e-15 * np.sum([np.abs(part) for part in parts], axis=0)
-            gap = np.maximum(np.sum(parts, axis=0), 0.0) + rounding
+            gap = np.maximum(np.sum(parts, axis=0), 0.0)
             if (gap <= allowed).all():
                 break
         return b, gap

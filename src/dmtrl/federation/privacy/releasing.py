@@ -14,11 +14,11 @@ from dmtrl.federation.preparation import are_finite
 from dmtrl.federation.privacy.accounting import sigma_of
 from dmtrl.federation.privacy.budget import Budget
 from dmtrl.federation.privacy.moments import Noise, system_noise
-from dmtrl.federation.privacy.releases import Releases, step_size
+from dmtrl.federation.privacy.releases import Exact, Releases, largest_entry, step_size
 from dmtrl.federation.privacy.terms import MOMENTS
 from dmtrl.federation.study import Study
 
-_LARGEST = 1e4  # entry of a point, relative to the scale of the target
+_FAILED = "it could not make a private release, and makes no further ones in this study"
 
 
 class SiteReleases:
@@ -48,7 +48,11 @@ class SiteReleases:
             self._budget.check(self._study.hash, self._mu)
 
     def answer(self, request: Release, blocks: Callable[[], Blocks]) -> Released:
-        """The release that is asked for; the stored one if it was made before. `blocks`: the clipped rows."""
+        """The release that is asked for; the stored one if it was made before. `blocks`: the clipped rows.
+
+        Whether the computation succeeds can depend on the rows. It begins after the charge, and the first failure ends
+        the releases of the study for good, so that it cannot be provoked again with other points.
+        """
         study = self._study
         if not 0 <= request.number < study.privacy.releases:
             raise RefusedBySiteError(f"the study has {study.privacy.releases} releases; the coordinator asked for more")
@@ -56,13 +60,13 @@ class SiteReleases:
             before = self._budget.stored(study.hash, request.number)
             if before is not None:
                 return before
+            if self._budget.has_failed(study.hash):
+                raise RefusedBySiteError(_FAILED)
             rows = blocks()
             self._check(request, rows)
             point = np.zeros_like(request.point) if study.privacy.mode == MOMENTS else request.point
-            exact = Releases(study.privacy, study.loss, rows).exact(point, request.step)
-            if not np.isfinite(exact.values).all():
-                raise RefusedBySiteError("its numbers at the point of the coordinator are not finite")
             self._budget.charge(study.hash, study.name, self.epsilon, study.privacy.delta, self._mu)
+            exact = self._exact(rows, point, request.step)
             sizes = exact.sensitivity
             std = np.array([sigma_of(float(size), self._mu, study.privacy.releases) for size in sizes])
             values = exact.values + std[:, None] * self._noise(exact.values.shape)
@@ -70,9 +74,20 @@ class SiteReleases:
             self._budget.store(study.hash, released)
             return released
 
+    def _exact(self, rows: Blocks, point: np.ndarray, step: float) -> Exact:
+        study = self._study
+        label = sum(abs(end) for end in study.target.range or (-0.5, 0.5))  # of targets in the range, also centred
+        try:
+            exact = Releases(study.privacy, study.loss, rows, label).exact(point, step)
+            if not np.isfinite(exact.values).all():
+                raise RefusedBySiteError("its numbers at the point of the coordinator are not finite")
+        except Exception as error:
+            self._budget.store_failure(study.hash)
+            raise RefusedBySiteError(_FAILED, f"{_FAILED}: {error}") from error
+        return exact
+
     def _check(self, request: Release, rows: Blocks) -> None:
-        low, high = self._study.target.range or (-1.0, 1.0)
-        most = _LARGEST * max(1.0, high - low)
+        most = largest_entry(self._study.target.range)
         if not are_finite(request.point, (rows.n_units, rows.X.shape[1] + 1)) or np.abs(request.point).max() > most:
             raise RefusedBySiteError("the coordinator asked for a release at a point that does not fit the study")
         if request.step != step_size(self._study.privacy, self._study.loss):

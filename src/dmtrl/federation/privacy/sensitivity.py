@@ -68,3 +68,17 @@ def dual_sensitivity(row_norm: float, slope: float, rows: np.ndarray, gap: np.nd
 def gap_for(share: float, row_norm: float, slope: float, rows: np.ndarray, step: float) -> np.ndarray:
     """The local gap whose part of `dual_sensitivity` is this share of the exact part."""
     return np.asarray(0.5 * step * (share * slope * row_norm / np.asarray(rows)) ** 2)
+
+
+def gap_rounding(
+    row_norm: float, slope: float, own: float, rows: np.ndarray, points: np.ndarray, step: float
+) -> np.ndarray:
+    """A bound of the rounding error of a computed local gap f(u) + f*(-b) + <u, b>, from nothing that rows decide.
+
+    own: bounds the loss at 0 and the conjugate. |b| <= L R and |u| <= |c| + s L R for a task with the centre c, which
+    is a row of `points`. So the terms of the three sums are at most own + L R |u|, own and L R |u|, and a sum of n
+    terms, each a product of d numbers, has a relative error of at most about (n + d) / 2 machine epsilons.
+    """
+    u = np.linalg.norm(points, axis=1) + step * slope * row_norm
+    sizes = 2.0 * own + 3.0 * slope * row_norm * u
+    return np.asarray((np.asarray(rows) + points.shape[1] + 50) * np.finfo(float).eps * sizes)
