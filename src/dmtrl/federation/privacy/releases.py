@@ -99,7 +99,8 @@ class Releases:
         return Exact(b, dual_sensitivity(norm, slope, self._rows, allowed + rounding, step))
 
     def _solve(self, centre: np.ndarray, step: float, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """b and the computed duality gap f(u) + f*(-b) + <u, b> at u = c + s b, from dual variables zero."""
+        """b and the computed duality gap f(u) + f*(-b) + <u, b> at u = c + s b, from dual variables zero. The gap is
+        that of b only if it is allowed."""
         if self._worker is None:
             self._worker = Worker(self._blocks, self._loss)
         m, steps = len(centre), np.full(len(centre), float(step))
@@ -110,16 +111,14 @@ class Releases:
         ))  # fmt: skip
         b, gap = np.zeros_like(centre), np.full(m, np.inf)
         for number in range(_MOST_ROUNDS):
-            # the worker's centre is w - s b (17)
+            # the worker's centre is w - s b (17); it evaluates brackets at w = u before it improves b
             improved = self._ask(Round(
-                round=number, target=0.2 * float(allowed.min()), evaluate_u=True, w=centre + step * b, step=steps,
-                intercept_step=steps,
+                round=number, target=0.2 * float(allowed.min()), w=centre + step * b, step=steps, intercept_step=steps,
             ))  # fmt: skip
-            b = improved.b
-            parts = improved.loss_u, improved.conjugate, ((centre + step * b) * b).sum(axis=1)
-            gap = np.maximum(np.sum(parts, axis=0), 0.0)
+            gap = np.maximum(improved.bracket_w, 0.0)
             if (gap <= allowed).all():
                 break
+            b = improved.b
         return b, gap
 
     def _ask(self, request: Any) -> Any:

@@ -73,12 +73,17 @@ def gap_for(share: float, row_norm: float, slope: float, rows: np.ndarray, step:
 def gap_rounding(
     row_norm: float, slope: float, own: float, rows: np.ndarray, points: np.ndarray, step: float
 ) -> np.ndarray:
-    """A bound of the rounding error of a computed local gap f(u) + f*(-b) + <u, b>, from nothing that rows decide.
+    """What rounding can hide of a local gap, a mean of brackets l(z) + l*(-a) + a z at u = c + s b: a bound that
+    depends on the number of rows, but on no row.
 
     own: bounds the loss at 0 and the conjugate. |b| <= L R and |u| <= |c| + s L R for a task with the centre c, which
-    is a row of `points`. So the terms of the three sums are at most own + L R |u|, own and L R |u|, and a sum of n
-    terms, each a product of d numbers, has a relative error of at most about (n + d) / 2 machine epsilons.
+    is a row of `points`. So the parts of a bracket are at most own + L R |u|, own and L R |u|, and each has a relative
+    error of a few and of d machine epsilons. Brackets are not negative, so their sum adds next to nothing to that. The
+    computed b differs from that of the dual variables by e, a sum of n terms, and u from c + s b by rounding; (7.1)
+    holds for such a u with a gap that is larger by |u - c - s b|^2 / (2 s).
     """
+    eps, width = float(np.finfo(float).eps), points.shape[1]
     u = np.linalg.norm(points, axis=1) + step * slope * row_norm
-    sizes = 2.0 * own + 3.0 * slope * row_norm * u
-    return np.asarray((np.asarray(rows) + points.shape[1] + 50) * np.finfo(float).eps * sizes)
+    brackets = (width + 50) * eps * (2.0 * own + 4.0 * slope * row_norm * u)
+    off = eps * (np.asarray(rows) * slope * row_norm + u / step)
+    return np.asarray(brackets + step * off**2)
