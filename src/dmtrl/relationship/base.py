@@ -4,7 +4,6 @@
 """
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,6 +92,7 @@ def check_kappa(kappa: float) -> float:
 
 
 def _checked_strength(name: str, value: Any) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool) or not (value >= 0 and np.isfinite(value)):
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not 0 <= float(value) < np.inf:
         raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
     return float(value)
