@@ -70,9 +70,9 @@ def test_regression_metrics_are_those_of_the_folds_by_hand() -> None:
 
 def test_counts_have_a_deviance() -> None:
     X, y, tasks = _rows([40, 40])
-    counts = np.random.default_rng(0).poisson(np.exp(np.clip(y, -2, 2)))
+    counts = np.random.default_rng(0).poisson(np.exp(np.clip(y / 2, -2, 2)))
     cv, means = KFold(4, shuffle=True, random_state=0), np.empty(80)
-    model = MTRLRegressorCV("poisson", lambdas=[0.1], commons=[1.0], owns=[0.0], cv=cv).fit(X, counts, tasks=tasks)
+    model = MTRLRegressorCV("poisson", lambdas=[1.0], commons=[1.0], owns=[0.0], cv=cv).fit(X, counts, tasks=tasks)
     for train, test in cv.split(X):
         means[test] = [counts[train][tasks[train] == task].mean() for task in tasks[test]]
     assert model.metrics_.baseline["deviance"] == pytest.approx(reference.mean_poisson_deviance(counts, means))
