@@ -27,7 +27,7 @@ def test_related_and_opposed() -> None:
     correlation = model.task_correlation_
     assert related[0][1] == pytest.approx(correlation.loc["a1", related[0][0]])
     assert opposed[0][1] == pytest.approx(correlation.loc["a1"].min())
-    with pytest.raises(ValueError, match="unknown task 'z9'; unit_names_ lists"):
+    with pytest.raises(ValueError, match="unknown task 'z9'; tasks_ lists"):
         model.related("z9")
 
 

@@ -203,6 +203,20 @@ def test_verify_finds_the_certificate_again(loss: str, fit_intercept: Any) -> No
     assert all(vars(model)[key] is value for key, value in before.items()), "verify must not touch the model"
 
 
+@pytest.mark.parametrize("common", [1.0, 10.0])
+def test_verify_accepts_models_with_a_strong_common_part(common: float) -> None:
+    """The stored primal is an upper bound, because the common part of the weights comes from an iteration."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        X, tasks = rng.normal(size=(60, 4)), np.arange(60) % 6
+        y = X @ [1.0, -1.0, 0.5, 0.0] + rng.normal(size=60)
+        for lam in (1.0, 0.1, 0.01, 0.001):
+            model = MTRLRegressor(reg_lambda=lam, common=common).fit(X, y, tasks=tasks)
+            found = verify(model, X, y, tasks=tasks)
+            assert model.certificate_.dual <= found.primal * (1 + 1e-9)
+            assert found.primal <= model.certificate_.primal * (1 + 1e-6)
+
+
 def test_verify_agrees_with_the_objective_written_down_by_hand() -> None:
     """Ridge for every task by itself: mean squared error over two, plus lambda m |w|^2 / 2."""
     X, y = make()

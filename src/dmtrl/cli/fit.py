@@ -83,7 +83,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
     "--loss", metavar="NAME[=X]", shell_complete=_losses, help="Loss, such as logistic, huber=2, quantile=0.9."
 )
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
-@click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries both].")
+@click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries 0, 1, 10].")
 @click.option(
     "--own", metavar="NUMBER", type=click.FloatRange(min=0),
     help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 3].",

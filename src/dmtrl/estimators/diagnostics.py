@@ -153,7 +153,7 @@ class Diagnostics(MTRLBase):
         covariance = self.covariance_
         found = np.flatnonzero(self.unit_names_ == task)
         if len(found) == 0:
-            raise ValueError(f"unknown task {task!r}; unit_names_ lists the {len(self.unit_names_)} tasks of the model")
+            raise ValueError(f"unknown task {task!r}; tasks_ lists the {len(self.tasks_)} tasks of the model")
         i = int(found[0])
         F, diagonal = covariance.factor(), covariance.diagonal()
         scale = np.sqrt(diagonal * diagonal[i])

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -88,12 +88,15 @@ class Relationship(Protocol):
 
 
 def check_tau(tau: float) -> float:
-    if not (tau >= 0 and np.isfinite(tau)):
-        raise ValueError(f"common (the strength of the shared component) must be at least 0 and finite, got {tau!r}")
-    return float(tau)
+    return _checked_strength("common (the strength of the shared component)", tau)
 
 
 def check_kappa(kappa: float) -> float:
-    if not (kappa >= 0 and np.isfinite(kappa)):
-        raise ValueError(f"own (the strength of the tasks' own parts) must be at least 0 and finite, got {kappa!r}")
-    return float(kappa)
+    return _checked_strength("own (the strength of the tasks' own parts)", kappa)
+
+
+def _checked_strength(name: str, value: Any) -> float:
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not 0 <= float(value) < np.inf:
+        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+    return float(value)

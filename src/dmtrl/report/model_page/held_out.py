@@ -209,7 +209,7 @@ def paragraph(found: HeldOut) -> str:
         elif found.baseline > 0:
             text += f"The model's error is {1 - found.error / found.baseline:.0%} lower. ".replace("%", " %")
     if found.tuned:
-        text += "Lambda and tau were chosen on the same rows, so the error on new rows may be slightly larger."
+        text += "The strengths were chosen on the same rows, so the error on new rows may be slightly larger."
     return text.strip()
 
 
