@@ -43,6 +43,23 @@ def test_few_resamples_and_few_rows_widen_the_interval() -> None:
     assert np.isfinite(infinite).all()
 
 
+def test_a_task_with_one_row_is_never_clear() -> None:
+    """Its resamples do not vary."""
+    X, y, tasks, _ = families(4)
+    keep = (tasks != tasks[0]) | (np.arange(len(tasks)) == 0)
+    model = MTRLRegressor(reg_lambda=0.1, common=0.0).fit(X[keep], y[keep], tasks=tasks[keep])
+    found = model.correlation_intervals(X[keep], y[keep], tasks[keep], n_resamples=4)
+    i = model.unit_names_.tolist().index(tasks[0])
+    others = np.delete(np.arange(len(model.unit_names_)), i)
+    lower, upper, share = (np.asarray(part) for part in (found.lower, found.upper, found.sign_share))
+    assert (lower[i, others] == -1).all()
+    assert (upper[others, i] == 1).all()
+    assert np.isnan(share[i, others]).all()
+    assert lower[i, i] == upper[i, i] == share[i, i] == 1
+    assert not found.without_zero[i, others].any()
+    assert np.isfinite(share[np.ix_(others, others)]).all()
+
+
 def test_a_page_leaves_pairs_blank_that_may_be_unrelated() -> None:
     X, y, tasks, _ = families(4)
     model = MTRLRegressor(reg_lambda=0.1, common=0.0).fit(X, y, tasks=tasks)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn import metrics as reference
-from sklearn.model_selection import KFold
+from sklearn.model_selection import KFold, TimeSeriesSplit
 
 from dmtrl import MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV, load
 from dmtrl.estimators.held_out import auc, calibration_error
@@ -55,13 +55,14 @@ def test_regression_metrics_are_those_of_the_folds_by_hand() -> None:
     predicted = _out_of_fold(model, plain, X, y, tasks, cv, "predict")
     found = model.metrics_
     checks = {"r2": reference.r2_score, "mae": reference.mean_absolute_error, "rmse": reference.root_mean_squared_error}
-    here = tasks == "task 1"
-    others = np.array([np.delete(y, i)[np.delete(tasks, i) == task].mean() for i, task in enumerate(tasks)])
+    here, means = tasks == "task 1", np.empty(75)
+    for train, test in cv.split(X):
+        means[test] = [y[train][tasks[train] == task].mean() for task in tasks[test]]
     for name, metric in checks.items():
         assert found.overall[name] == pytest.approx(metric(y, predicted), rel=0.02)
         assert found.per_task[name][1] == pytest.approx(metric(y[here], predicted[here]), rel=0.03, abs=0.01)
-        assert found.baseline[name] == pytest.approx(metric(y, others))
-        assert found.baseline_per_task[name][1] == pytest.approx(metric(y[here], others[here]))
+        assert found.baseline[name] == pytest.approx(metric(y, means))
+        assert found.baseline_per_task[name][1] == pytest.approx(metric(y[here], means[here]))
     assert found.rows.tolist() == [30, 20, 25]
     assert list(found.table().index) == ["all rows", "task 0", "task 1", "task 2"]
     assert "R²" in str(found)
@@ -69,11 +70,16 @@ def test_regression_metrics_are_those_of_the_folds_by_hand() -> None:
 
 def test_counts_have_a_deviance() -> None:
     X, y, tasks = _rows([40, 40])
-    counts = np.random.default_rng(0).poisson(np.exp(np.clip(y / 3, -2, 2)))
-    model = MTRLRegressorCV("poisson", lambdas=[0.1], commons=[1.0], owns=[0.0], cv=4).fit(X, counts, tasks=tasks)
-    others = np.array([np.delete(counts, i)[np.delete(tasks, i) == task].mean() for i, task in enumerate(tasks)])
-    assert model.metrics_.baseline["deviance"] == pytest.approx(reference.mean_poisson_deviance(counts, others))
+    counts = np.random.default_rng(0).poisson(np.exp(np.clip(y / 2, -2, 2)))
+    cv, means = KFold(4, shuffle=True, random_state=0), np.empty(80)
+    model = MTRLRegressorCV("poisson", lambdas=[1.0], commons=[1.0], owns=[0.0], cv=cv).fit(X, counts, tasks=tasks)
+    for train, test in cv.split(X):
+        means[test] = [counts[train][tasks[train] == task].mean() for task in tasks[test]]
+    assert model.metrics_.baseline["deviance"] == pytest.approx(reference.mean_poisson_deviance(counts, means))
     assert 0 < model.metrics_.overall["deviance"] < model.metrics_.baseline["deviance"]
+    ends = model.predict_interval(X, tasks)
+    assert ends.min() == 0.0  # some errors are larger than the prediction
+    assert (ends[:, 0] < ends[:, 1]).all()
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -96,10 +102,64 @@ def test_classification_metrics_are_scikit_learns(classes: int) -> None:
     }
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=0.05, abs=0.012), name
-    frequency = np.array([[np.mean(labels[tasks == task] == name) for name in names] for task in tasks])
+    frequency = np.empty((90, classes))
+    for train, test in cv.split(X):
+        overall = (np.array([np.sum(labels[train] == name) for name in names]) + 1 / classes) / (len(train) + 1)
+        for i in test:
+            known = labels[train][tasks[train] == tasks[i]]
+            frequency[i] = (np.array([np.sum(known == name) for name in names]) + overall) / (len(known) + 1)
     assert model.metrics_.baseline["log_loss"] == pytest.approx(reference.log_loss(labels, frequency))
     assert model.metrics_.baseline_per_task["auc"] == pytest.approx([0.5, 0.5])
     assert model.metrics_.baseline_per_task["calibration"] == pytest.approx([0.0, 0.0], abs=0.15)
+
+
+def test_the_baseline_does_not_know_held_out_labels() -> None:
+    """Of two rows with both classes, the one that trains has the other class than the one that is held out."""
+    rng = np.random.default_rng(0)
+    X, labels, tasks = rng.normal(size=(400, 2)), rng.integers(0, 2, size=400), np.repeat(np.arange(200), 2)
+    cv = [(np.arange(0, 400, 2), np.arange(1, 400, 2)), (np.arange(1, 400, 2), np.arange(0, 400, 2))]
+    model = MTRLClassifierCV(lambdas=[1.0], commons=[1.0], owns=[0.0], cv=cv, on_single_class="constant")
+    both = labels[::2] != labels[1::2]
+    model.fit(X, labels, tasks=tasks)
+    assert model.metrics_.baseline["error_rate"] == pytest.approx(1.0)
+    assert np.isnan(model.metrics_.per_task["error_rate"]).tolist() == (~both).tolist()
+    time = TimeSeriesSplit(3)
+    X, y, tasks = _rows([30, 30])
+    order = np.arange(60).reshape(2, 30).T.ravel()  # the tasks take turns
+    X, y, tasks = X[order], y[order] + np.linspace(0, 9, 60), tasks[order]
+    trend = MTRLRegressorCV(lambdas=[0.1], commons=[1.0], owns=[0.0], cv=time).fit(X, y, tasks=tasks)
+    error = [
+        abs(y[i] - y[train][tasks[train] == tasks[i]].mean()) for train, test in time.split(X) for i in test
+    ]  # fmt: skip
+    assert trend.metrics_.baseline["mae"] == pytest.approx(np.mean(error))
+
+
+def test_constant_tasks_do_not_count() -> None:
+    X, y, tasks = _rows([40, 40, 40])
+    labels = np.where(tasks == "task 1", 1, y > 0).astype(int)
+    cv = KFold(3, shuffle=True, random_state=0)
+    options: dict[str, Any] = {"lambdas": [0.1], "commons": [0.0], "owns": [0.0], "cv": cv}
+    found = MTRLClassifierCV(**options, on_single_class="constant").fit(X, labels, tasks=tasks).metrics_
+    weight = np.array([40, 0, 40])
+    for name in ("error_rate", "log_loss", "brier"):
+        for overall, per_task in ((found.overall, found.per_task), (found.baseline, found.baseline_per_task)):
+            assert np.isnan(per_task[name]).tolist() == [False, True, False]
+            assert overall[name] == pytest.approx(np.nansum(weight * per_task[name]) / 80)
+    assert found.rows.tolist() == [40, 40, 40]
+
+
+def test_a_row_that_several_folds_test_counts_once() -> None:
+    X, y, tasks = _rows([30, 30])
+    options: dict[str, Any] = {"lambdas": [0.1], "commons": [0.0], "owns": [0.0]}
+    weight = np.random.default_rng(0).uniform(0.5, 2.0, size=60)
+    once = list(KFold(3, shuffle=True, random_state=0).split(X))
+    for part in (None, weight):
+        single = MTRLRegressorCV(**options, cv=once).fit(X, y, tasks=tasks, sample_weight=part)
+        double = MTRLRegressorCV(**options, cv=once * 2).fit(X, y, tasks=tasks, sample_weight=part)
+        assert np.bincount(double.fold_models_.task, double.fold_models_.weight) == pytest.approx([30, 30])
+        for coverage in (0.5, 0.9, 0.97):
+            ends = [model.predict_interval(X, tasks, coverage) for model in (single, double)]
+            assert ends[0] == pytest.approx(ends[1])
 
 
 def test_a_loss_without_probabilities_has_fewer_metrics() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn
+from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.linear_model import Ridge
 from sklearn.metrics import get_scorer, mean_absolute_error, r2_score, roc_auc_score
 from sklearn.model_selection import (
@@ -17,7 +18,16 @@ from sklearn.model_selection import (
     TimeSeriesSplit,
 )
 
-from dmtrl import MTRLClassifier, MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV, RayOptions, load, task_scorer
+from dmtrl import (
+    MTRLClassifier,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    MTRLRegressorCV,
+    RayOptions,
+    load,
+    per_task_scores,
+    task_scorer,
+)
 from dmtrl.data.folds import TEST, draw_splits
 from dmtrl.solver.cross_validation import Path
 from dmtrl.solver.settings import Settings
@@ -244,8 +254,58 @@ def test_scorers_that_cannot_be_used_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             MTRLRegressorCV(scoring=scoring).fit(X, y, tasks=tasks)
-    with pytest.raises(ValueError, match="no candidate has a finite score"):
+    with pytest.raises(ValueError, match="no fold has a finite score"):
         MTRLRegressorCV(lambdas=[0.1], scoring=lambda model, X, y: np.nan).fit(X, y, tasks=tasks)
+
+    def broken(model: Any, X: np.ndarray, y: np.ndarray) -> float:
+        raise ValueError("what the scorer says")
+
+    with pytest.raises(ValueError, match="what the scorer says"):
+        MTRLRegressorCV(lambdas=[0.1], scoring=broken).fit(X, y, tasks=tasks)
+
+
+def _sorted_classes() -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Any]]:
+    """Three splits, of which the last tests a single class."""
+    X, y, tasks = _rows(n=60)
+    labels = (y > np.median(y)).astype(int)
+    last = np.flatnonzero(labels == 1)[:9]
+    others = np.setdiff1d(np.arange(60), last)
+    tests = [others[::3], others[1::3], last]
+    return X, labels, tasks, [(np.setdiff1d(np.arange(60), test), test) for test in tests]
+
+
+def test_a_fold_on_which_the_scorer_is_not_defined_is_left_out() -> None:
+    X, labels, tasks, splits = _sorted_classes()
+
+    def area(model: Any, X: np.ndarray, y: np.ndarray) -> float:
+        if len(set(y)) < 2:
+            raise ValueError("only one class")
+        return float(roc_auc_score(y, model.decision_function(X)))
+
+    options: dict[str, Any] = {"lambdas": [1.0, 0.1, 0.01], "commons": [1.0], "owns": [0.0], "scoring": area}
+    with pytest.warns(UndefinedMetricWarning, match=r"the held-out rows of fold 2 \(only one class\), so") as said:
+        model = MTRLClassifierCV(**options, cv=splits).fit(X, labels, tasks=tasks)
+    assert len(said) == 1
+    two = MTRLClassifierCV(**options, cv=splits[:2]).fit(X, labels, tasks=tasks)
+    assert model.cv_path_.scored.tolist() == [True, True, False]
+    assert model.cv_path_.mean("score") == pytest.approx(two.cv_path_.mean("score"))
+    assert model.cv_path_.standard_error("score") == pytest.approx(two.cv_path_.standard_error("score"))
+    assert model.reg_lambda_ == two.reg_lambda_
+
+
+def test_a_task_for_which_the_metric_is_not_defined_is_left_out_of_the_average() -> None:
+    X, y, tasks = _rows(n=90)
+    labels = (y > 0).astype(int)
+    model = MTRLClassifier(reg_lambda=0.1).fit(X, labels, tasks=tasks)
+    keep = (tasks != 1) | (labels == 1)
+    X, labels, tasks = X[keep], labels[keep], tasks[keep]
+    found = per_task_scores(model, X, labels, tasks, "neg_log_loss")
+    assert np.isnan(found[1])
+    average = task_scorer("neg_log_loss", average="tasks")(model, X, labels, tasks=tasks)
+    assert average == pytest.approx((found[0] + found[2]) / 2)
+    here = tasks == 1
+    with pytest.raises(ValueError, match="only one label"):
+        task_scorer("neg_log_loss", average="tasks")(model, X[here], labels[here], tasks=tasks[here])
 
 
 def test_a_model_chosen_by_a_scorer_is_saved(tmp_path: Any) -> None:

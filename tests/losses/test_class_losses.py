@@ -62,6 +62,18 @@ def test_values_and_fenchel_young(loss, seed):
     assert ((low - 1e-12 <= a) & (a <= high + 1e-12)).all()
 
 
+@each
+@quick
+@given(seed=seeds)
+def test_lipschitz_bounds_the_gradient(loss, seed):
+    """And no smaller number does: -a is a gradient for every a of the domain, up to closure."""
+    _, y, a = draw(loss, seed)
+    assert np.linalg.norm(a) <= loss.lipschitz * (1 + 1e-12)
+    if not isinstance(loss, losses.Softmax):
+        low, high = loss.domain(y)
+        assert np.linalg.norm(np.maximum(-low, high)) == pytest.approx(loss.lipschitz)
+
+
 @each_softmax
 @quick
 @given(seed=seeds)

@@ -19,7 +19,8 @@ _LARGEST = 0.999  # a correlation of one is infinite on Fisher's scale
 class CorrelationIntervals:
     """Intervals of the correlation of each pair of tasks, from refits on rows drawn with replacement.
 
-    `sign_share` is the share of resamples that agree on the sign.
+    `sign_share` is the share of resamples that agree on the sign. A task with a single row cannot be resampled: its
+    intervals are -1 to 1, its `sign_share` is NaN.
     """
 
     lower: Any
@@ -56,10 +57,17 @@ def fisher_intervals(
     fewer = np.maximum(np.minimum(rows[:, None], rows), 2)
     spread = resamples.std(axis=0, ddof=1) * np.sqrt(fewer / (fewer - 1))
     half = student.ppf((1 + level) / 2, len(draws) - 1) * spread
-    low, high = np.tanh(centre - half), np.tanh(centre + half)
+    unknown = unknown_pairs(rows)
+    low, high = np.where(unknown, -1.0, np.tanh(centre - half)), np.where(unknown, 1.0, np.tanh(centre + half))
     np.fill_diagonal(low, 1.0)
     np.fill_diagonal(high, 1.0)
     return low, high
+
+
+def unknown_pairs(rows: np.ndarray) -> np.ndarray:
+    """(m, m): pairs of different tasks of which one has fewer than two rows, so that resamples do not vary."""
+    few = rows < 2
+    return (few[:, None] | few) & ~np.eye(len(rows), dtype=bool)
 
 
 def fisher(correlation: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy import sparse
+from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import get_scorer_names
 
 from dmtrl.engines.base import Engine
@@ -70,7 +71,8 @@ SEARCH_PARAMETERS = {
         scorer such as "r2" or "roc_auc", or a callable `scorer(model, X, y)`. None means "squared_error" for squared
         loss, "wrong" (averaged over tasks, ties broken by the loss) for classification, and "loss" otherwise. A scorer
         scores all held-out rows of a fold at once, and the mean over folds counts; `task_scorer(name,
-        average="tasks")` averages over tasks first.""",
+        average="tasks")` averages over tasks first. A fold on which the scorer is not defined is left out, with a
+        warning.""",
     "choice": """{{"best", "one_se"}}
         "best" takes the candidate with the best mean. "one_se" takes the strongest lambda whose mean is within one
         standard error (over folds) of the best one, at the same `common` and `own`.""",
@@ -129,6 +131,18 @@ def warn_of_scales(X: Any, names: Any = None) -> None:
             ScaleWarning,
             stacklevel=5,
         )
+
+
+def warn_of_scores(folds: np.ndarray, undefined: dict[int, ValueError]) -> None:
+    """Warn that some folds have no score. `undefined`: what the scorer said."""
+    named = f"fold{'s' if len(folds) > 1 else ''} {', '.join(map(str, folds))}"
+    reason = f" ({undefined[min(undefined)]})" if undefined else ""
+    warnings.warn(
+        f"the scorer is not defined on the held-out rows of {named}{reason}, so that only the other folds count; use "
+        "fewer folds or another scorer",
+        UndefinedMetricWarning,
+        stacklevel=5,
+    )
 
 
 class _StrengthSearch(MTRLBase):
@@ -289,10 +303,16 @@ class _StrengthSearch(MTRLBase):
             for callback in rounds:
                 callback(record)
 
+        undefined: dict[int, ValueError] = {}  # why a fold has no score
+
         def score(fold: int, strengths: Strengths, outcome: Outcome) -> float:
             assert scorer is not None
             assert held is not None
-            return scorer(self._fold_model(problem, outcome, strengths), *held.arguments(fold))
+            try:
+                return scorer(self._fold_model(problem, outcome, strengths), *held.arguments(fold))
+            except ValueError as error:
+                undefined.setdefault(fold, error)
+                return float("nan")
 
         with bar(self.verbose, "choosing lambda, common and own", total) as step:
 
@@ -306,6 +326,8 @@ class _StrengthSearch(MTRLBase):
                 path = cross_validate(
                     engine, spec, lambdas, commons, folds, session, on_round, on_fit, race, hook, owns
                 )
+                if not path.scored.any() and undefined:
+                    raise undefined[min(undefined)]
                 strengths = path.best(self.scoring_, over, self.choice)
                 if held is not None:
 
@@ -316,6 +338,8 @@ class _StrengthSearch(MTRLBase):
                 return path
 
             path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
+        if scorer is not None and not path.scored.all():
+            warn_of_scores(np.flatnonzero(~path.scored), undefined)
         self.cv_path_: Path = path
         self.cv_paths_ = [path]
         return path.best(self.scoring_, over, self.choice)
@@ -408,8 +432,8 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
         Returns
         -------
         ndarray of shape (n, 2) or (n, m, 2)
-            The lower and the upper end; infinite if there are too few held-out rows. If y was 2-D in `fit` and `tasks`
-            is None: for each row and task.
+            The lower and the upper end; infinite if there are too few held-out rows. The lower end of counts is at
+            least 0. If y was 2-D in `fit` and `tasks` is None: for each row and task.
         """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be between 0 and 1, got {coverage!r}")
@@ -429,6 +453,8 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
             rows: Any = (slice(None), task) if codes is None else codes == task
             here = centre[:, :, task] if codes is None else centre[:, rows]
             ends[rows] = np.stack(folds.bounds(int(task), here, coverage), axis=-1)
+        if get_loss(self.loss).name == "poisson":
+            ends[..., 0] = np.maximum(ends[..., 0], 0.0)
         return ends
 
 

@@ -13,7 +13,7 @@ from dmtrl import notebook
 from dmtrl.data.task_data import TaskData, tiny_tasks
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
-from dmtrl.estimators.correlations import CorrelationIntervals, fisher_intervals, resampled
+from dmtrl.estimators.correlations import CorrelationIntervals, fisher_intervals, resampled, unknown_pairs
 from dmtrl.estimators.folds import given_splits, label_splits
 from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows, lookup
@@ -325,8 +325,10 @@ class Diagnostics(MTRLBase):
             draws = np.array(list(pool.map(resample, seeds)))
         units = lookup(problem.data.names, self.unit_names_)  # a task that was added later is the last of the model
         estimate = self.covariance_.correlation()[np.ix_(units, units)]
-        low, high = fisher_intervals(estimate, draws, np.diff(problem.data.starts), level)
+        counts = np.diff(problem.data.starts)  # rows of weight zero have been dropped
+        low, high = fisher_intervals(estimate, draws, counts, level)
         share = np.maximum((draws > 0).mean(axis=0), (draws < 0).mean(axis=0))
+        share[unknown_pairs(counts)] = np.nan
         lower, upper, agreed = (label_pairs(values, problem.data.names) for values in (low, high, share))
         return CorrelationIntervals(lower, upper, agreed, level)
 

@@ -1,10 +1,12 @@
 """Metrics on held-out rows, per task and overall, each with its baseline.
 
 The predictions are those of the models of a cross-validation's folds, for the rows that the fold holds out. The
-baseline knows only the task of a row: it predicts the mean of the other rows of the task, or the frequencies of its
-classes.
+baseline knows only the task of a row and the rows that the fold trains on: it predicts their mean in the task, or the
+frequencies of its classes there, smoothed by one row with the frequencies of all tasks. Tasks with a single class are
+not learned and do not count.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 from scipy.special import xlogy
 from scipy.stats import rankdata
 
-from dmtrl.data.folds import TEST
+from dmtrl.data.folds import TEST, TRAIN
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.intervals import FoldModels
 
@@ -35,7 +37,8 @@ _ROWS_PER_BIN, _MOST_BINS = 20, 10  # of the calibration error
 @dataclass(frozen=True)
 class Metrics:
     """Metrics on held-out rows: "r2", "mae", "rmse" and for counts "deviance"; or "error_rate", "auc" and, with
-    probabilities, "log_loss", "brier" and "calibration". A metric that is not defined is NaN."""
+    probabilities, "log_loss", "brier" and "calibration". A metric that is not defined is NaN, and so are all metrics of
+    a task with a single class, whose rows do not count in the overall ones."""
 
     tasks: np.ndarray
     rows: np.ndarray  # held-out rows of each task
@@ -68,10 +71,11 @@ class Predicted:
     value: np.ndarray
     probability: np.ndarray | None = None  # (n, k)
     score: np.ndarray | None = None  # (n,) or (n, k)
+    fold: np.ndarray | None = None  # if given, scores compare rows of the same fold only
 
     def take(self, rows: np.ndarray) -> "Predicted":
-        probability = None if self.probability is None else self.probability[rows]
-        return Predicted(self.value[rows], probability, None if self.score is None else self.score[rows])
+        others = (None if part is None else part[rows] for part in (self.probability, self.score, self.fold))
+        return Predicted(self.value[rows], *others)
 
 
 class HeldOutRows:
@@ -123,8 +127,9 @@ class HeldOutRows:
         """What prediction intervals need; for regression."""
         fold, labels, predicted = self.joined()
         table, task = self._table, self._table.codes[labels]
-        weight = np.ones(len(labels)) if table.sample_weight is None else table.sample_weight[table.rows[labels]]
-        mean = np.bincount(task, weights=weight) / np.maximum(np.bincount(task), 1)
+        once = 1.0 / (self._splits == TEST).sum(axis=0)[labels]  # a row that several folds test counts once
+        weight = once if table.sample_weight is None else once * table.sample_weight[table.rows[labels]]
+        mean = np.bincount(task, weights=weight) / np.maximum(np.bincount(task, weights=once), 1e-300)
         residual = np.abs(np.asarray(table.y[labels], dtype=float) - predicted.value)
         coef, intercept = (np.array([self._models[k][part] for k in range(len(self._splits))]) for part in (0, 1))
         return FoldModels(coef, intercept, residual, fold, task, weight / mean[task])
@@ -132,38 +137,47 @@ class HeldOutRows:
     def metrics(self, classes: np.ndarray | None, counts: bool) -> Metrics:
         """`classes`: sorted class labels, None for regression. `counts`: whether labels are counts."""
         table = self._table
-        _, labels, predicted = self.joined()
+        fold, labels, predicted = self.joined()
         weight = np.ones(len(table.y)) if table.sample_weight is None else table.sample_weight[table.rows]
+        codes, m = table.codes, len(table.names)
+        rows = np.bincount(codes[labels], minlength=m)
         if classes is None:
             y: np.ndarray = np.asarray(table.y, dtype=float)
-            baseline = Predicted(_mean_of_others(y, table.codes, weight))
+            baseline = Predicted(self._from_training_rows(lambda train: _means(y, codes, weight * train, m)))
         else:
-            y = np.searchsorted(classes, table.y)
+            y, k = np.searchsorted(classes, table.y), len(classes)
             predicted = Predicted(np.searchsorted(classes, predicted.value), predicted.probability, predicted.score)
-            share = _frequencies(y, table.codes, weight, len(classes))
-            baseline = Predicted(share.argmax(axis=1), share, share[:, 1] if len(classes) == 2 else share)
-            if predicted.probability is None:
-                baseline = Predicted(baseline.value, None, baseline.score)
+            share = self._from_training_rows(lambda train: _frequencies(y, codes, weight * train, m, k))
+            probability = None if predicted.probability is None else share
+            baseline = Predicted(share.argmax(axis=1), probability, share[:, 1] if k == 2 else share, fold)
+            several = np.count_nonzero(np.bincount(codes * k + y, minlength=m * k).reshape(m, k), axis=1) > 1
+            learned = np.flatnonzero(several[codes[labels]])
+            labels, predicted, baseline = labels[learned], predicted.take(learned), baseline.take(learned)
         found = _Evaluation(y[labels], weight[labels], None if classes is None else len(classes), counts)
-        codes, m = table.codes[labels], len(table.names)
-        overall, per_task = found.all_and_each(predicted, codes, m)
-        base, base_per_task = found.all_and_each(baseline.take(labels), codes, m)
-        rows = np.bincount(codes, minlength=m)
+        overall, per_task = found.all_and_each(predicted, codes[labels], m)
+        base, base_per_task = found.all_and_each(baseline, codes[labels], m)
         return Metrics(np.asarray(table.names), rows, overall, per_task, base, base_per_task)
 
-
-def _mean_of_others(y: np.ndarray, codes: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The mean of the other rows of a row's task; its own value if there is no other."""
-    total, total_y = np.bincount(codes, weights=weight), np.bincount(codes, weights=weight * y)
-    others = total[codes] - weight
-    alone = others <= 1e-9 * total[codes]
-    return np.where(alone, y, (total_y[codes] - weight * y) / np.where(alone, 1.0, others))
+    def _from_training_rows(self, of_tasks: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """What the baseline predicts for each held-out label, in the order of `joined`. `of_tasks` has the prediction
+        for each task, given which labels train."""
+        folds = range(len(self._splits))
+        return np.concatenate([of_tasks(self._splits[k] == TRAIN)[self._table.codes[self.labels(k)]] for k in folds])
 
 
-def _frequencies(y: np.ndarray, codes: np.ndarray, weight: np.ndarray, k: int) -> np.ndarray:
-    """The frequencies of the classes in each row's task."""
-    counts = np.bincount(codes * k + y, weights=weight, minlength=(int(codes.max()) + 1) * k).reshape(-1, k)
-    return np.asarray((counts / counts.sum(axis=1, keepdims=True))[codes])
+def _means(y: np.ndarray, codes: np.ndarray, weight: np.ndarray, m: int) -> np.ndarray:
+    """The mean of each task."""
+    total = np.bincount(codes, weights=weight, minlength=m)
+    return np.asarray(np.bincount(codes, weights=weight * y, minlength=m) / total)
+
+
+def _frequencies(y: np.ndarray, codes: np.ndarray, weight: np.ndarray, m: int, k: int) -> np.ndarray:
+    """The frequencies (m, k) of the classes in each task. One row with the frequencies of all tasks is added to a task,
+    and one of all classes alike to all tasks, so that none is zero."""
+    counts = np.bincount(codes * k + y, weights=weight, minlength=m * k).reshape(m, k)
+    row = weight.sum() / np.count_nonzero(weight)
+    overall = (counts.sum(axis=0) + row / k) / (counts.sum() + row)
+    return np.asarray((counts + row * overall) / (counts.sum(axis=1, keepdims=True) + row))
 
 
 @dataclass(frozen=True)
@@ -217,7 +231,10 @@ def _classification(y: np.ndarray, predicted: Predicted, weight: np.ndarray, k: 
     score = predicted.score if k == 2 or predicted.probability is None else predicted.probability
     if score is not None:  # of several classes: only probabilities compare rows
         scores = score if score.ndim == 2 else score[:, None]
-        against = [auc(scores[:, -1 if k == 2 else c], y == c, weight) for c in ((1,) if k == 2 else range(k))]
+        fold = np.zeros(len(y), dtype=int) if predicted.fold is None else predicted.fold
+        against = [
+            auc_within(scores[:, -1 if k == 2 else c], y == c, weight, fold) for c in ((1,) if k == 2 else range(k))
+        ]
         known = [value for value in against if np.isfinite(value)]
         found["auc"] = float(np.mean(known)) if known else np.nan
     if predicted.probability is not None:
@@ -240,6 +257,17 @@ def auc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
     at = np.bincount(rank, weights=minus)
     below = np.cumsum(at) - at / 2
     return float(plus @ below[rank] / (plus.sum() * minus.sum()))
+
+
+def auc_within(score: np.ndarray, positive: np.ndarray, weight: np.ndarray, fold: np.ndarray) -> float:
+    """Like `auc`, but only rows of the same fold are compared."""
+    total = pairs = 0.0
+    for k in np.unique(fold):
+        here = fold == k
+        number = float((weight * positive)[here].sum() * (weight * ~positive)[here].sum())
+        if number > 0:
+            total, pairs = total + number * auc(score[here], positive[here], weight[here]), pairs + number
+    return total / pairs if pairs > 0 else float("nan")
 
 
 def calibration_error(probability: np.ndarray, right: np.ndarray, weight: np.ndarray) -> float:

@@ -16,8 +16,8 @@ _BISECTIONS = 60
 class FoldModels:
     """The models of a cross-validation's folds at the chosen strengths, and the absolute residual of each held-out row.
 
-    coef is (folds, m, d), intercept (folds, m). Entry j of the others is a held-out row: its fold, task and weight,
-    where the weights of a task have the mean one.
+    coef is (folds, m, d), intercept (folds, m). Entry j of the others is a held-out row: its fold, task and weight. The
+    weights of a task sum to its number of held-out rows; a row that several folds test shares its weight among them.
     """
 
     coef: np.ndarray

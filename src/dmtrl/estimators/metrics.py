@@ -44,8 +44,9 @@ class TaskScorer:
 
     def __call__(self, model: Any, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> float:
         if self.average == "tasks":
-            scores = per_task_scores(model, X, y, tasks, self.metric, sample_weight)
-            return float(np.mean(list(scores.values())))
+            scores = np.array(list(per_task_scores(model, X, y, tasks, self.metric, sample_weight).values()))
+            known = scores[np.isfinite(scores)]
+            return float(known.mean()) if len(known) else float("nan")
         weights = {} if sample_weight is None or not _takes_weights(self._scorer) else {"sample_weight": sample_weight}
         return float(self._scorer(model if tasks is None else _WithTasks(model, tasks), X, y, **weights))
 
@@ -78,7 +79,7 @@ def task_scorer(metric: str | Scorer, average: str = "rows") -> TaskScorer:
     metric : str or callable
         A scikit-learn scorer or its name.
     average : {"rows", "tasks"}, default="rows"
-        Score all rows at once, or average the scores of the tasks.
+        Score all rows at once, or average the scores of the tasks for which the metric is defined.
 
     Returns
     -------
@@ -111,13 +112,14 @@ def per_task_scores(
     Returns
     -------
     dict
-        The score of each task by name.
+        The score of each task by name; NaN where scikit-learn says that the metric is not defined, such as log loss
+        with a single class.
     """
     rows = inputs.read(X, y, tasks, sample_weight, getattr(model, "task_column", None))
     from_list = y is None and inputs.is_list_of_tasks(X)
     all_rows, rows = rows.X if from_list else X, rows.to_long()
     scorer = get_scorer(metric) if isinstance(metric, str) else metric
-    scores = {}
+    scores, undefined = {}, None
     for i, name in enumerate(rows.names):
         labels = np.flatnonzero(rows.codes == i)
         numbers = rows.rows[labels]
@@ -125,5 +127,10 @@ def per_task_scores(
         one = _WithTasks(model, np.full(len(labels), name)) if needs_tasks else model
         weight = rows.sample_weight if _takes_weights(scorer) else None
         weights = {} if weight is None else {"sample_weight": weight[numbers]}
-        scores[plain(name)] = float(scorer(one, inputs.take_rows(all_rows, numbers), rows.y[labels], **weights))
+        try:
+            scores[plain(name)] = float(scorer(one, inputs.take_rows(all_rows, numbers), rows.y[labels], **weights))
+        except ValueError as error:
+            scores[plain(name)], undefined = float("nan"), undefined or error
+    if undefined is not None and not np.isfinite(list(scores.values())).any():
+        raise undefined
     return scores

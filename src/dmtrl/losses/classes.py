@@ -217,7 +217,7 @@ class OneVsRest(ClassLoss):
 
     @property
     def lipschitz(self) -> float:
-        return self.inner.lipschitz
+        return math.sqrt(np.count_nonzero(self.mask)) * self.inner.lipschitz  # of the vector of slopes
 
     @property
     def differentiable(self) -> bool:

@@ -71,7 +71,11 @@ class Relationship(Protocol):
         part."""
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        """Return `argmin_W |W - V|^2 / 2 + t g(W)`. `common` is a starting point for w_0. May overwrite V."""
+        """Return `argmin_W |W - V|^2 / 2 + t g(W)`. May overwrite V.
+
+        `common` is the w_0 of the round before, from which an iteration continues until the error is a fraction of what
+        it was. A single call must pass zeros, from which it continues to full accuracy.
+        """
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         """Return g(W), or the upper bound on it that follows from the common component `common`."""

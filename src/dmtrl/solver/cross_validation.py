@@ -56,19 +56,26 @@ class Path:
         """(commons, lambdas): whether a candidate was tried on all folds."""
         return np.asarray((self.rounds > 0).all(axis=2))
 
+    @property
+    def scored(self) -> np.ndarray:
+        """(folds,): whether the score of every candidate is finite. AUC, for example, needs rows of both classes."""
+        return np.asarray(np.isfinite(self.score[self.complete]).all(axis=0))
+
     def mean(self, measure: str, over: str = "rows") -> np.ndarray:
         """(commons, lambdas): the mean over held-out rows, or over tasks of each task's mean; of scores, over folds.
 
-        For a candidate that is not `complete` it is the mean over the folds on which it was tried.
+        For a candidate that is not `complete` it is the mean over the folds on which it was tried. Scores count on the
+        folds where those of all candidates are finite; the mean is NaN if there is none.
         """
         if measure == SCORE:
-            return np.asarray(self.score.mean(axis=2))
+            scored = self.scored
+            return np.asarray(np.where(scored, self.score, 0.0).sum(axis=2) / (scored.sum() or np.nan))
         return _mean(getattr(self, measure).sum(axis=2), self.weight.sum(axis=2), over)
 
     def standard_error(self, measure: str, over: str = "rows") -> np.ndarray:
         """(commons, lambdas): of the mean, from the variation between folds; zero for a single fold."""
         if measure == SCORE:
-            folds = self.score
+            folds = np.where(self.scored, self.score, np.nan)
         else:
             with np.errstate(invalid="ignore"):
                 folds = _mean(getattr(self, measure), self.weight, over)  # NaN where a fold holds nothing out
@@ -86,7 +93,8 @@ class Path:
         if measure == SCORE:
             first = -first
         if not np.isfinite(first[self.complete]).any():
-            raise ValueError(f"no candidate has a finite {measure.replace('_', ' ')} on the held-out rows")
+            one = "no fold" if measure == SCORE else "no candidate"
+            raise ValueError(f"{one} has a finite {measure.replace('_', ' ')} on the held-out rows")
         strength = -np.broadcast_to(self.lambdas, first.shape)
         order = np.lexsort((strength.ravel(), second.ravel(), np.round(first.ravel(), 12), ~self.complete.ravel()))
         pair, lam = np.unravel_index(order[0], first.shape)

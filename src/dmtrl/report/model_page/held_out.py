@@ -233,8 +233,8 @@ def metric_tables(metrics: Metrics, comparison: Comparison | None, names: Sequen
         ]
         for name in metrics.overall
     ]
-    what = "mean of the other rows" if "r2" in metrics.overall else "class frequencies"
-    caption = f"The baseline knows only the task of a row and predicts its {what}."
+    what = "mean" if "r2" in metrics.overall else "class frequencies"
+    caption = f"The baseline knows only the task of a row and predicts its {what} in the rows that the fold trains on."
     if "calibration" in metrics.overall:
         caption += " The calibration error is the mean distance between predicted probability and frequency, in bins."
     columns = ["metric", "model", "baseline", *(OTHERS[name] for name in others), "better"]
