@@ -51,10 +51,10 @@ MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     ),
     "lazy tasks": (lambda: MTRLRegressor().fit(X, Y, tasks=LAZY.select("t")), TypeError, r"tasks is a LazyFrame"),
     "lazy new": (lambda: MTRLRegressor().fit(X, Y, tasks=TASKS).predict(LAZY, tasks=TASKS), TypeError, r"collect\(\)"),
-    "print": (
-        lambda: MTRLRegressor(callbacks=print).fit(X, Y),
+    "one function": (  # not print: Ray replaces it
+        lambda: MTRLRegressor(callbacks=len).fit(X, Y),
         TypeError,
-        "got <built-in function print>; pass a list with that function",
+        "got <built-in function len>; pass a list with that function",
     ),
     "numbers": (
         lambda: MTRLClassifier(callbacks=[3]).fit(X, Y > 0),

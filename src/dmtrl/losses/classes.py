@@ -159,9 +159,9 @@ class Softmax(ClassLoss):
         -------
         ndarray of shape (k,)
         """
-        new, v, chance, move = np.empty((4, self.outputs))
+        new, v, chance, slope, move = np.empty((5, self.outputs))
         a, z = np.asarray(a, dtype=float), np.asarray(z, dtype=float)
-        softmax_step(a, z, y, float(sq), self.mask, new, v, chance, move)
+        softmax_step(a, z, y, float(sq), self.mask, new, v, chance, slope, move)
         return new
 
     def slope(self, z: Any, y: int) -> np.ndarray:

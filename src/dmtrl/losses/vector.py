@@ -25,6 +25,7 @@ def softmax_chances(z, possible, chance):  # type: ignore[no-untyped-def]
             top = z[c]
     for c in range(z.shape[0]):
         chance[c] = np.exp(z[c] - top) if possible[c] else 0.0
+    for c in range(z.shape[0]):
         total += chance[c]
     for c in range(z.shape[0]):
         chance[c] /= total
@@ -60,8 +61,8 @@ def softmax_bracket(a, y, possible, chance):  # type: ignore[no-untyped-def]
 
 
 @njit(**SCALAR)
-def softmax_step(a, z, y, sq, possible, new, v, chance, move):  # type: ignore[no-untyped-def]
-    """new = the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2 (43). `v`, `chance`, `move`: memory.
+def softmax_step(a, z, y, sq, possible, new, v, chance, slope, move):  # type: ignore[no-untyped-def]
+    """new = the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2 (43). The others: memory.
 
     Newton with line search for the scores v = z + sq (a' - a) to which the step leads: they minimise
     l(v) + a . (v - z) + |v - z|^2 / (2 sq), whose second derivative is diagonal plus rank one.
@@ -72,20 +73,17 @@ def softmax_step(a, z, y, sq, possible, new, v, chance, move):  # type: ignore[n
         v[c] = z[c]
     value = start - z[y]
     for _ in range(_NEWTON_STEPS if sq > _EXPLICIT else 0):
-        along = weight = 0.0
+        along = weight = decrement = 0.0
+        for c in range(k):  # no loop both sums and writes: see numerics.compile_cache
+            slope[c] = chance[c] - (1.0 if c == y else 0.0) + a[c] + (v[c] - z[c]) / sq if possible[c] else 0.0
+            move[c] = sq * slope[c] / (1.0 + sq * chance[c])
         for c in range(k):
-            move[c] = 0.0
-            if possible[c]:
-                slope = chance[c] - (1.0 if c == y else 0.0) + a[c] + (v[c] - z[c]) / sq
-                move[c] = sq * slope / (1.0 + sq * chance[c])
-                along += chance[c] * move[c]
-                weight += chance[c] / (1.0 + sq * chance[c])
-        decrement = 0.0
+            along += chance[c] * move[c]
+            weight += chance[c] / (1.0 + sq * chance[c])
         for c in range(k):
-            if possible[c]:
-                slope = chance[c] - (1.0 if c == y else 0.0) + a[c] + (v[c] - z[c]) / sq
-                move[c] += sq * chance[c] / (1.0 + sq * chance[c]) * along / weight
-                decrement += slope * move[c]
+            move[c] += sq * chance[c] / (1.0 + sq * chance[c]) * along / weight
+        for c in range(k):
+            decrement += slope[c] * move[c]
         t, before = 1.0, value
         while True:
             for c in range(k):

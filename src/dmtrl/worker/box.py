@@ -64,6 +64,7 @@ def _scores(labels, i, K, n, r, s, s0, alpha, a, z):  # type: ignore[no-untyped-
     first, total = labels.starts[i], 0.0
     for j in range(n):
         a[j] = labels.p[first + j] * alpha[j]
+    for j in range(n):
         total += a[j]
     for j in range(n):
         product = 0.0

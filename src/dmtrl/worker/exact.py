@@ -60,7 +60,7 @@ def _dot(a, b):  # type: ignore[no-untyped-def]
 @njit(**INNER_FAST)
 def solve_lower(H, g, d):  # type: ignore[no-untyped-def]
     """Overwrite the first d numbers of g with H^-1 g. H is positive definite and only the lower triangle of its first d
-    rows is read; it becomes its Cholesky factor.
+    rows is read; it becomes its Cholesky factor. Each sum grows in a variable, not in g: see numerics.compile_cache.
     """
     for k in range(d):
         for i in range(k + 1):
@@ -69,13 +69,15 @@ def solve_lower(H, g, d):  # type: ignore[no-untyped-def]
                 total -= H[k, r] * H[i, r]
             H[k, i] = np.sqrt(max(total, TINY)) if k == i else total / H[i, i]
     for k in range(d):
+        total = g[k]
         for r in range(k):
-            g[k] -= H[k, r] * g[r]
-        g[k] /= H[k, k]
+            total -= H[k, r] * g[r]
+        g[k] = total / H[k, k]
     for k in range(d - 1, -1, -1):
+        total = g[k]
         for r in range(k + 1, d):
-            g[k] -= H[r, k] * g[r]
-        g[k] /= H[k, k]
+            total -= H[r, k] * g[r]
+        g[k] = total / H[k, k]
 
 
 @njit(**INNER, inline="always")
@@ -185,15 +187,13 @@ def _gram_unit(units, i, alpha, u, c, s, s0, gram, coordinates):  # type: ignore
         for k in range(d):
             coordinates[k] += c[r] * V[r, k]
     pull = gram.share[i] * c[d] / s0 if units.intercept else 0.0
-    along_mean = 0.0
     for k in range(d):
         target = gram.target[i, k] - pull * gram.mean[i, k]
         coordinates[k] = (target + coordinates[k] / s) / (gram.values[i, k] + 1.0 / s)
-        along_mean += gram.mean[i, k] * coordinates[k]
     for r in range(d):
         u[r] = _dot(V[r], coordinates)
     if units.intercept:
-        u[d] = gram.share[i] * (gram.label[i] - along_mean) + pull
+        u[d] = gram.share[i] * (gram.label[i] - _dot(gram.mean[i], coordinates)) + pull
     for j in range(units.starts[i], units.starts[i + 1]):
         alpha[j] = units.y[j] - score(units, j, u)
 

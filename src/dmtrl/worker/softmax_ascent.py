@@ -39,11 +39,12 @@ class RowWork(NamedTuple):
     chance: np.ndarray
     new: np.ndarray
     v: np.ndarray
+    slope: np.ndarray
     move: np.ndarray
 
 
 def row_work(k: int) -> RowWork:
-    return RowWork(*np.empty((5, k)))
+    return RowWork(*np.empty((6, k)))
 
 
 @njit(**INNER_FAST)
@@ -161,7 +162,8 @@ def _visit(units, order, i, j, alpha, u, work):  # type: ignore[no-untyped-def]
     if units.intercept:
         squares += order.intercept_step[i]
     a = alpha[j]
-    softmax_step(a, work.z, units.y[j], p * squares, units.possible[i], work.new, work.v, work.chance, work.move)
+    new, v, chance, slope, move = work.new, work.v, work.chance, work.slope, work.move
+    softmax_step(a, work.z, units.y[j], p * squares, units.possible[i], new, v, chance, slope, move)
     for c in range(a.shape[0]):
         change = work.new[c] - a[c]
         a[c] = work.new[c]

@@ -24,12 +24,12 @@ from dmtrl.losses.scalar import (
     loss_value,
 )
 from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, discard_stale
-from dmtrl.worker import box, kernels, rows
+from dmtrl.worker import box, exact, kernels, rows
 from dmtrl.worker.box import box_unit
 from dmtrl.worker.exact import solve_lower
 from dmtrl.worker.kernels import finish_unit, score, start_unit
 
-discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__, box.__file__)
+discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__, exact.__file__, box.__file__)
 
 _NEWTON_STEPS = 200
 
