@@ -1,17 +1,14 @@
-"""What the server of NVIDIA FLARE received and held in memory, and a search for numbers in it."""
+"""What the server of NVIDIA FLARE received, and what it held in memory."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from dmtrl.federation.flare.coordinator import Coordinator
 from dmtrl.protocol.message import MAGIC, Message
 
 HOOK = Path(__file__).resolve().parent / "server_recorder"
-_FINE = 2.0**60  # masked sums: a number is an integer multiple of 2^-10 and one of 2^-60
 
 
 class ServerRecords:
@@ -71,24 +68,3 @@ def _environment(**values: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def found_in(data: bytes, numbers: np.ndarray) -> np.ndarray:
-    """Which of the numbers occur in the bytes, at any place: as a float, or as the integer that masks are added to.
-
-    A number with few digits can occur by chance, and is not looked for.
-    """
-    numbers = np.unique(np.ravel(numbers).astype(float))
-    fine = np.round((numbers - np.round(numbers * 2.0**10) * 2.0**-10) * _FINE).astype(np.int64)
-    words = np.concatenate([numbers.view(np.uint64), fine.view(np.uint64)])
-    values = np.concatenate([numbers, numbers])
-    long = np.concatenate([numbers.view(np.uint64) & np.uint64(0xFFFFFFFF) != 0, np.abs(fine) > 2**40])
-    assert long[: len(numbers)].any(), "there is something to look for"
-    words, values = words[long], values[long]
-    ends = np.zeros(1 << 16, dtype=bool)
-    ends[words & np.uint64(0xFFFF)] = True
-    found = np.zeros(len(words), dtype=bool)
-    for offset in range(min(8, len(data) - 7)):
-        there = np.frombuffer(data, "<u8", (len(data) - offset) // 8, offset)
-        found |= np.isin(words, there[ends[there & np.uint64(0xFFFF)]])
-    return np.unique(values[found])

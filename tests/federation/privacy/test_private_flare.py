@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
 
 import dmtrl
-from dmtrl import storage
 from dmtrl.exceptions import FederationError
 from dmtrl.federation import ledger, messages
 from dmtrl.federation.coordinate import MODEL, RESULT
@@ -35,9 +34,10 @@ from dmtrl.federation.study import Study, parse_study
 from dmtrl.protocol.message import Message
 from dmtrl.workflows.progress import NoProgress
 from dmtrl.workflows.site import propose
+from support.byte_search import found_in
 from support.federation import kill
-from support.private_studies import masked_text, private_text
-from support.server_records import ServerRecords, found_in
+from support.private_studies import masked_text, numbers_of_single_sites, private_text
+from support.server_records import ServerRecords
 from support.studies import SITES, clinic_files
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
@@ -89,7 +89,6 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
         records.start(federation.coordinator)
         federation.start()
         yield Network(federation, files, records)
-    print(*((p, p.stat().st_size) for p in records.folder.rglob("*")), sep="\n")
     shutil.rmtree(records.folder)
 
 
@@ -205,25 +204,11 @@ def test_the_server_of_masked_sums_never_has_a_number_of_a_site(network: Network
         left = network.left(site, study)
         assert {entry.name for entry in left} == {"welcome", "shared_key", "masked", "begun", "finished"}
         assert all(entry.digest in sent for entry in left), "the records are complete"
-    received, memory = b"".join(network.records.frames()), network.records.memory(study.hash)
-    for states in (
-        {site: network.folder(site) / "masked" / "state.npz" for site in SITES},  # at the end of the run
-        {site: network.records.folder / study.hash / f"{site}.npz" for site in SITES},  # when memory was looked at
-    ):
-        secrets = {site: _secrets(path) for site, path in states.items()}
-        values, counts = np.unique(np.concatenate(list(secrets.values())), return_counts=True)
-        own = values[counts == 1]  # zeros, and what all sites have in common
-        assert len(own) > 0.9 * len(values)
-        assert not len(found_in(received, own))
-        assert not len(found_in(memory, own))
-
-
-def _secrets(path: Path) -> np.ndarray:
-    """The vectors of a site, and their products, from which its part of a sum is made."""
-    _, arrays = storage.load(str(path), "dmtrl masked sums 1")
-    vectors = [np.ravel(arrays[name]) for name in ("Z", "U", "V", "B", "best")]
-    products = [np.outer(arrays[name][0], arrays[name][0])[np.triu_indices(arrays[name].shape[1])] for name in "VB"]
-    return np.unique(np.concatenate([*vectors, *products]))
+    at_the_end = [network.folder(site) / "masked" / "state.npz" for site in SITES]
+    in_the_middle = [network.records.folder / study.hash / f"{site}.npz" for site in SITES]  # with the memory
+    own = np.concatenate([numbers_of_single_sites(states) for states in (at_the_end, in_the_middle)])
+    assert not len(found_in(b"".join(network.records.frames()), own))
+    assert not len(found_in(network.records.memory(study.hash), own))
 
 
 def test_a_study_beyond_the_budget_is_refused_before_anything_leaves(network: Network) -> None:
