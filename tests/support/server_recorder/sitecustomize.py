@@ -70,5 +70,5 @@ def _look(folder: Path) -> None:
 
 
 _record_frames()
-if any("runner_process" in word for word in sys.orig_argv):
+if sys.platform == "linux" and any("runner_process" in word for word in sys.orig_argv):
     _record_memory()
