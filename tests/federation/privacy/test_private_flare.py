@@ -38,6 +38,7 @@ from support.byte_search import found_in
 from support.federation import kill
 from support.private_studies import masked_text, numbers_of_single_sites, private_text
 from support.server_records import ServerRecords
+from support.shell_data import run as shell
 from support.studies import SITES, clinic_files
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
@@ -142,6 +143,8 @@ def assert_charged_once(network: Network, study: Study) -> None:
         assert (charge.epsilon, charge.delta) == (study.privacy.epsilon, study.privacy.delta)
         assert epsilon_of(charge.mu, charge.delta) == pytest.approx(study.privacy.epsilon, rel=1e-9)
         assert budget.spent == pytest.approx(epsilon_of(total_mu(c.mu for c in budget.charges()), Policy.delta))
+        status = shell("site", "status", "--site", network.folder(site)).output
+        assert f"privacy budget: epsilon 8 at delta 1e-05; spent: {budget.spent:.3g}; left" in status
 
 
 def exact_numbers(network: Network, site: str, study: Study) -> list[Exact]:
