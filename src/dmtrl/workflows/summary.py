@@ -10,7 +10,7 @@ from dmtrl.estimators.diagnostics import PARTS
 from dmtrl.estimators.held_out import Metrics
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
-from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metrics_of
+from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metric_errors, metrics_of
 from dmtrl.workflows.fit import FOLDS, Prepared
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
@@ -127,6 +127,9 @@ def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     path = getattr(model, "cv_path_", None)
     if path is None or path.weight.shape[-1] != len(model.tasks_):
         return {}
+    metrics = metric_errors(model)
+    if metrics is not None:
+        return {"held_out_error": metrics.per_task}
     cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
     total, weight = getattr(path, cv_measure(model))[cell].sum(axis=0), path.weight[cell].sum(axis=0)
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import xlogy
@@ -67,9 +67,13 @@ def held_out_error(
 ) -> HeldOut | None:
     """The error of cross-validation at the chosen lambda and tau, else that of the comparison, else None.
 
-    X, y, tasks, sample_weight: the data of the fit, for the baseline.
+    X, y, tasks, sample_weight: the data of the fit, for the baseline. Where the model has metrics, they have both: the
+    scores of the search are those of less accurate fits.
     """
     path = getattr(model, "cv_path_", None)
+    metrics = None if path is None else metric_errors(model)
+    if metrics is not None:
+        return HeldOut(measure_name(cv_measure(model)), metrics.overall, "rows", True, metrics.baseline)
     if path is not None:
         measure, over = measure_name(cv_measure(model)), "rows"
         cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
@@ -88,6 +92,24 @@ def held_out_error(
         else:
             baseline = baseline_loss(_loss_of(model), table.y, table.codes, weight, over)
     return HeldOut(measure, float(error), over, path is not None, baseline)
+
+
+class MetricErrors(NamedTuple):
+    """The error rate or the mean squared error, from the metrics of a model."""
+
+    overall: float
+    baseline: float
+    per_task: np.ndarray
+
+
+def metric_errors(model: Any) -> MetricErrors | None:
+    """None if the model has no metrics, or none of the measure that cross-validation minimised."""
+    metrics, measure = vars(model).get("metrics_"), cv_measure(model)
+    if metrics is None or measure not in ("wrong", "squared_error"):
+        return None
+    name, power = ("error_rate", 1) if measure == "wrong" else ("rmse", 2)
+    found = metrics.overall[name], metrics.baseline[name], metrics.per_task[name]
+    return MetricErrors(*(value**power for value in found))
 
 
 def cv_measure(model: Any) -> str:
