@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl import storage
+from dmtrl.exceptions import NoCheckpointError
 from dmtrl.solver.checkpoint.options import PathLike, absolute
 
 FORMAT = 5
@@ -93,7 +94,7 @@ def read(path: str) -> Version:
     """The newest complete version at a path."""
     folder = newest(path)
     if folder is None:
-        raise FileNotFoundError(f"no complete checkpoint at {path}; start without resume")
+        raise NoCheckpointError(path)
     where = storage.join(folder, _STATE)
     try:
         header, arrays = storage.load(where, _KIND)
