@@ -250,7 +250,7 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         ("--task", "shop", "--target", "nonsense"): "there is no column 'nonsense'; the columns are shop, size",
         ("--target", "sales"): "the task column is not known; pass --task with one of shop",
         ("--task", "shop"): "the target column is not known; pass --target with one of shop",
-        ("--task", "shop", "--target", "shop"): "is both the task and the target",
+        ("--task", "shop", "--target", "shop"): "column 'shop' is in both --task and --target; pass it to one of them",
         (*ok, "--jobs", "0"): "--jobs must not be 0; pass --jobs -1 for all cores",
         (*ok, "--workers", "2"): "--workers requires --engine ray",
         (*ok, "--drop", "colur"): "did you mean 'colour'?",
@@ -272,7 +272,7 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
             "verdict",
             "--loss",
             "squared",
-        ): "needs numbers; if the values are classes, set the kind",
+        ): "needs numbers; for classes, pass --kind classification",
         ("--task", "shop", "--target", "day"): "holds dates",
         ("--task", "shop", "--target", "kg"): "only one value, 7",
         (
@@ -287,7 +287,10 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         (*ok, "-o", str(tmp_path)): "is a folder",
         (*ok, "-o", str(csv), "--force"): "is an input file",
         (*ok, "--resume", str(csv)): "no complete checkpoint at",
-        (*ok, "--resume", str(tmp_path / "none")): "no complete checkpoint at",
+        (*ok, "--resume", str(tmp_path / "none")): "or leave out --resume to start again",
+        (*ok, "--drop", "shop"): "column 'shop' is in both --task and --drop; pass it to one of them",
+        (*ok, "--date", "sales"): "column 'sales' is in both --target and --date; pass it to one of them",
+        (*ok, "--weights", "sales"): "column 'sales' is in both --target and --weights",
         (*ok, "--number", "colour"): "which is not a number",
         (*ok, *(word for name in ("size", "price", "colour", "open", "day", "verdict") for word in ("--drop", name))): (
             "no column is left to use as a feature"

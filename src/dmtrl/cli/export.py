@@ -35,7 +35,7 @@ def command(model: str, out: str, task: str | None, force: bool, as_json: bool, 
     from dmtrl.workflows.export import export_file
 
     with exit_on_error():
-        summary = export_file(model, path, task)
+        summary = export_file(model, path, task, force)
     if as_json:
         click.echo(json.dumps(summary))
     elif not quiet:

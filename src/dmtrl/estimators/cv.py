@@ -41,7 +41,7 @@ from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import check_choice
 from dmtrl.exceptions import ScaleWarning
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
-from dmtrl.numerics.checks import is_whole
+from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.progress import bar
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
@@ -51,6 +51,9 @@ from dmtrl.solver.outcome import Callback, Outcome, RoundRecord
 from dmtrl.solver.race import Race
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
+FOR_SEVERAL_CLASSES = {"roc_auc": "roc_auc_ovr"} | {
+    name: f"{name}_macro" for name in ("f1", "jaccard", "precision", "recall")
+}  # scorers for two classes, and the ones to use for more
 SEARCH_PARAMETERS = {
     "feature_map": """"rff", transformer, "auto" or list
         Transformation of the features, as in the estimators without CV. A list holds maps to choose from, where None
@@ -101,14 +104,21 @@ FOLD_MODELS = {
 
 
 def check_numbers(name: str, values: Any) -> None:
-    """Raise ValueError unless `values` is None or a list of numbers."""
+    """Raise ValueError unless `values` is a list of numbers."""
     try:
-        array = np.asarray(() if values is None else values, dtype=float)
+        array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a list of numbers, got {values!r}") from None
     if array.ndim != 1:
-        advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 else ""
+        advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 and values is not None else ""
         raise ValueError(f"{name} must be a list of numbers, got {values!r}{advice}")
+
+
+def check_class_scorer(scorer: TaskScorer, classes: int) -> None:
+    """Raise ValueError if a scorer is for two classes and there are more."""
+    several = FOR_SEVERAL_CLASSES.get(scorer.metric) if isinstance(scorer.metric, str) else None
+    if classes > 2 and several is not None:
+        raise ValueError(f"the scorer {scorer.metric!r} is for two classes, but y has {classes}; use {several!r}")
 
 
 def warn_of_scales(X: Any, names: Any = None) -> None:
@@ -203,9 +213,10 @@ class _StrengthSearch(MTRLBase):
 
     def _check_search(self) -> None:
         check_choice("choice", self.choice, RULES)
-        for name in ("lambdas", "commons", "owns"):
+        for name in ("commons", "owns"):
             check_numbers(name, getattr(self, name))
         if self.lambdas is not None:
+            check_numbers("lambdas", self.lambdas)
             lambdas = np.asarray(self.lambdas, dtype=float)
             if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
                 raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
@@ -290,6 +301,8 @@ class _StrengthSearch(MTRLBase):
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         scorer = self._scorer()
+        if scorer is not None and problem.classes is not None:
+            check_class_scorer(scorer, len(problem.classes))
         self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
         over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
@@ -313,6 +326,11 @@ class _StrengthSearch(MTRLBase):
             except ValueError as error:
                 undefined.setdefault(fold, error)
                 return float("nan")
+            except AttributeError as error:
+                if "predict_proba" not in str(error) or hasattr(self, "predict_proba"):
+                    raise
+                needs = f"the scorer {scorer.metric!r} needs probabilities, which the {get_loss(self.loss).name} loss"
+                raise ValueError(f"{needs} does not give; use the logistic loss or another scorer") from error
 
         with bar(self.verbose, "choosing lambda, common and own", total) as step:
 
@@ -435,8 +453,8 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
             The lower and the upper end; infinite if there are too few held-out rows. The lower end of counts is at
             least 0. If y was 2-D in `fit` and `tasks` is None: for each row and task.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be between 0 and 1, got {coverage!r}")
+        if not (is_number(coverage) and 0 < coverage < 1):
+            raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         X, codes = self._read_unlabelled(X, tasks)
         folds = vars(self).get("fold_models_")
         if folds is None:
