@@ -78,7 +78,7 @@ def newest(path: str) -> str | None:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             continue  # deleted meanwhile by its run, or cut short where a store does not write whole files
         if number != FORMAT:
-            advice = "pip install -U dmtrl" if number > FORMAT else "start again in another folder"
+            advice = "install a newer dmtrl" if number > FORMAT else "start again in another folder"
             raise ValueError(f"{where} has format {number}, but this dmtrl reads format {FORMAT}: {advice}")
         return folder
     return None
