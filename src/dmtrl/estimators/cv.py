@@ -51,9 +51,6 @@ from dmtrl.solver.outcome import Callback, Outcome, RoundRecord
 from dmtrl.solver.race import Race
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
-FOR_SEVERAL_CLASSES = {"roc_auc": "roc_auc_ovr"} | {
-    name: f"{name}_macro" for name in ("f1", "jaccard", "precision", "recall")
-}  # scorers for two classes, and the ones to use for more
 SEARCH_PARAMETERS = {
     "feature_map": """"rff", transformer, "auto" or list
         Transformation of the features, as in the estimators without CV. A list holds maps to choose from, where None
@@ -112,13 +109,6 @@ def check_numbers(name: str, values: Any) -> None:
     if array.ndim != 1:
         advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 and values is not None else ""
         raise ValueError(f"{name} must be a list of numbers, got {values!r}{advice}")
-
-
-def check_class_scorer(scorer: TaskScorer, classes: int) -> None:
-    """Raise ValueError if a scorer is for two classes and there are more."""
-    several = FOR_SEVERAL_CLASSES.get(scorer.metric) if isinstance(scorer.metric, str) else None
-    if classes > 2 and several is not None:
-        raise ValueError(f"the scorer {scorer.metric!r} is for two classes, but y has {classes}; use {several!r}")
 
 
 def warn_of_scales(X: Any, names: Any = None) -> None:
@@ -302,7 +292,7 @@ class _StrengthSearch(MTRLBase):
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         scorer = self._scorer()
         if scorer is not None and problem.classes is not None:
-            check_class_scorer(scorer, len(problem.classes))
+            scorer.check_classes(len(problem.classes))
         self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
         over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
