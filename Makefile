@@ -120,7 +120,9 @@ test-minimum: $(MINIMUM_STAMP) browser  ## run all tests with the minimum versio
 	@$(MINIMUM_CACHE) $(MINIMUM)/bin/python -m pytest $(PYTEST_FLAGS)
 
 SOAK_MINUTES ?= 15
-soak: setup  ## kill actors and nodes of a three-node cluster for 15 minutes and compare the bits
+FUZZ_MINUTES ?= 5
+soak: setup  ## damaged inputs to the shell for 5 minutes, then kill actors and nodes of a cluster for 15 and compare the bits
+	@cd tests && ../$(BIN)/python -m support.fuzz --minutes $(FUZZ_MINUTES)
 	@cd tests && ../$(BIN)/python -m support.soak --minutes $(SOAK_MINUTES)
 
 soak-federation: setup  ## kill and suspend the server and sites of a study for 15 minutes and compare the bits

@@ -80,7 +80,7 @@ def retail(tmp_path_factory: pytest.TempPathFactory) -> Retail:
 def fitted(retail: Retail) -> tuple[Path, dict[str, Any]]:
     model = retail.fit.with_name("model.dmtrl")
     result = run("fit", retail.fit, "--task", "Filiale", "--target", "verkauft", "--encoding", "cp1252",
-                 "--lambda", "0.05", "-o", model, "--json")  # fmt: skip
+                 "--lambda", "0.05", "--compare", "-o", model, "--json")  # fmt: skip
     assert result.exit_code == 0, result.output
     return model, json.loads(result.stdout)
 
@@ -143,6 +143,14 @@ def _typed(retail: Retail) -> pd.DataFrame:
         "Fläche": truth["Fläche"].round(2),
     }
     return truth.assign(**typed)
+
+
+def test_the_comparison_is_told(fitted: tuple[Path, dict[str, Any]]) -> None:
+    compared, rows = fitted[1]["compared"], {row["task"]: row for row in fitted[1]["per_task"]}
+    assert "alone" in compared
+    assert "F07" not in compared.split("\n")[0], "a store with three rows makes no headline"
+    assert rows["F01"]["together"] < 0.5
+    assert rows["F01"]["alone"] is not None
 
 
 def test_new_stores_and_new_levels_at_predict(fitted: tuple[Path, dict[str, Any]], retail: Retail) -> None:

@@ -13,6 +13,8 @@ pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[fe
 from dmtrl.federation.approval import create_site
 from dmtrl.federation.flare.coordinator import Coordinator, Invitation, admit, provision
 from dmtrl.federation.flare.services import compose_file
+from dmtrl.federation.privacy.accounting import mu_of
+from dmtrl.federation.privacy.budget import Budget
 from support.shell_data import run
 from support.studies import CLINIC, clinic_files
 
@@ -89,6 +91,24 @@ def test_a_file_that_is_no_invitation_gives_one_sentence(tmp_path: Path, content
     result = run("site", "join", path, "--site", tmp_path / "site")
     assert result.exit_code == 1
     assert result.output.strip() == f"Error: {path} is not an invitation; 'dmtrl study invite' writes one"
+
+
+def test_the_status_of_a_site_shows_its_privacy_budget(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    create_site(site, "north", clinic_files(tmp_path)["north"])
+    (site / "flare").mkdir()
+    invitation(tmp_path).rename(site / "flare" / "invitation.json")
+    words = "privacy budget: epsilon 8 at delta 1e-05; spent: {}; left for one more study: {}"
+    assert run("site", "status", "--site", site).output.splitlines()[-1] == words.format("0", "8")
+    budget = Budget(site, 8.0, 1e-5)
+    budget.charge("hash", "clinic", 8.0, 1e-5, mu_of(8.0, 1e-5))
+    assert run("site", "status", "--site", site).output.splitlines()[-1] == words.format("8", "0")
+    (site / "private").mkdir()
+    (site / "budget.jsonl").unlink()
+    result = run("site", "status", "--site", site)
+    assert result.exit_code == 1
+    assert result.output.startswith("north: not admitted yet\n")
+    assert "budget.jsonl is missing, but" in result.output
 
 
 def test_an_invitation_for_another_site_or_file_is_refused(tmp_path: Path) -> None:

@@ -202,8 +202,8 @@ def test_many_folds_are_refused_and_the_approval_says_so(tmp_path: Path) -> None
     hold_out = rounds.encode(rounds.HoldOut(fold=0, folds=21, seed=0))
     assert refusal(site, hold_out) == "the study has 21 folds; a site allows at most 20"
     check = check_file(study, clinic_files(tmp_path)["north"])
-    assert "it allows at most 20 folds" in approval_text(study, Policy("north", ""), check)
-    few = approval_text(clinic(), Policy("north", "", minimum_held_out=21), check)
+    assert "it allows at most 20 folds" in approval_text(study, Policy("north", ""), check, tmp_path)
+    few = approval_text(clinic(), Policy("north", "", minimum_held_out=21), check, tmp_path)
     assert "will refuse the cross-validation: a fold has too few rows" in few
 
 

@@ -211,7 +211,7 @@ def test_a_restarted_site_gives_the_same_bits(tmp_path: Path) -> None:
 def test_the_approval_says_what_leaves(tmp_path: Path) -> None:
     study = clinic()
     path = clinic_files(tmp_path)["north"]
-    text = approval_text(study, Policy("north", str(path)), check_file(study, path))
+    text = approval_text(study, Policy("north", str(path)), check_file(study, path), tmp_path)
     for words in (
         study.hash, "'ill' (yes against no)", "north: 60 rows", "improved:", "at most 20,000 times",
         "What is never sent", "no noise is added", "each site gets the weights of its own tasks", "at least 10 rows",
@@ -220,7 +220,7 @@ def test_the_approval_says_what_leaves(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert words in text
     refused = replace(Policy("north", ""), messages=tuple(name for name in MESSAGES if name != "scores"))
-    assert "(refused by the policy of this site)" in approval_text(study, refused, check_file(study, path))
+    assert "(refused by the policy of this site)" in approval_text(study, refused, check_file(study, path), tmp_path)
 
 
 def test_the_approval_names_every_message() -> None:

@@ -1,5 +1,11 @@
 """Private versions of the small study of three clinics."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dmtrl import storage
 from dmtrl.federation.study import Study, parse_study
 from support.studies import CLINIC
 
@@ -34,3 +40,17 @@ def masked_text(tolerance: str = "tolerance = 1e-7", results: str = "", limits: 
     )
     tables = f'[limits]\n{limits}\n[privacy]\naggregation = "masked"\n{results}\n'
     return text.replace("[columns.age]", tables + "[columns.age]", 1)
+
+
+def numbers_of_single_sites(states: Sequence[Path]) -> np.ndarray:
+    """The numbers of masked sums that only one of the sites has: its vectors, and the products of which its part of a
+    sum is made. states: the file `masked/state.npz` of each site."""
+    parts = []
+    for path in states:
+        _, arrays = storage.load(str(path), "dmtrl masked sums 1")
+        vectors = [np.ravel(arrays[name]) for name in ("Z", "U", "V", "B", "best")]
+        products = [np.outer(arrays[name][0], arrays[name][0]) for name in ("V", "B")]
+        parts.append(np.unique(np.concatenate([*vectors, *map(np.ravel, products)])))
+    values, counts = np.unique(np.concatenate(parts), return_counts=True)
+    assert (counts == 1).mean() > 0.9
+    return values[counts == 1]

@@ -9,6 +9,7 @@ from dmtrl import storage
 from dmtrl.exceptions import RefusedBySiteError, StudyError
 from dmtrl.federation import models
 from dmtrl.federation.policy import Policy, read_policy, write_policy
+from dmtrl.federation.privacy.budget import Budget
 from dmtrl.federation.privacy.releases import release_size
 from dmtrl.federation.request_checks import MOST_FOLDS
 from dmtrl.federation.site_data import SiteCheck
@@ -185,8 +186,9 @@ def number_of_fits(study: Study) -> int:
     return len(model.lambdas) * len(model.commons) * study.fit.folds + 1
 
 
-def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
-    """In plain words: what the study does, what leaves this site, and what does not."""
+def approval_text(study: Study, policy: Policy, check: SiteCheck, folder: Path) -> str:
+    """In plain words: what the study does, what leaves this site, and what does not. folder: that of the site, which
+    may not exist yet."""
     target, data = study.target, check.data
     predicts = f"{target.column!r}"
     if study.classification:
@@ -217,7 +219,7 @@ def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
         "  The same bytes again, after a restart, do not count. Every message is written to the ledger.",
         "",
         "What is never sent: rows, labels, texts of cells, dual variables, the name and the path of the data file.",
-        *_privacy_lines(study, policy),
+        *_privacy_lines(study, policy, folder),
         f"Thresholds of this site: tasks of at least {policy.minimum_rows} rows, at most "
         f"{policy.parameters_per_row:g} weights per row of a task, errors over at least "
         f"{policy.minimum_held_out} rows.",
@@ -227,15 +229,16 @@ def approval_text(study: Study, policy: Policy, check: SiteCheck) -> str:
     return "\n".join(lines)
 
 
-def _privacy_lines(study: Study, policy: Policy) -> list[str]:
-    """The guarantee in one sentence, or that there is none."""
+def _privacy_lines(study: Study, policy: Policy, folder: Path) -> list[str]:
+    """The guarantee in one sentence, and what it costs; or that there is none."""
     privacy = study.privacy
     if privacy.private:
-        budget = f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
+        budget = Budget(folder, policy.epsilon, policy.delta)
         return [
             f"Privacy: {privacy.guarantee(policy.epsilon_per_study)}",
-            f"Mode {privacy.mode!r}: rows are shortened to the norm {privacy.row_norm:g}; this site's budget for all "
-            f"private studies together is {budget}.",
+            f"Mode {privacy.mode!r}: rows are shortened to the norm {privacy.row_norm:g}.",
+            f"Privacy budget of this site, for all private studies together: {budget.describe()}.",
+            budget.describe_after(study.hash, privacy.mu(policy.epsilon_per_study)),
             "If a release cannot be computed, the site makes no further ones in the study; the coordinator learns",
             "that, and noise does not cover it.",
         ]

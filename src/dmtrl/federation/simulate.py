@@ -75,7 +75,9 @@ def _sent(message: Message) -> Message:
     return Message(arrived.name, arrived.scalars, copies)
 
 
-def _approval_texts(study: Study, files: Mapping[str, str | Path], policy: Policy | None) -> dict[str, str]:
+def _approval_texts(
+    study: Study, files: Mapping[str, str | Path], folders: Mapping[str, Path], policy: Policy | None
+) -> dict[str, str]:
     """What each site approves. An error if there are too few sites or if a file does not fit the study."""
     if len(files) < study.limits.sites:
         raise ValueError(f"the study needs at least {study.limits.sites} sites, got {len(files)}")
@@ -88,7 +90,7 @@ def _approval_texts(study: Study, files: Mapping[str, str | Path], policy: Polic
         if check.data is None:
             first = check.errors[0]
             raise RefusedBySiteError(f"its file does not fit the study: {first.public}", first.text, name)
-        texts[name] = approval_text(study, planned, check)
+        texts[name] = approval_text(study, planned, check, folders[name])
     return texts
 
 
@@ -118,13 +120,12 @@ def simulate(
     -------
     StudyResult
     """
-    out, texts = Path(out), _approval_texts(study, files, policy)  # nothing is written before all files are checked
-    folders = []
-    for name in sorted(files):
-        folder = out / "sites" / name
+    out = Path(out)
+    folders = {name: out / "sites" / name for name in sorted(files)}
+    texts = _approval_texts(study, files, folders, policy)  # nothing is written before all files are checked
+    for name, folder in folders.items():
         create_site(folder, name, files[name], policy)
         approve(folder, study, texts[name])
-        folders.append(folder)
-    carrier = LocalSites(folders)
+    carrier = LocalSites(list(folders.values()))
     with single_threaded_blas():  # as at a site, for the same bits
         return run_study(study, carrier, carrier.names, out, progress)

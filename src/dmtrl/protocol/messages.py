@@ -63,6 +63,7 @@ class Prepare:
     max_passes: int
     keep: bool
     density: float  # share of the sampled chunks of all workers that are not all zero
+    first_step: float = np.inf  # about the step size of the first round
     evaluate: bool = False  # answer with the loss at the start
     intercept: bool = False  # weights have an intercept for each output after the features
     intercept_ridge: float = -1.0  # its penalty in the local problems; negative: the coordinator steps for it

@@ -24,7 +24,7 @@ from dmtrl.solver.checkpoint.versions import Version
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.alternation import Alternation
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
-from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, RunContext
+from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, RunContext, first_step
 from dmtrl.solver.methods.splitting import Splitting
 from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
 from dmtrl.solver.settings import Settings
@@ -174,6 +174,7 @@ class Coordinator:
                 max_passes=settings.max_passes,
                 keep=start is not None,
                 density=layout.density,
+                first_step=settings.initial_step or first_step(self._lam, layout.m),
                 evaluate=settings.max_staleness > 0,
                 intercept=self._intercept,
                 intercept_ridge=self._intercept_ridge(),

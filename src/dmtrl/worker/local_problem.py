@@ -30,7 +30,10 @@ _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense 
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
 _PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
 _WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is worth for the sake of its intercept
+_ENOUGH_FOR_INTERCEPT = 32  # stiffness of an intercept: a round then leaves about 1 / 32 of its error
+_ENOUGH_AT_KINKS = 128  # the same for losses with kinks, which have no curvature to rely on
 _FEW_ROWS = 128  # with so few, an exact solution is always cheap
+_TURNING = (scalar.ABSOLUTE, scalar.EPSILON_INSENSITIVE, scalar.QUANTILE, scalar.HUBER)  # slopes that turn around y
 _WORTH_TIMES = 5  # the most passes: what an exact solution is worth where they do not suffice
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
 
@@ -277,19 +280,25 @@ class LocalProblem:
 
     def intercept_step(self) -> np.ndarray | None:
         """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
-        almost exact minimisation where that is cheap, else as long as coordinate ascent hardly notices. Where several
-        units must agree on an intercept, it is a multiple of the inverse of the curvature."""
+        almost exact minimisation where that is cheap. Coordinate ascent slows down with it, while a round with step
+        k / curvature leaves about 1 / k of the error of a smooth loss: there, a short one is long enough. Where several
+        units must agree on an intercept, it is shorter still."""
         if not self.units.intercept:
             return None
         if self._order.intercept_ridge < 0:
             return 20.0 / self._curvature
-        n, long = np.maximum(np.diff(self.units.starts), 1), 1e6 / self._curvature
+        n, d, long = np.maximum(np.diff(self.units.starts), 1), self._blocks.X.shape[1], 1e6 / self._curvature
         solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
         newton, in_span = self._exact_costs(_ROUNDS_AHEAD)
         cheap = np.minimum(newton, in_span) <= _WORTH_PASSES * 4 * n * self._numbers_in_row
-        few = self._in_span & (n <= _FEW_ROWS)
+        # classes that can be separated leave an intercept undetermined, which passes find slowly; amounts do not
+        amounts = np.isin(self.units.loss, _TURNING)
+        few = self._in_span & (n <= np.where(amounts, np.minimum(2 * d, _FEW_ROWS), _FEW_ROWS))
         exact = few | (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
-        return np.where(exact, long, n / self._curvature)
+        stiffness = self._order.first_step * self._mean_q * self._curvature / d
+        smooth = np.maximum(_ENOUGH_FOR_INTERCEPT, stiffness)
+        enough = np.where(self._has_slope, smooth, np.maximum(n / 4, _ENOUGH_AT_KINKS))
+        return np.where(exact, long, np.minimum(n, enough) / self._curvature)
 
     def _solved_exactly(self) -> np.ndarray:
         """Whether an exact solver can take over from coordinate ascent where a unit is stiff."""
@@ -300,7 +309,7 @@ class LocalProblem:
         across which it turns."""
         y, p, starts, loss = self.units.y, self.units.p, self._blocks.starts, self.units.loss
         curvature = np.where(np.isfinite(bounds), bounds, 1.0)
-        turning = np.isin(loss, [scalar.ABSOLUTE, scalar.EPSILON_INSENSITIVE, scalar.QUANTILE, scalar.HUBER])
+        turning = np.isin(loss, _TURNING)
         counts = loss == scalar.POISSON
         if not (turning | counts).any():  # then nothing of the size of the labels is needed
             return curvature

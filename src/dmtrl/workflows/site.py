@@ -59,7 +59,7 @@ def propose(study: str | Path, folder: str | Path, data: str | Path | None = Non
         if not (place / policy.data).exists():
             raise FileNotFoundError(f"{place / policy.data}, the data file that {place / FILE} names, does not exist")
     check = check_file(wanted, place / policy.data, policy.minimum_rows)
-    return Proposal(place, wanted, policy, check, approval_text(wanted, policy, check))
+    return Proposal(place, wanted, policy, check, approval_text(wanted, policy, check, place))
 
 
 def withdraw_approval(folder: str | Path) -> Approval:

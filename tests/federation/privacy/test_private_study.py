@@ -1,6 +1,7 @@
 """Whole private studies in one process: what leaves, what is withheld, what is spent, and what a crash changes."""
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from dmtrl.federation.approval import approval_text
 from dmtrl.federation.ledger import entries
 from dmtrl.federation.policy import Policy, read_policy, write_policy
 from dmtrl.federation.privacy import releases
-from dmtrl.federation.privacy.accounting import epsilon_of
+from dmtrl.federation.privacy.accounting import epsilon_of, mu_of
 from dmtrl.federation.privacy.budget import Budget
 from dmtrl.federation.privacy.releases import step_size
 from dmtrl.federation.simulate import simulate
@@ -28,6 +29,7 @@ from dmtrl.federation.site_data import check_file
 from dmtrl.federation.study import Study, parse_study
 from dmtrl.protocol import messages as rounds
 from support.private_studies import private_study, private_text
+from support.shell_data import run as shell
 from support.studies import SITES, approved_site, clinic_files
 
 ALLOWED = Policy("", "", parameters_per_row=1.0)
@@ -215,6 +217,8 @@ def test_budgets_add_up_over_studies_as_mu_does(tmp_path: Path) -> None:
     with open(tmp_path / "budget.jsonl", "ab") as file:
         file.write(b'{"time": "cut sho')  # a crash
     budget.charge("study 3", "s", 2.0, 1e-5, 0.5)
+    assert budget.left() == pytest.approx(epsilon_of((mu_of(8.0, 1e-5) ** 2 - 4 * 0.5**2) ** 0.5, 1e-5))
+    assert budget.left(2.0) == 0.0
     assert [charge.study for charge in budget.charges()] == [f"study {i}" for i in range(4)]
 
 
@@ -248,13 +252,49 @@ def test_a_site_may_refuse_studies_without_noise(tmp_path: Path) -> None:
 def test_the_approval_states_the_guarantee_and_the_mode(tmp_path: Path) -> None:
     study, files = private_study("rounds"), clinic_files(tmp_path)
     policy = Policy("north", str(files["north"]), epsilon_per_study=2.0)
-    text = approval_text(study, policy, check_file(study, files["north"]))
+    text = approval_text(study, policy, check_file(study, files["north"]), tmp_path)
     assert "is (2, 1e-05)-differentially private" in text
     assert "Mode 'rounds'" in text
     assert "no noise is added" not in text
     assert "folds" not in text
+    assert "together: epsilon 8 at delta 1e-05; spent: 0; left for one more study: 8." in text
     write_policy(tmp_path, policy)
     assert read_policy(tmp_path) == policy
+
+
+def test_the_command_approve_shows_the_budget_before_it_asks(tmp_path: Path) -> None:
+    site = begun_site(tmp_path, private_study("newton", epsilon=4.0))
+    site.answer(messages.encode(release(site.study)))
+    left = f"{math.floor(100 * Budget(site.folder, 8.0, 1e-5).left()) / 100:g}"
+
+    def shown(text: str) -> str:
+        (tmp_path / "study.toml").write_text(text)
+        return shell("site", "approve", tmp_path / "study.toml", "--site", site.folder).output.split("Approve this")[0]
+
+    spent = f"together: epsilon 8 at delta 1e-05; spent: 4; left for one more study: {left}."
+    for text, words in (
+        (private_text("newton", epsilon=4.0), "This study was charged before; running it again costs nothing more."),
+        (private_text("newton", epsilon=5.0), "After this study, epsilon "),
+        (private_text("newton", epsilon=float(left) - 0.01), "After this study, epsilon "),
+        (private_text("newton", epsilon=float(left) + 0.01), "will refuse the study: it would exceed the budget."),
+    ):
+        assert spent in shown(text)
+        assert words in shown(text)
+
+
+def test_what_is_left_can_be_spent_and_no_more(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 8.0, 1e-5)
+    budget.charge("a study", "s", 4.0, 1e-5, mu_of(4.0, 1e-5))
+    left = budget.left()
+    budget.check("another study", mu_of(left, 1e-5))
+    with pytest.raises(RefusedBySiteError, match="would exceed the privacy budget"):
+        budget.check("another study", mu_of(left + 1e-3, 1e-5))
+
+
+def test_a_damaged_budget_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "budget.jsonl").write_text('{"time": "now"}\n')
+    with pytest.raises(ValueError, match=r"budget\.jsonl is damaged; restore it from a backup"):
+        Budget(tmp_path, 8.0, 1e-5).charges()
 
 
 @pytest.mark.parametrize(

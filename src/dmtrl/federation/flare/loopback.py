@@ -75,7 +75,7 @@ def set_up(
         member = members.complete(place, coordinators.admit(made, request, echo), echo)
         study = read_study(member.study_file)
         check = check_file(study, Path(policy.data), policy.minimum_rows)
-        approve(place, study, approval_text(study, policy, check))
+        approve(place, study, approval_text(study, policy, check, place))
         return member
 
     with ThreadPoolExecutor(2) as pool:

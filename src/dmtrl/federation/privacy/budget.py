@@ -6,6 +6,7 @@ is never made again, so a run that is resumed, repeated or started with other si
 """
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -50,15 +51,46 @@ class Budget:
         path = self._folder / _BUDGET
         if not path.exists():
             if (self._folder / _RELEASES).exists():
-                raise ValueError(f"{path} is missing, but {self._folder / _RELEASES} shows that something was released")
+                raise ValueError(
+                    f"{path} is missing, but {self._folder / _RELEASES} shows that something was released; restore it "
+                    "from a backup"
+                )
             return []
         lines = path.read_bytes().split(b"\n")  # a line that a crash cut short was no charge: nothing left then
-        return [Charge(**json.loads(line)) for line in lines[:-1] if line]
+        try:
+            return [Charge(**json.loads(line)) for line in lines[:-1] if line]
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path} is damaged; restore it from a backup") from error
 
     @property
     def spent(self) -> float:
         """The epsilon that all charges together amount to, at the delta of the budget."""
         return epsilon_of(total_mu(charge.mu for charge in self.charges()), self._delta)
+
+    def left(self, mu: float = 0.0) -> float:
+        """The largest epsilon, at the delta of the budget, that one more study may have, after one that costs mu.
+
+        The squares of mu add up, not epsilon: spent and left together are more than the budget.
+        """
+        spent = total_mu([mu, *(charge.mu for charge in self.charges())])
+        return epsilon_of(math.sqrt(max(mu_of(self._epsilon, self._delta) ** 2 - spent**2, 0.0)), self._delta)
+
+    def describe(self) -> str:
+        """Spent and left, in words."""
+        return (
+            f"epsilon {self._epsilon:g} at delta {self._delta:g}; spent: {self.spent:.3g}; "
+            f"left for one more study: {_rounded_down(self.left())}"
+        )
+
+    def describe_after(self, study: str, mu: float) -> str:
+        """What a study that costs mu does to the budget, in a sentence."""
+        try:
+            self.check(study, mu)
+        except RefusedBySiteError:
+            return "This site will refuse the study: it would exceed the budget."
+        if any(charge.study == study for charge in self.charges()):
+            return "This study was charged before; running it again costs nothing more."
+        return f"After this study, epsilon {_rounded_down(self.left(mu))} is left for one more."
 
     def check(self, study: str, mu: float) -> None:
         """Refuse a study that was not charged yet and would exceed the budget."""
@@ -122,3 +154,8 @@ class Budget:
 
     def _path(self, study: str, number: int) -> Path:
         return self._folder / _RELEASES / study / f"release-{number:04d}.message"
+
+
+def _rounded_down(epsilon: float) -> str:
+    """Two digits after the point, never more than there is."""
+    return f"{math.floor(epsilon * 100 + 1e-6) / 100:g}"
