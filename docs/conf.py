@@ -55,7 +55,7 @@ numpydoc_xref_param_type = False
 # MathJax from a package, copied into the site: pages need no network
 mathjax_package = find_spec("sphinx-mathjax-offline")
 if mathjax_package is None or mathjax_package.origin is None:
-    raise ImportError('the documentation needs sphinx-mathjax-offline: pip install "dmtrl[docs]".')
+    raise ImportError('the documentation needs sphinx-mathjax-offline: pip install ".[docs]".')
 html_static_path = ["_static", str(Path(mathjax_package.origin).parent / "static" / "mathjax" / "tex-svg.js")]
 mathjax_path = "tex-svg.js"
 

@@ -7,11 +7,12 @@ DmtrlError
 ├── FederationError        a server, a site or their connection failed (also a RuntimeError)
 ├── InputError             wrong input that a parameter can fix (also a ValueError)
 ├── LossError              a loss violates its contract (also a ValueError)
+├── NoCheckpointError      there is no checkpoint to resume from (also a FileNotFoundError)
 ├── NotAModelError         a file is not a saved model (also a ValueError)
 ├── OutputExistsError      an output file already exists (also a FileExistsError)
 ├── RefusedBySiteError     a site refused to answer the coordinator (also a RuntimeError)
 ├── RelationshipError      a relationship violates its contract (also a ValueError)
-├── StudyError             a study file is wrong (also a ValueError)
+├── StudyError             a study file or a site's policy is wrong (also a ValueError)
 ├── StudyStoppedError      a study was stopped by its coordinator (also a RuntimeError)
 └── WorkerLostError        a worker could not be brought back (also a RuntimeError)
 DmtrlWarning
@@ -44,7 +45,8 @@ class CellError(DmtrlError, ValueError):
     Attributes
     ----------
     subject, problem : str
-        How the message begins and ends, such as "column 'age' holds" and ", which is not a number".
+        How the message begins and ends, such as "column 'age' holds" and ", which is not a number". The end may be a
+        `Note`, whose settings the shell writes as options.
     value : str
         The text of the cell.
     row : int
@@ -60,8 +62,13 @@ class CellError(DmtrlError, ValueError):
 
     @property
     def description(self) -> str:
-        """What is wrong and where, without advice."""
-        return f"{self.subject} {self.value!r} ({self.where or f'row {self.row + 1}'}){self.problem}"
+        """What is wrong and where."""
+        return self.message(str)
+
+    def message(self, write: Callable[["Setting"], str]) -> str:
+        """The description with each setting as `write` returns it."""
+        problem = self.problem.message(write) if isinstance(self.problem, Note) else self.problem
+        return f"{self.subject} {self.value!r} ({self.where or f'row {self.row + 1}'}){problem}"
 
     def __str__(self) -> str:
         return self.description
@@ -162,6 +169,17 @@ class LossError(DmtrlError, ValueError):
     """A loss violates its contract; the message lists every kind of violation."""
 
 
+class NoCheckpointError(DmtrlError, FileNotFoundError):
+    """A run cannot be resumed, because there is no complete checkpoint at `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"there is no complete checkpoint at {self.path}; check the path, or leave out resume to start again"
+
+
 class RelationshipError(DmtrlError, ValueError):
     """A relationship violates its contract; the message lists every kind of violation."""
 
@@ -210,7 +228,7 @@ class RefusedBySiteError(DmtrlError, RuntimeError):
 
 
 class StudyError(DmtrlError, ValueError):
-    """A study file is wrong.
+    """A study file or the policy of a site is wrong.
 
     Attributes
     ----------

@@ -187,7 +187,7 @@ def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     new = tmp_path / "out.csv"
     cases: list[tuple[tuple[object, ...], str]] = [
-        ((data, model, "-o", new), "is not a dmtrl model; give the model file first"),
+        ((data, model, "-o", new), "is not a dmtrl model; the first argument must be a model file"),
         ((model, model, "-o", new), "is a dmtrl model, not data"),
         ((tmp_path / "cut.model", data, "-o", new), "cut short or damaged"),
         ((tmp_path / "python.model", data, "-o", new), "cannot prepare the columns of data files"),

@@ -80,8 +80,11 @@ def test_what_cannot_be_done_is_said_in_a_sentence(folder: Path, tmp_path: Path)
     write(shops(m=2), tmp_path / "few.csv")
     for words, sentence in (
         ((tmp_path / "python.dmtrl", folder / "shops.csv"), "was fitted on arrays"),
-        ((folder / "shops.csv",), "is not a dmtrl model; give the model file first, then the data files"),
-        ((tmp_path / "none.dmtrl",), "No such file"),
+        (
+            (folder / "shops.csv",),
+            "is not a dmtrl model; the first argument must be a model file, which 'dmtrl fit' writes",
+        ),
+        ((tmp_path / "none.dmtrl",), "there is no model file"),
         ((folder / "sales.dmtrl", tmp_path / "less.csv"), "there is no column 'price'"),
         (
             (folder / "sales.dmtrl", tmp_path / "few.csv"),

@@ -269,7 +269,7 @@ def test_a_leftover_process_is_found_without_its_parent(tmp_path: Path) -> None:
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r'engine="ray" needs Ray: pip install "dmtrl\[ray\]"'):
+    with pytest.raises(ImportError, match=r'the Ray engine needs Ray: pip install "dmtrl\[ray\]"'):
         MTRLRegressor(engine="ray").fit(np.ones((3, 1)), np.arange(3.0))
 
 

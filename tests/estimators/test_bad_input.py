@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from scipy import sparse
 
-from dmtrl import RFF, MTRLClassifier, MTRLRegressor
+from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3))
@@ -196,8 +196,15 @@ def test_classes():
         MTRLClassifier(on_single_class="constant").fit(X, np.full(12, 3), tasks=TASKS)
     with refuses(r"Unknown label type: continuous"):
         MTRLClassifier().fit(X, Y, tasks=TASKS)
-    with refuses(r"poisson loss needs non-negative counts"):
-        MTRLRegressor("poisson").fit(X, Y, tasks=TASKS)
+    counts = np.where(np.arange(12) == 7, -2.0, 3.0)
+    with refuses(rf"task '{TASKS[7]}', row 7: the poisson loss needs non-negative counts, but y contains -2"):
+        MTRLRegressor("poisson").fit(X, counts, tasks=TASKS)
+
+
+@pytest.mark.parametrize("name", ["commons", "owns"])
+def test_strengths_to_try_must_be_a_list(name):
+    with refuses(rf"{name} must be a list of numbers, got None"):
+        MTRLRegressorCV(**{name: None}).fit(X, Y, tasks=TASKS)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +221,8 @@ def test_classes():
         ({"own": -1}, "must be at least 0 and finite, got -1"),
         ({"own": "x"}, "must be at least 0 and finite, got 'x'"),
         ({"own": None}, "must be at least 0 and finite, got None"),
-        ({"common": "much"}, "common must be 'auto', got 'much'"),
+        ({"common": "much"}, "common must be 'auto' or a number of at least 0, got 'much'"),
+        ({"common": None}, "common must be 'auto' or a number of at least 0, got None"),
         ({"relationship": "friends"}, "unknown relationship 'friends'; choose learned, independent"),
         ({"relationship": np.eye(2)}, "the task relationship has 2 tasks, the data has 3"),
         ({"fit_intercept": "free"}, "fit_intercept must be True or False or 'penalised', got 'free'"),

@@ -38,6 +38,7 @@ def test_comparison_and_warm_start(multi_class):
     assert model.fit(*ROWS).n_rounds_ < first
     comparison = model.compare(*ROWS, cv=3)
     assert comparison.measure == "wrong"
+    assert str(comparison).startswith("mean held-out error rate over tasks: together ")
     assert comparison.tasks.tolist() == [*"abcd"]
     assert (comparison.together < 0.4).all()
     assert [name for name, _ in model.related("a").related] != []

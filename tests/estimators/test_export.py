@@ -15,6 +15,7 @@ import pytest
 import dmtrl
 from dmtrl import RFF, MTRLClassifier, MTRLRegressor, export
 from dmtrl.estimators.onnx_graph import onnx_bytes
+from dmtrl.exceptions import OutputExistsError
 from support.shell_data import run, shops, write
 
 WEEKDAYS = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
@@ -188,6 +189,17 @@ def test_errors_say_what_to_do_and_write_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="do not multiply columns of the data; export it as"):
         export(MTRLRegressor(feature_map="rff").fit(X, y, tasks=tasks), tmp_path / "m.csv")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_file_is_replaced_only_by_force(tmp_path: Path) -> None:
+    X, y, tasks = rows()
+    model, out = MTRLRegressor().fit(X, y, tasks=tasks), tmp_path / "kept.json"
+    out.write_text("mine")
+    with pytest.raises(OutputExistsError, match=r"kept\.json already exists; .* pass force=True to replace it"):
+        export(model, out)
+    assert out.read_text() == "mine"
+    export(model, out, force=True)
+    assert len(json.loads(out.read_text())["models"]) == 3
 
 
 def test_the_shell_names_its_options_and_keeps_existing_files(shop_files: Path) -> None:

@@ -262,8 +262,9 @@ def test_what_intervals_cannot_do_is_refused() -> None:
     model = MTRLRegressorCV(lambdas=[0.1], commons=[1.0], owns=[0.0], cv=3, unknown_tasks="common").fit(
         X, y, tasks=tasks
     )
-    with pytest.raises(ValueError, match="coverage must be between 0 and 1, got 90"):
-        model.predict_interval(X, tasks, coverage=90)
+    for coverage in (90, "a", None):
+        with pytest.raises(ValueError, match=f"coverage must be a number between 0 and 1, got {coverage!r}"):
+            model.predict_interval(X, tasks, coverage=coverage)
     with pytest.raises(ValueError, match="predict_interval knows only the tasks of fit"):
         model.predict_interval(X[:2], ["task 0", "elsewhere"])
     model.add_task(X[:20], y[:20], "task 2")

@@ -102,7 +102,8 @@ def test_a_newer_format_says_what_to_do(whole: bytes, scratch: Path) -> None:
     scratch.write_bytes(whole)
     rewrite(scratch, lambda header: header.update(format=FORMAT + 1, dmtrl="9.1.2", model="?", arrays="?"))
     with pytest.raises(
-        ValueError, match=rf"was written by dmtrl 9.1.2 with format {FORMAT + 1}, but .* reads format {FORMAT}; upgrade"
+        ValueError,
+        match=rf"was written by dmtrl 9.1.2 with format {FORMAT + 1}, but .* reads format {FORMAT}; install a newer",
     ):
         load(scratch)
     scratch.write_bytes(whole)

@@ -233,6 +233,12 @@ def test_several_classes_are_scored_by_the_answer() -> None:
     X[np.arange(90), y] += 2.0
     model = MTRLClassifierCV(lambdas=[0.1, 0.001], cv=3, scoring="accuracy").fit(X, y)
     assert 0.6 < model.cv_path_.mean("score").max() < 1.0
+    for scoring, instead in (("roc_auc", "roc_auc_ovr"), (task_scorer("f1"), "f1_macro")):
+        with pytest.raises(ValueError, match=rf"is for two classes, but y has 3; use '{instead}'"):
+            MTRLClassifierCV(lambdas=[0.1], cv=3, scoring=scoring).fit(X, y)
+        MTRLClassifierCV(lambdas=[0.1], commons=[0.0], owns=[0.0], cv=3, scoring=instead).fit(X, y)
+    with pytest.raises(ValueError, match="'roc_auc_ovr' needs probabilities, which the hinge loss does not give"):
+        MTRLClassifierCV(loss="hinge", lambdas=[0.1], cv=3, scoring="roc_auc_ovr").fit(X, y)
 
 
 def test_a_data_frame_with_a_task_column_and_a_feature_map() -> None:

@@ -1,6 +1,7 @@
 """Files that somebody else wrote: invitations, requests, and the coordinator's own file after a change."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[fe
 
 from dmtrl.federation.approval import create_site
 from dmtrl.federation.flare.coordinator import Coordinator, Invitation, admit, provision
+from dmtrl.federation.flare.services import compose_file
 from dmtrl.federation.privacy.accounting import mu_of
 from dmtrl.federation.privacy.budget import Budget
 from support.shell_data import run
@@ -27,6 +29,25 @@ def invitation(folder: Path, **changes: Any) -> Path:
     path = folder / "north.invitation.json"
     path.write_text(json.dumps({**VALID, **changes}))
     return path
+
+
+def test_a_second_provision_is_refused(tmp_path: Path) -> None:
+    study = tmp_path / "clinic.toml"
+    study.write_text(CLINIC)
+    (tmp_path / "federation.json").write_text("{}")
+    result = run("study", "provision", study, "-C", tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.endswith("is already a coordinator's folder: it has federation.json; choose another folder\n")
+
+
+def test_an_image_is_built_from_a_clone(tmp_path: Path) -> None:
+    """There is no release yet: the files that the image copies are those of the repository."""
+    text = compose_file("site", "north", tmp_path, 8102)
+    root = Path(__file__).resolve().parents[2]
+    copied = [name for line in re.findall(r"COPY (.*) /", text) for name in line.split()]
+    assert copied == ["pyproject.toml", "README.md", "LICENSE", "src"]
+    assert all((root / name).exists() for name in copied)
+    assert 'pip install "/source[federation]"' in text
 
 
 def test_a_valid_invitation_is_read(tmp_path: Path) -> None:

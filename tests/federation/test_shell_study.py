@@ -65,7 +65,8 @@ def test_a_file_is_checked(tmp_path: Path, study: Path) -> None:
     bad = write(clinic_table(0).drop_columns(["dose"]), tmp_path / "bad.csv")
     result = run("site", "check", bad, "--study", study)
     assert result.exit_code == 1
-    assert "error: the column 'dose' is missing" in result.output
+    assert "error: the column 'dose' is missing" in result.stdout
+    assert result.stderr == f"Error: {bad} does not fit the study; correct the 1 error listed above\n"
 
 
 def test_a_study_is_approved(tmp_path: Path, study: Path) -> None:
@@ -91,17 +92,23 @@ def test_an_approval_can_be_declined(tmp_path: Path, study: Path) -> None:
     result = run("site", "approve", study, "--site", site, "--data", data, "--name", "north")  # no answer on stdin
     assert result.exit_code == 1
     assert not site.exists()
+    words = ("site", "approve", study, "--site", site, "--data", data, "--name", "north")
+    result = run(*words, answer="n\n")
+    assert result.exit_code == 1
+    assert result.stderr.endswith("Error: not approved; nothing was written\n")
+    assert not site.exists()
 
 
 def test_a_file_that_does_not_fit_cannot_be_approved(tmp_path: Path, study: Path) -> None:
     data = write(clinic_table(0).drop_columns(["dose"]), tmp_path / "bad.csv")
     result = run("site", "approve", study, "--site", tmp_path / "s", "--data", data, "--name", "north", "--yes")
     assert result.exit_code == 1
-    assert "Not approved." in result.output
+    assert "error: the column 'dose' is missing" in result.stdout
+    assert result.stderr == f"Error: not approved: {data} does not fit the study; correct the 1 error listed above\n"
     assert not (tmp_path / "s").exists()
     words = ("site", "approve", study, "--site", tmp_path / "s", "--name", "north", "--yes", "--data")
     result = run(*words, tmp_path / "nope.csv")
-    assert result.output.strip() == f"Error: the data file {tmp_path / 'nope.csv'} does not exist"
+    assert result.output.strip() == f"Error: there is no file {tmp_path / 'nope.csv'}; check its name and folder"
     assert not (tmp_path / "s").exists()
     assert run(*words, clinic_files(tmp_path)["north"]).exit_code == 0
 

@@ -199,6 +199,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (ROOT / path).exists(), f"{page.name} names {path}, which does not exist"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_pages_install_from_a_clone(page: Path) -> None:
+    """There is no release yet: an index has no dmtrl."""
+    assert not re.search(r"pip install [^`\n]*(?<!/)\bdmtrl\b(?!/)", page.read_text(encoding="utf-8"))
+
+
+def test_the_readme_is_wrapped() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if len(line) > 100 and not line.startswith("|")] == []
+
+
 def test_the_index_links_every_page() -> None:
     linked = {(INDEX.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)\)", prose(INDEX))}
     assert {page for page in PAGES if page != INDEX} <= linked

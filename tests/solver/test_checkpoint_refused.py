@@ -135,7 +135,7 @@ def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
         solve(data, **how, checkpoint=tmp_path / "file")
     manifest = last / "manifest.json"
     text = manifest.read_text()
-    for number, advice in ((99, "pip install -U dmtrl"), (1, "start again in another folder")):
+    for number, advice in ((99, "install a newer dmtrl"), (1, "start again in another folder")):
         manifest.write_text(text.replace(f'"format": {FORMAT}', f'"format": {number}'))
         with pytest.raises(ValueError, match=f"format {number}, but this dmtrl reads format {FORMAT}: {advice}"):
             solve(data, **how, resume=tmp_path / "c")

@@ -14,8 +14,9 @@ from dmtrl.cli.main import main
 ENV = {"COLUMNS": "120", "TERM": "dumb"}
 
 
-def run(*words: object, columns: str = "120") -> Result:
-    return CliRunner(env=ENV | {"COLUMNS": columns}).invoke(main, [str(word) for word in words])
+def run(*words: object, columns: str = "120", answer: str | None = None) -> Result:
+    """The result of a command. answer: what is typed."""
+    return CliRunner(env=ENV | {"COLUMNS": columns}).invoke(main, [str(word) for word in words], input=answer)
 
 
 def shops(m: int = 5, rows: int = 40, seed: int = 0, shuffled: bool = True) -> pa.Table:

@@ -303,7 +303,7 @@ def test_what_is_cheap_to_see_is_said_before_anything_heavy_is_loaded(tmp_path: 
         ("fit", "none.csv", *WORDS): "there is no file",
         ("fit", str(there), *WORDS, "-o", "no/m"): "there is no folder",
         ("predict", "none", str(there)): "there is no model file",
-        ("predict", str(there), str(there)): "give the model file first",
+        ("predict", str(there), str(there)): "the first argument must be a model file",
     }
     code = (
         "import sys\nfrom dmtrl.cli.main import main\n"

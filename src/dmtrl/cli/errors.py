@@ -1,5 +1,6 @@
 """Errors of a command: one message and exit code 1 for bad input, a traceback for a bug."""
 
+import errno
 import shlex
 import unicodedata
 from collections.abc import Iterator
@@ -8,10 +9,12 @@ from contextlib import contextmanager
 import click
 
 from dmtrl.exceptions import (
+    CellError,
     CheckpointExistsError,
     FederationError,
     InputError,
     MixedColumnError,
+    NoCheckpointError,
     NotAModelError,
     Note,
     OutputExistsError,
@@ -26,6 +29,7 @@ _EXPECTED = (
     OSError, ValueError, ArithmeticError, ImportError, MemoryError, FederationError, RefusedBySiteError,
     StudyStoppedError, WorkerLostError,
 )  # fmt: skip
+_OPTIONS = {"reg_lambda": "--lambda"}  # parameters whose option has another name
 _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -68,23 +72,39 @@ def _message(error: Exception) -> str:
     if isinstance(error, InputError):
         return error.message(option)
     if isinstance(error, NotAModelError):
-        return f"{error.path} is not a dmtrl model; give the model file first, then the data files"
+        return f"{error.path} is not a dmtrl model; the first argument must be a model file, which 'dmtrl fit' writes"
     if isinstance(error, MixedColumnError):
         return _mixed_column(error)
+    if isinstance(error, CellError):
+        return error.message(option)
     if isinstance(error, OutputExistsError):
         return f"{error.path} already exists; choose another name, or pass --force to replace it"
     if isinstance(error, CheckpointExistsError):
         resume = option(Setting("resume", error.path))
         problem = f"{error.path} holds the checkpoint of an interrupted fit"
         return f"{problem}; pass {resume} to continue it, or --force to discard it"
+    if isinstance(error, NoCheckpointError):
+        again = f"leave out {option(Setting('resume'))} to start again"
+        return f"there is no complete checkpoint at {error.path}; check the path, or {again}"
     if isinstance(error, WorkerLostError):
         resume = f"; resume with {option(Setting('resume', error.checkpoint))}" if error.checkpoint else ""
         return f"{error.args[0]}{resume}"
     if isinstance(error, MemoryError):
         return "there is not enough memory; use fewer rows or columns"
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return f"{error.filename}: {error.strerror}"
+        return _file_error(error)
     return str(error)
+
+
+def _file_error(error: OSError) -> str:
+    """An error of the operating system about a file, in words for the common ones."""
+    if error.errno == errno.ENOENT:
+        return f"there is no file {error.filename}; check its name and folder"
+    if error.errno == errno.EISDIR:
+        return f"{error.filename} is a folder; pass the name of a file"
+    if error.errno == errno.EACCES:
+        return f"no permission to open {error.filename}"
+    return f"{error.filename}: {error.strerror}"
 
 
 def _mixed_column(error: MixedColumnError) -> str:
@@ -99,5 +119,5 @@ def _mixed_column(error: MixedColumnError) -> str:
 
 def option(setting: Setting) -> str:
     """A setting as a command-line option."""
-    name = f"--{setting.name.replace('_', '-')}"
+    name = _OPTIONS.get(setting.name, f"--{setting.name.replace('_', '-')}")
     return name if setting.value is None or setting.value is True else f"{name} {shlex.quote(str(setting.value))}"

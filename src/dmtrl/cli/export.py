@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from dmtrl.cli.errors import exit_on_error, printable
-from dmtrl.exceptions import NotAModelError
-from dmtrl.tables.discovery import is_model
+from dmtrl.tables.discovery import check_model
 from dmtrl.tables.output import check_output
 
 
@@ -31,15 +30,12 @@ def command(model: str, out: str, task: str | None, force: bool, as_json: bool, 
     """
     path = Path(out)
     with exit_on_error():  # quick checks, before the numerical libraries are imported
-        if not Path(model).exists():
-            raise FileNotFoundError(f"there is no model file {model}")
-        if not is_model(Path(model)):
-            raise NotAModelError(model)
+        check_model(Path(model))
         check_output(path, force, [model])
     from dmtrl.workflows.export import export_file
 
     with exit_on_error():
-        summary = export_file(model, path, task)
+        summary = export_file(model, path, task, force)
     if as_json:
         click.echo(json.dumps(summary))
     elif not quiet:

@@ -1,6 +1,7 @@
 """The command `dmtrl fit`."""
 
 import json
+import math
 import shlex
 import sys
 import time
@@ -12,6 +13,7 @@ import click
 
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text, printable
+from dmtrl.exceptions import Setting
 from dmtrl.tables.discovery import find_files
 from dmtrl.tables.output import check_output
 
@@ -36,6 +38,16 @@ class Lambda(click.ParamType):  # not generic in click 8.2
             self.fail(f"{value!r} is neither auto nor a number", param, ctx)
         if not 0 < number < float("inf"):
             self.fail(f"{value} is not positive", param, ctx)
+        return number
+
+
+class Number(click.FloatRange):
+    """A range of numbers without NaN and infinity."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
         return number
 
 
@@ -85,7 +97,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries 0, 1, 10].")
 @click.option(
-    "--own", metavar="NUMBER", type=click.FloatRange(min=0),
+    "--own", metavar="NUMBER", type=Number(min=0),
     help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 3].",
 )  # fmt: skip
 @click.option(
@@ -107,7 +119,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--many-tasks", is_flag=True, help="Accept a task column with very many values.")
 @click.option(
     "--tol",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    type=Number(0, 1, min_open=True, max_open=True),
     default=1e-3,
     help="Relative gap at which to stop [0.001].",
 )
@@ -185,6 +197,7 @@ def _fit(
     from dmtrl import __version__
     from dmtrl.workflows.by_task import prepare_by_task
     from dmtrl.workflows.fit import fit, prepare
+    from dmtrl.workflows.folds import folds_for, rows_per_task
     from dmtrl.workflows.summary import fit_summary
 
     began = time.perf_counter()
@@ -195,7 +208,10 @@ def _fit(
         from dmtrl.cli.fit_summary import print_columns
 
         print_columns(prepared.preparation.table(), prepared.notes)
-    comparison = None
+    comparison, folds = None, 0
+    if compare:
+        rows = rows_per_task(prepared.tasks, prepared.weight)
+        folds = folds_for(rows, "for a comparison; leave out ", Setting("compare"))
     with display(quiet) as progress:
         # Ray prints messages about lost processes to stdout, which is for results
         with redirect_stdout(sys.stderr) if request.engine == "ray" else nullcontext():
@@ -203,7 +219,7 @@ def _fit(
         if compare:
             progress.stage("comparing with each task alone and all tasks pooled (Ctrl-C skips this)")
             try:
-                comparison = model.compare(prepared.X, prepared.y, prepared.tasks, prepared.weight)
+                comparison = model.compare(prepared.X, prepared.y, prepared.tasks, prepared.weight, folds)
             except KeyboardInterrupt:
                 prepared.notes.append("the comparison was interrupted")
         written = _write_page(page, model, prepared, comparison, progress)

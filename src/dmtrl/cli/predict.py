@@ -8,8 +8,7 @@ import click
 
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text, printable
-from dmtrl.exceptions import NotAModelError
-from dmtrl.tables.discovery import find_files, is_model
+from dmtrl.tables.discovery import check_model, find_files
 from dmtrl.tables.output import check_output, check_table_name
 
 
@@ -44,10 +43,7 @@ def command(
         raise click.UsageError("--json prints to standard output; write the predictions to a file with --out")
     path = None if out is None else Path(out)
     with exit_on_error():  # quick checks, before the numerical libraries are imported
-        if not Path(model).exists():
-            raise FileNotFoundError(f"there is no model file {model}")
-        if not is_model(Path(model)):
-            raise NotAModelError(model)
+        check_model(Path(model))
         find_files(data, encoding)
         if path is not None:
             check_table_name(path)

@@ -8,6 +8,8 @@ import click
 from dmtrl import __version__
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text
+from dmtrl.tables.discovery import check_model, find_files
+from dmtrl.tables.output import check_output
 
 
 @click.command(name="report")
@@ -34,13 +36,16 @@ def command(
       dmtrl report model.dmtrl
       dmtrl report model.dmtrl marks.csv -o marks.html
     """
-    from dmtrl.tables.output import check_output
+    path = Path(model).with_suffix(".html") if out is None else Path(out)
+    with exit_on_error():  # quick checks, before the numerical libraries are imported
+        check_model(Path(model))
+        if data:
+            find_files(data, encoding)
+        check_output(path, force, [model, *data])
     from dmtrl.workflows.report import report
 
-    path = Path(model).with_suffix(".html") if out is None else Path(out)
     try:
         with exit_on_error(), display(quiet) as progress:
-            check_output(path, force, [model, *data])
             found = report(model, data, path, progress, encoding)
     except KeyboardInterrupt:
         click.echo("interrupted; nothing was written", err=True)

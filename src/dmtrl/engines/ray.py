@@ -155,7 +155,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise ImportError('engine="ray" needs Ray: pip install "dmtrl[ray]"') from error
+        raise ImportError('the Ray engine needs Ray: pip install "dmtrl[ray]"') from error
     return ray
 
 

@@ -25,9 +25,9 @@ from dmtrl.estimators.problem import (
 )
 from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
-from dmtrl.numerics.checks import is_whole
+from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
-from dmtrl.relationship.base import check_kappa
+from dmtrl.relationship.base import check_kappa, check_tau
 from dmtrl.relationship.parts import given_parts, learned_parts
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_problem, warn_unless_converged
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
@@ -177,8 +177,11 @@ class MTRLBase(TaskModel):
             if not (is_whole(value) and value >= 1) and not (name == "workers" and value is None):
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         choose_engine(self.engine)
-        if isinstance(self.common, str):
-            check_choice("common", self.common, ("auto",))
+        common: Any = self.common
+        if is_number(common):
+            check_tau(common)
+        elif not (isinstance(common, str) and common == "auto"):
+            raise ValueError(f"common must be 'auto' or a number of at least 0, got {common!r}")
         check_kappa(self.own)
         reg_lambda: Any = self.reg_lambda
         if not (isinstance(reg_lambda, Real) and 0 < float(reg_lambda) < np.inf):

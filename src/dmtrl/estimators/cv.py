@@ -41,7 +41,7 @@ from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import check_choice
 from dmtrl.exceptions import ScaleWarning
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
-from dmtrl.numerics.checks import is_whole
+from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.progress import bar
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
@@ -101,13 +101,13 @@ FOLD_MODELS = {
 
 
 def check_numbers(name: str, values: Any) -> None:
-    """Raise ValueError unless `values` is None or a list of numbers."""
+    """Raise ValueError unless `values` is a list of numbers."""
     try:
-        array = np.asarray(() if values is None else values, dtype=float)
+        array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be a list of numbers, got {values!r}") from None
     if array.ndim != 1:
-        advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 else ""
+        advice = f"; pass {name}=[{values!r}]" if array.ndim == 0 and values is not None else ""
         raise ValueError(f"{name} must be a list of numbers, got {values!r}{advice}")
 
 
@@ -203,9 +203,10 @@ class _StrengthSearch(MTRLBase):
 
     def _check_search(self) -> None:
         check_choice("choice", self.choice, RULES)
-        for name in ("lambdas", "commons", "owns"):
+        for name in ("commons", "owns"):
             check_numbers(name, getattr(self, name))
         if self.lambdas is not None:
+            check_numbers("lambdas", self.lambdas)
             lambdas = np.asarray(self.lambdas, dtype=float)
             if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
                 raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
@@ -290,6 +291,8 @@ class _StrengthSearch(MTRLBase):
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         scorer = self._scorer()
+        if scorer is not None and problem.classes is not None:
+            scorer.check_classes(len(problem.classes))
         self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
         over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
@@ -313,6 +316,11 @@ class _StrengthSearch(MTRLBase):
             except ValueError as error:
                 undefined.setdefault(fold, error)
                 return float("nan")
+            except AttributeError as error:
+                if "predict_proba" not in str(error) or hasattr(self, "predict_proba"):
+                    raise
+                needs = f"the scorer {scorer.metric!r} needs probabilities, which the {get_loss(self.loss).name} loss"
+                raise ValueError(f"{needs} does not give; use the logistic loss or another scorer") from error
 
         with bar(self.verbose, "choosing lambda, common and own", total) as step:
 
@@ -435,8 +443,8 @@ class MTRLRegressorCV(_StrengthSearch, MTRLRegressor):
             The lower and the upper end; infinite if there are too few held-out rows. The lower end of counts is at
             least 0. If y was 2-D in `fit` and `tasks` is None: for each row and task.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be between 0 and 1, got {coverage!r}")
+        if not (is_number(coverage) and 0 < coverage < 1):
+            raise ValueError(f"coverage must be a number between 0 and 1, got {coverage!r}")
         X, codes = self._read_unlabelled(X, tasks)
         folds = vars(self).get("fold_models_")
         if folds is None:

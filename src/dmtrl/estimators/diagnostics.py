@@ -104,7 +104,7 @@ class Comparison:
         hurt = f"sharing hurts {int(self.hurts[counted].sum())} of {int(counted.sum())}{few}"
         unknown = "" if known.all() else f"; {int((~known).sum())} tasks have no held-out row"
         parts = "" if self.shares is None else f"; of the coefficients {format_shares(self.shares)}"
-        return f"mean held-out {self.measure} over tasks: {means}; {hurt}{unknown}{parts}"
+        return f"mean held-out {measure_name(self.measure)} over tasks: {means}; {hurt}{unknown}{parts}"
 
     def _repr_html_(self) -> str:
         errors = zip(self.together, self.alone, self.pooled, strict=True)
@@ -460,6 +460,11 @@ def default_measure(loss: Any) -> str:
     if loss.kind == CLASSIFICATION:
         return "wrong"
     return "squared_error" if loss.name == "squared" else "loss"
+
+
+def measure_name(measure: str) -> str:
+    """A measure of held-out error, as text shows it."""
+    return "error rate" if measure == "wrong" else measure.replace("_", " ")
 
 
 def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:

@@ -24,6 +24,7 @@ from dmtrl.estimators.model_file import MODELS, FilePath
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import get_loss
 from dmtrl.storage import whole_file
+from dmtrl.tables.output import check_output
 from dmtrl.tables.preparation import Block, Category, Date, Number, Preparation, Words
 
 FORMAT = 1
@@ -76,7 +77,7 @@ class Formula:
     terms: tuple[Term, ...]
 
 
-def export(model: Any, path: FilePath, task: Any = None) -> None:
+def export(model: Any, path: FilePath, task: Any = None, force: bool = False) -> None:
     """Write the models of tasks as plain coefficients or as an ONNX graph, for use without dmtrl.
 
     The extension of the file sets the format. CSV has a line per coefficient; JSON also says how a score becomes a
@@ -89,9 +90,11 @@ def export(model: Any, path: FilePath, task: Any = None) -> None:
     model : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
         A fitted model. CSV and JSON require a model without a feature map.
     path : str or path
-        The file to write: .csv, .json or .onnx. It appears when it is complete; an existing file is replaced.
+        The file to write: .csv, .json or .onnx. It appears when it is complete.
     task : object, default=None
         A name in `tasks_`. None exports every task; an ONNX graph holds one.
+    force : bool, default=False
+        Whether to replace an existing file. Without it an existing file raises OutputExistsError.
     """
     target = Path(path)
     suffix = target.suffix.lower()
@@ -99,6 +102,7 @@ def export(model: Any, path: FilePath, task: Any = None) -> None:
         raise ValueError(f"{path} has an unsupported extension; supported: {', '.join(SUFFIXES)}")
     if type(model).__name__ not in MODELS:
         raise ValueError(f"export supports {', '.join(MODELS)}, got {type(model).__name__}")
+    check_output(target, force)
     check_is_fitted(model)
     tasks = _chosen_tasks(model, task)
     if suffix == ".onnx":

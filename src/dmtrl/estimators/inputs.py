@@ -13,6 +13,7 @@ from scipy import sparse
 
 from dmtrl.data.blocks import all_finite
 from dmtrl.data.labels import check_one_per_row, is_missing, plain, read_task_list, task_labels
+from dmtrl.losses import Loss
 
 SINGLE_TASK = np.array([0])  # task names if the caller passed none; compared by identity
 _MAX_NAMES = 5  # task names to list in an error message
@@ -125,6 +126,13 @@ class LabelledRows:
                 f"{self.where(label)}: y contains {y[label]:.3g}, which is too large to compute with; scale y"
             )
         return y
+
+    def check_labels(self, y: np.ndarray, loss: Loss) -> None:
+        """Raise ValueError with task and row if the loss is not defined for a label."""
+        wrong, rule = loss.invalid_labels(y)
+        if wrong.any():
+            label = int(np.argmax(wrong))
+            raise ValueError(f"{self.where(label)}: the {loss.name} loss needs {rule}, but y contains {y[label]:g}")
 
 
 def largest(dtype: np.dtype) -> float:

@@ -13,6 +13,9 @@ from dmtrl.data.labels import plain
 from dmtrl.estimators import inputs
 
 Scorer = Callable[..., float]
+_FOR_SEVERAL_CLASSES = {"roc_auc": "roc_auc_ovr"} | {
+    name: f"{name}_macro" for name in ("f1", "jaccard", "precision", "recall")
+}  # scorers for two classes, and those to use for more
 
 
 class _WithTasks:
@@ -49,6 +52,12 @@ class TaskScorer:
             return float(known.mean()) if len(known) else float("nan")
         weights = {} if sample_weight is None or not _takes_weights(self._scorer) else {"sample_weight": sample_weight}
         return float(self._scorer(model if tasks is None else _WithTasks(model, tasks), X, y, **weights))
+
+    def check_classes(self, count: int) -> None:
+        """Raise ValueError if the metric is for two classes and there are more."""
+        several = _FOR_SEVERAL_CLASSES.get(self.metric) if isinstance(self.metric, str) else None
+        if count > 2 and several is not None:
+            raise ValueError(f"the scorer {self.metric!r} is for two classes, but y has {count}; use {several!r}")
 
     def get_metadata_routing(self) -> MetadataRequest:
         request = MetadataRequest(owner=self)

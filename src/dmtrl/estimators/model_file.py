@@ -110,7 +110,7 @@ def load(path: FilePath) -> Any:
                 return _make_model(*_decode(header["model"], _read_arrays(archive, header["arrays"])))
     except Exception as error:  # a corrupt file can make a parser raise anything
         raise ValueError(f"{path} cannot be read as a dmtrl model: {error}") from error
-    advice = "upgrade with pip install -U dmtrl" if number > FORMAT else "fit and save the model again"
+    advice = "install a newer dmtrl" if number > FORMAT else "fit and save the model again"
     raise ValueError(
         f"{path} was written by dmtrl {writer} with format {number}, but this dmtrl reads format {FORMAT}; {advice}"
     )
@@ -185,7 +185,7 @@ def _split_model(model: Any) -> list[Any]:
 
 def _make_model(name: str, parameters: dict[str, Any], fitted: dict[str, Any]) -> Any:
     if _class(name) is None:
-        raise ValueError(f"unknown class {name!r}; upgrade with pip install -U dmtrl")
+        raise ValueError(f"unknown class {name!r}; install a newer dmtrl")
     model = _class(name)(**parameters)
     for key, value in fitted.items():
         if key.startswith("__") or callable(getattr(type(model), key, None)):

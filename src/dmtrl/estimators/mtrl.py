@@ -16,7 +16,7 @@ from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import FitProblem, UnitLabels, by_task
 from dmtrl.estimators.task_model import check_choice
-from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, get_loss
+from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, Loss, get_loss
 from dmtrl.solver.outcome import Callback
 
 REGRESSION_LOSS = """str or Loss
@@ -90,7 +90,10 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
     def label_units(self, rows: LabelledRows) -> UnitLabels:
         order, starts = by_task(rows.codes, len(rows.names))
         numbers = np.arange(len(rows.names))
-        return UnitLabels(rows.rows[order], rows.numeric_y()[order], starts, rows.names, numbers, 0.0 * numbers)
+        y, loss = rows.numeric_y(), get_loss(self.loss)
+        if isinstance(loss, Loss):
+            rows.check_labels(y, loss)
+        return UnitLabels(rows.rows[order], y[order], starts, rows.names, numbers, 0.0 * numbers)
 
     def _predictions(self, scores: np.ndarray) -> np.ndarray:
         return np.exp(scores) if get_loss(self.loss).name == "poisson" else scores

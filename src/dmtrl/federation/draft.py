@@ -18,6 +18,7 @@ from dmtrl.tables import TableFiles, open_files, require_column
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT, CellSummary, summarize_cells
 from dmtrl.tables.learning import MAX_CATEGORIES, identifies_rows
+from dmtrl.tables.names import require_one_role
 from dmtrl.tables.preparation import without_missing
 
 FEW_CODES = 10  # up to this many different whole numbers are taken for codes
@@ -100,11 +101,7 @@ def _check_roles(target: str, task: str | None, held_out: str | None, given: Map
         )  # fmt: skip
     roles = [("target", target), ("task", task), ("held_out", held_out)]
     roles += [(role, column) for role, columns in given.items() for column in dict.fromkeys(columns)]
-    first: dict[str, str] = {}
-    for role, column in roles:
-        if column is not None and first.setdefault(column, role) != role:
-            raise InputError(f"the column {column!r} has two roles; pass it to ", Setting(first[column]), " or to ",
-                             Setting(role), ", not to both")  # fmt: skip
+    require_one_role(roles)
 
 
 def _outward(low: float, high: float) -> tuple[float, float]:

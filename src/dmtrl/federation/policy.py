@@ -3,7 +3,6 @@
 It names the data file and says what may leave. `Site.answer` applies it to every message.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import messages
 from dmtrl.federation.study import SITE_NAME
+from dmtrl.federation.toml_fields import parse_toml
 from dmtrl.protocol.messages import ANSWERS, name_of
 from dmtrl.tables.names import nearest
 
@@ -84,11 +84,7 @@ def read_policy(folder: Path) -> Policy:
     path = folder / FILE
     if not path.exists():
         raise FileNotFoundError(f"{folder} is not the folder of a site: it has no {FILE}")
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    return _checked(path, content)
+    return _checked(path, parse_toml(path.read_bytes(), str(path))[1])
 
 
 def write_policy(folder: Path, policy: Policy) -> None:

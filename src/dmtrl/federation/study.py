@@ -6,16 +6,14 @@ the line of a mistake.
 
 import hashlib
 import re
-import tomllib
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from dmtrl.exceptions import StudyError
 from dmtrl.federation.privacy.table import read_privacy
 from dmtrl.federation.privacy.terms import Privacy
-from dmtrl.federation.toml_fields import TomlFields, is_number
+from dmtrl.federation.toml_fields import TomlFields, is_number, parse_toml
 from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 
 FORMAT = 1
@@ -208,24 +206,21 @@ def read_study(path: str | PathLike[str]) -> Study:
 
     Raises
     ------
+    FileNotFoundError
+        If there is no such file.
     StudyError
         If the file is not a valid study; the message names the line.
     """
+    if not Path(path).exists():
+        raise FileNotFoundError(
+            f"there is no study file {path}; check its name and folder, or draft one with 'dmtrl study new'"
+        )
     return parse_study(Path(path).read_bytes(), str(path))
 
 
 def parse_study(source: bytes, where: str = "the study") -> Study:
     """A study from the bytes of its file; `where` is the name of the file in error messages."""
-    try:
-        text = source.decode("utf-8")
-        content = tomllib.loads(text)
-    except UnicodeDecodeError:
-        raise StudyError("it is not UTF-8 text; save it as UTF-8", where) from None
-    except tomllib.TOMLDecodeError as error:
-        message = str(error)
-        found = re.search(r"\(at line (\d+), column \d+\)", message)
-        line = int(found[1]) if found else len(text.splitlines())
-        raise StudyError(message.split(" (at ")[0], where, line) from None
+    text, content = parse_toml(source, where)
     return _Reader(where, text).study(content, source)
 
 

@@ -1,6 +1,7 @@
 """Fields of a TOML file, checked one by one. Every error names the line."""
 
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from typing import Any, NoReturn
@@ -10,6 +11,10 @@ from dmtrl.tables.names import nearest
 
 _KEY = re.compile(r"""\s*(?:"([^"]+)"|'([^']+)'|([A-Za-z0-9_-]+))\s*=""")
 _TABLE = re.compile(r"\s*\[\s*([^\]]+?)\s*\]")
+_NOT_TOML = (
+    'this is not TOML, which has lines such as [target], name = "text in quotes", name = 3 and name = ["a", "b"]'
+)
+_TWICE = "this key or table stands in the file twice; remove one of them"
 At = tuple[str, ...]  # the names of a table, as in its header
 
 
@@ -95,6 +100,21 @@ class TomlFields:
         line = self._lines.get((*at, key)) or self._lines.get((*at, "")) or self._lines.get((*at[:1], "")) or 1
         place = f"[{'.'.join(at)}] " if at else ""
         raise StudyError(f"{place}{problem}", self._where, line)
+
+
+def parse_toml(source: bytes, where: str) -> tuple[str, dict[str, Any]]:
+    """The text and the content of a TOML file; `where` is its name. Raises StudyError with the line."""
+    try:
+        text = source.decode("utf-8")
+    except UnicodeDecodeError:
+        raise StudyError("it is not UTF-8 text; save it as UTF-8", where) from None
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
+        line = int(found[1]) if found else len(text.splitlines())
+        twice = re.search(r"overwrite|twice|immutable|redefine", str(error))
+        raise StudyError(_TWICE if twice else _NOT_TOML, where, line) from None
 
 
 def is_number(value: Any) -> bool:

@@ -155,16 +155,28 @@ class Loss:
         where : str
             Start of the error message.
         """
-        if self.kind == CLASSIFICATION:
-            wrong = (y != 1) & (y != -1)
-            rule = "labels -1 and +1"
-        elif self.id == scalar.POISSON:
-            wrong, rule = y < 0, "non-negative counts"
-        else:
-            return
+        wrong, rule = self.invalid_labels(y)
         if wrong.any():
             row = int(np.argmax(wrong))
             raise ValueError(f"{where}, row {row}: the {self.name} loss needs {rule}, found {y[row]:g}")
+
+    def invalid_labels(self, y: np.ndarray) -> tuple[np.ndarray, str]:
+        """Return for which labels the loss is not defined, and what it needs.
+
+        Parameters
+        ----------
+        y : ndarray
+            Labels.
+
+        Returns
+        -------
+        tuple of ndarray and str
+        """
+        if self.kind == CLASSIFICATION:
+            return (y != 1) & (y != -1), "labels -1 and +1"
+        if self.id == scalar.POISSON:
+            return y < 0, "non-negative counts"
+        return np.zeros(y.shape, dtype=bool), "numbers"
 
 
 @dataclass(frozen=True)

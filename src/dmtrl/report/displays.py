@@ -9,16 +9,11 @@ from typing import Any, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.diagnostics import Comparison, measure_name
 from dmtrl.relationship.similarity import similarity_order
 from dmtrl.report.theme import shortened
 
 _AXES = {"rounds": "rounds", "seconds": "seconds", "bytes": "bytes sent and received"}
-
-
-def measure_name(measure: str) -> str:
-    """A measure of cross-validation, as text shows it."""
-    return "error rate" if measure == "wrong" else measure.replace("_", " ")
 
 
 class _Display:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from dmtrl.exceptions import InputError, Setting
+from dmtrl.exceptions import InputError, NotAModelError, Setting
 
 # file extension -> format
 FORMATS = {
@@ -75,7 +75,7 @@ def find_files(paths: Sequence[str | Path], encoding: str | None = None) -> list
                 raise FileNotFoundError(f"there is no data file in the folder {path}; supported: {', '.join(FORMATS)}")
             files += found
         elif not path.exists():
-            raise FileNotFoundError(f"there is no file {path}")
+            raise FileNotFoundError(f"there is no file {path}; check its name and folder")
         else:
             files.append(_data_file(path))
     formats = sorted({file.format for file in files})
@@ -137,9 +137,12 @@ def _detect(path: Path) -> str:
     return kind or ("binary" if b"\0" in head else "text")
 
 
-def is_model(path: Path) -> bool:
-    """Whether a file starts like a saved model. It may still be truncated."""
-    return path.is_file() and _detect(path) == "model"
+def check_model(path: Path) -> None:
+    """Raise FileNotFoundError or NotAModelError unless a file starts like a saved model. It may still be truncated."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no model file {path}; 'dmtrl fit' writes one")
+    if not path.is_file() or _detect(path) not in ("model", "empty"):  # load says what is wrong with an empty file
+        raise NotAModelError(path)
 
 
 def _is_utf16(head: bytes) -> bool:

@@ -6,18 +6,17 @@ OneHotEncoder, TfidfVectorizer).
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import InputError, Note, Setting
+from dmtrl.exceptions import Note, Setting
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, CellSummary, summarize_cells
 from dmtrl.tables.dates import ISO, DateFormat
-from dmtrl.tables.names import listed
+from dmtrl.tables.names import listed, require_one_role
 from dmtrl.tables.preparation import (
     WEEKDAYS,
     Category,
@@ -64,12 +63,7 @@ class Choices:
         for name, kind in self.text.items():
             if kind not in TEXT_KINDS:
                 raise ValueError(f"the text column {name!r} must be {' or '.join(TEXT_KINDS)}, got {kind!r}")
-        twice = [name for name, times in Counter(name for _, name in self.pairs).items() if times > 1]
-        if twice:
-            first, second = (option for option, name in self.pairs if name == twice[0])
-            raise InputError(
-                f"column {twice[0]!r} is in both ", Setting(first), " and ", Setting(second), "; pass it to one of them"
-            )
+        require_one_role(self.pairs)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
+from dmtrl.exceptions import InputError, Setting
+
 
 def nearest(word: str, words: Sequence[str]) -> str | None:
     """The word that was probably meant: the same except for case, or a similar one."""
@@ -29,6 +31,15 @@ def require_columns(wanted: Iterable[str], names: Sequence[str]) -> None:
     for name in wanted:
         if name not in known:
             require_column(name, names)
+
+
+def require_one_role(roles: Iterable[tuple[str, str | None]]) -> None:
+    """Raise InputError if a column has two roles. roles: (parameter, column) pairs; None is no column."""
+    first: dict[str, str] = {}
+    for role, column in roles:
+        if column is not None and first.setdefault(column, role) != role:
+            words = f"column {column!r} is in both "
+            raise InputError(words, Setting(first[column]), " and ", Setting(role), "; pass it to one of them")
 
 
 def column_hint(name: str, names: Sequence[str]) -> str:

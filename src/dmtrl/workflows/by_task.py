@@ -20,7 +20,7 @@ from dmtrl.estimators.base import SHIFT_INVARIANT
 from dmtrl.estimators.diagnostics import lambda_grid
 from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.losses import CLASSIFICATION, get_loss
+from dmtrl.losses import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.api import Placement, thread_count
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.tables import TableFiles, open_files
@@ -29,6 +29,7 @@ from dmtrl.tables.preparation import Preparation, without_missing
 from dmtrl.workflows.data_files import name_indices
 from dmtrl.workflows.fit import FitRequest, Prepared, check_tasks, prepare
 from dmtrl.workflows.progress import NoProgress, Progress
+from dmtrl.workflows.target_column import check_numbers, read_weights
 
 SAMPLE = 100_000  # rows from which the preparation is learned
 
@@ -38,7 +39,8 @@ class RowReader:
     """Reads and prepares the rows of tasks, given by the text of their names. It is sent to the workers.
 
     classes: the texts of the two classes, the positive one last; None for numbers. comma: whether the numbers of the
-    target have decimal commas. files_of: the numbers of the files that hold rows of a task.
+    target have decimal commas. loss: that these numbers must suit. files_of: the numbers of the files that hold rows of
+    a task.
     """
 
     table: TableFiles
@@ -46,6 +48,7 @@ class RowReader:
     weights: str | None = None
     classes: tuple[str, ...] | None = None
     comma: bool | None = None
+    loss: Loss | None = None
     x_centre: np.ndarray | None = None
     y_centre: float = 0.0
     files_of: Mapping[str, frozenset[int]] | None = None
@@ -63,11 +66,13 @@ class RowReader:
         known = np.array([name is not None for name in tasks], dtype=bool)
         if self.classes is None:
             y = read.numbers(target, self.preparation.target, self.comma)
+            if self.loss is not None:
+                check_numbers(y, target, self.preparation.target, self.loss)
             known &= ~np.isnan(y)
         else:
             codes = name_indices(read.texts(target), np.array(self.classes))
             y, known = np.where(codes == len(self.classes) - 1, 1.0, -1.0), known & (codes >= 0)
-        weight = None if self.weights is None else read.numbers(frame.column(self.weights), self.weights)
+        weight = None if self.weights is None else read_weights(frame.column(self.weights), self.weights)
         return tasks, y, weight, known if weight is None else known & ~np.isnan(weight)
 
     def batches(self, names: Sequence[str]) -> Iterator[tuple[Any, Any, int]]:
@@ -139,8 +144,7 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
     if preparation.task_is_file_name:
         source = source.with_file_names(preparation.task)
     reader = RowReader(source, preparation, request.weights, comma=prepared.target_comma)
-    if classification:
-        reader = replace(reader, classes=_classes(reader))
+    reader = replace(reader, classes=_classes(reader)) if classification else replace(reader, loss=prepared.loss)
     progress.stage("counting the rows of each task")
     counts, positive, files_of, left_out = _scan(reader)
     texts = sorted(counts)

@@ -7,10 +7,10 @@ from dmtrl.estimators.export import export
 from dmtrl.estimators.model_file import load
 
 
-def export_file(model: str | Path, out: Path, task: str | None = None) -> dict[str, Any]:
-    """Write the export of a model file, and return a summary of plain values."""
+def export_file(model: str | Path, out: Path, task: str | None = None, force: bool = False) -> dict[str, Any]:
+    """Write the export of a model file, and return a summary of plain values. force: replace an existing file."""
     fitted = load(model)
-    export(fitted, out, task)
+    export(fitted, out, task, force)
     return {
         "out": str(out),
         "format": out.suffix.lower().lstrip("."),

@@ -20,7 +20,7 @@ import numpy as np
 from dmtrl.engines import RayOptions
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.exceptions import CheckpointExistsError, InputError, NotConvergedWarning, Setting
+from dmtrl.exceptions import CheckpointExistsError, InputError, NotConvergedWarning, Note, Setting
 from dmtrl.losses import CLASSIFICATION, Loss, get_loss
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
 from dmtrl.solver.checkpoint.options import PathLike
@@ -28,14 +28,14 @@ from dmtrl.solver.outcome import RoundRecord
 from dmtrl.tables import Batch, TableFiles, open_files, require_column, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.learning import Choices, learn
-from dmtrl.tables.names import listed
+from dmtrl.tables.names import listed, require_one_role
 from dmtrl.tables.preparation import Block, Dropped, Preparation, without_missing
 from dmtrl.workflows.data_files import open_with_tasks
+from dmtrl.workflows.folds import FOLDS, folds_for, rows_per_task
 from dmtrl.workflows.progress import NoProgress, Progress
-from dmtrl.workflows.target_column import check_target, read_target
+from dmtrl.workflows.target_column import check_target, read_target, read_weights
 
 MAX_TASKS = 10_000  # more values than this are probably not tasks; FitRequest.many_tasks allows them
-FOLDS = 5
 SMALL = 1_000_000  # below this many numbers in X a second thread does not pay
 
 
@@ -128,8 +128,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     require_columns([name for _, name in choices.pairs], source.names)
     if request.weights is not None:
         require_column(request.weights, source.names)
-    if task == target:
-        raise ValueError(f"column {task!r} is both the task and the target; choose two different columns")
+    require_one_role([("task", task), ("target", target), ("weights", request.weights), *choices.pairs])
     batch, numbers, total = _read_rows(source, request, progress, notes)
     frame = batch.columns
     if total == 0:
@@ -141,7 +140,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
         y, no_target, loss, summary = read_target(
             frame.column(target), target, source.is_untyped(target), request.kind, request.loss, commas, notes
         )
-        weight = None if request.weights is None else read.numbers(frame.column(request.weights), request.weights)
+        weight = None if request.weights is None else read_weights(frame.column(request.weights), request.weights)
     keep = ~(no_task | no_target) if weight is None else ~(no_task | no_target | np.isnan(weight))
     for what, missing in (("task", no_task), ("target", no_target), ("weight", ~keep & ~no_task & ~no_target)):
         if missing.any():
@@ -265,7 +264,15 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     commons = {None: (0.0, 1.0, 10.0), True: (1.0, 10.0), False: (0.0,)}[request.common]
     if request.own is not None:
         shared["owns"] = (request.own,)
-    return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=FOLDS, **shared)
+    return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=_folds(prepared), **shared)
+
+
+def _folds(prepared: Prepared) -> int:
+    rows = rows_per_task(prepared.tasks, prepared.weight) if prepared.elsewhere is None else prepared.elsewhere.rows
+    folds = folds_for(rows, "to choose lambda; pass ", Setting("reg_lambda"), " with a number")
+    if folds < FOLDS:
+        prepared.notes.append(f"no task has more than {folds} rows: lambda is chosen with {folds} folds")
+    return folds
 
 
 def fit(
@@ -403,10 +410,10 @@ def _warning_note(warning: Warning | str, model: Any) -> str:
     if not isinstance(warning, NotConvergedWarning):
         return str(warning)
     gap = model.certificate_.relative_gap
-    return (
+    return Note(
         f"the fit stopped after {model.n_rounds_} rounds at a relative gap of {gap:.2g} (tolerance {model.tol:g}); "
-        "scale the features, choose a stronger lambda, or a larger tolerance"
-    )
+        "scale the features, or pass a larger ", Setting("reg_lambda"), " or a larger ", Setting("tol"),
+    )  # fmt: skip
 
 
 def _note_single_classes(prepared: Prepared) -> None:

@@ -20,6 +20,7 @@ from dmtrl.tables import columns as read
 from dmtrl.tables import require_columns
 from dmtrl.tables.preparation import Preparation, Replacements, without_missing
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
+from dmtrl.workflows.folds import folds_for, rows_per_task
 from dmtrl.workflows.progress import NoProgress, Progress
 from dmtrl.workflows.summary import model_figures
 
@@ -50,8 +51,9 @@ def report(
                 f"the data has no row of task {plain(absent[0])!r}; use data of all {len(fitted.tasks_)} tasks of the "
                 "model, or leave the data out"
             )
+        folds = folds_for(rows_per_task(tasks), "for a comparison; leave the data out")
         progress.stage("comparing with each task alone and all tasks pooled")
-        comparison = fitted.compare(X, y, tasks)
+        comparison = fitted.compare(X, y, tasks, cv=folds)
         if is_learned(fitted.relationship) and len(fitted.unit_names_) <= MAX_CELLS:
             progress.stage("resampling rows to see which relations are clear")
             intervals = fitted.correlation_intervals(X, y, tasks)

@@ -50,7 +50,7 @@ def propose(study: str | Path, folder: str | Path, data: str | Path | None = Non
             raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
         policy = Policy(name, str(Path(data).resolve()))
         if not Path(data).exists():
-            raise FileNotFoundError(f"the data file {data} does not exist")
+            raise FileNotFoundError(f"there is no file {data}; check its name and folder")
     elif data is not None or name is not None:
         raise InputError(f"{place / FILE} already names the site and its data file; change them there, without ",
                          Setting("data"), " and ", Setting("name"))  # fmt: skip

@@ -11,7 +11,7 @@ from dmtrl.estimators.held_out import Metrics
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metric_errors, metrics_of
-from dmtrl.workflows.fit import FOLDS, Prepared
+from dmtrl.workflows.fit import Prepared
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
 
@@ -104,7 +104,7 @@ def _tasks(model: Any) -> list[dict[str, Any]]:
 
 def _choice(path: Any, measure: str) -> dict[str, Any]:
     tried = path.rounds > 0
-    return {"candidates": tried[..., 0].size, "fits": int(tried.sum()), "folds": FOLDS, "by": measure}
+    return {"candidates": tried[..., 0].size, "fits": int(tried.sum()), "folds": tried.shape[-1], "by": measure}
 
 
 def _held_out(model: Any, X: Any, y: Any, tasks: Any, weight: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import InputError, Note, Setting
+from dmtrl.exceptions import CellError, InputError, Note, Setting
 from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 from dmtrl.tables import columns as read
 from dmtrl.tables import nearest
@@ -56,6 +56,8 @@ def read_target(
             what = f"the {loss.name} loss" if loss is not None else "regression"
             raise _not_numbers(name, column, summary, what)
         y = read.numbers(column, name, summary.decimal_comma or None)
+        if loss is not None:
+            check_numbers(y, column, name, loss)
         notes += reading_notes({name: summary})
         if loss is None:
             _suggest_poisson(y[~np.isnan(y)], name, notes)
@@ -65,13 +67,31 @@ def read_target(
 
 
 def _not_numbers(name: str, column: Any, summary: CellSummary, what: str) -> ValueError:
-    needs = f", but {what} needs numbers; if the values are classes, set the kind to classification"
+    needs, classes = f", but {what} needs numbers; for classes, pass ", Setting("kind", CLASSIFICATION)
     if summary.n_bad:
         more = f" (like {summary.n_bad:,} of {summary.n_cells:,} cells)" if summary.n_bad > 1 else ""
-        return summary.cell_error(f"the target {name!r} holds", f", which is not a number{more}{needs}")
+        return summary.cell_error(f"the target {name!r} holds", Note(f", which is not a number{more}{needs}", classes))
     example = next(text for text in read.texts(column) if text is not None)  # a code such as 007, or a text column
-    words = f"the target {name!r} holds text such as {example!r}, but {what} needs numbers; for classes pass "
-    return InputError(words, Setting("kind", CLASSIFICATION))
+    return InputError(f"the target {name!r} holds text such as {example!r}{needs}", classes)
+
+
+def check_numbers(y: np.ndarray, column: Any, name: str, loss: Loss) -> None:
+    """Raise CellError if the loss is not defined for a number of the target; NaN is missing."""
+    wrong, rule = loss.invalid_labels(y)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        problem = f", but the {loss.name} loss needs {rule}; correct it, or choose another "
+        raise CellError(f"the target {name!r} holds", str(column[row]), row, Note(problem, Setting("loss")))
+
+
+def read_weights(column: Any, name: str) -> np.ndarray:
+    """The weights of rows, NaN if missing. Raises CellError for a negative one."""
+    weight = read.numbers(column, name)
+    if (weight < 0).any():
+        row = int(np.argmax(weight < 0))
+        problem = ", but a weight must not be negative; correct it, or choose another column"
+        raise CellError(f"the column of weights {name!r} holds", str(column[row]), row, problem)
+    return weight
 
 
 def _infer_kind(column: Any, name: str, summary: CellSummary, notes: list[str]) -> str:
@@ -85,10 +105,8 @@ def _infer_kind(column: Any, name: str, summary: CellSummary, notes: list[str]) 
         return CLASSIFICATION
     whole = (values == np.floor(values)).all()
     if 2 < len(values) <= FEW_VALUES and whole:
-        notes.append(
-            f"target {name!r} has {len(values)} whole numbers, {values[0]:g} to {values[-1]:g}: regression; if "
-            "they are classes, set the kind to classification"
-        )
+        words = f"target {name!r} has {len(values)} whole numbers, {values[0]:g} to {values[-1]:g}: regression; if "
+        notes.append(Note(words, "they are classes, pass ", Setting("kind", CLASSIFICATION)))
     else:
         notes.append(f"target {name!r} has {len(values):,} different numbers: regression")
     return REGRESSION

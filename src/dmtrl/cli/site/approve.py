@@ -11,8 +11,7 @@ from dmtrl.cli.errors import exit_on_error, printable
 @click.option("--data", type=click.Path(), metavar="FILE", help="Data file, for a new site.")
 @click.option("--name", metavar="SITE", help="Name of the site, for a new site.")
 @click.option("--yes", "-y", is_flag=True, help="Approve without asking.")
-@click.pass_context
-def command(ctx: click.Context, study: str, folder: str, data: str | None, name: str | None, yes: bool) -> None:
+def command(study: str, folder: str, data: str | None, name: str | None, yes: bool) -> None:
     """Show what would leave this site, and approve the study.
 
     The approval is for exactly the bytes of the study file: after any change the site refuses to take part.
@@ -25,17 +24,16 @@ def command(ctx: click.Context, study: str, folder: str, data: str | None, name:
         from dmtrl.workflows.site import propose
 
         proposal = propose(study, folder, data, name)
-    from dmtrl.cli.site.check import print_check
+    from dmtrl.cli.site.check import misfit, print_check
 
     click.echo(printable(proposal.text, "\n"))
     click.echo()
     print_check(proposal.check)
     if proposal.check.data is None:
-        click.echo("Not approved.")
-        ctx.exit(1)
+        file = str(proposal.folder / proposal.policy.data)
+        raise click.ClickException(f"not approved: {misfit(file, proposal.check)}")
     if not yes and not click.confirm("Approve this study?"):
-        click.echo("Not approved.")
-        ctx.exit(1)
+        raise click.ClickException("not approved; nothing was written")
     with exit_on_error():
         proposal.approve()
     click.echo(f"Approved: {proposal.study.hash}")

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dmtrl.exceptions import FederationError, OutputExistsError
+from dmtrl.exceptions import FederationError
 from dmtrl.federation.flare import kits, processes
 from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
 from dmtrl.federation.study import SITE_NAME, parse_study, read_study
@@ -163,7 +163,7 @@ def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo =
     study = read_study(study_file)
     check_address("the server", host, port)
     if (folder / _FILE).exists():
-        raise OutputExistsError(folder / _FILE)
+        raise FileExistsError(f"{folder} is already a coordinator's folder: it has {_FILE}; choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(study_file, folder / "study.toml")
     expected = kits.make_authority(folder, study.name, host, port, echo)

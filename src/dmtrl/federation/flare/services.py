@@ -32,13 +32,16 @@ def compose_file(kind: str, name: str, folder: Path, port: int, data: Path | Non
     volumes = [f"      - {path}:{path}"] + ([f"      - {data}:{data}:ro"] if data is not None else [])
     ports = [f'    ports: ["{port}:{port}"]'] if kind == "study" else []
     lines = [
-        "# compose.yaml",
+        f"# compose.yaml, beside a clone of dmtrl {version('dmtrl')} in the folder dmtrl",
         "services:",
         f"  {name}:",
         "    build:",
+        "      context: dmtrl",
         "      dockerfile_inline: |",
         "        FROM python:3.11-slim",
-        f'        RUN pip install "dmtrl[federation]=={version("dmtrl")}"',
+        "        COPY pyproject.toml README.md LICENSE /source/",
+        "        COPY src /source/src",
+        '        RUN pip install "/source[federation]"',
         f"    command: dmtrl {_start(kind, folder)}",
         "    restart: always",
         "    init: true",

@@ -13,11 +13,10 @@ import numpy as np
 from scipy.special import xlogy
 
 from dmtrl.estimators.classes import class_losses
-from dmtrl.estimators.diagnostics import Comparison, default_measure
+from dmtrl.estimators.diagnostics import Comparison, default_measure, measure_name
 from dmtrl.estimators.held_out import LOWER_IS_BETTER, TITLES, Metrics
 from dmtrl.losses import REGRESSION, AnyLoss, OneVsRest, Softmax, get_loss
 from dmtrl.report.content import Item, Table
-from dmtrl.report.displays import measure_name
 from dmtrl.solver.cross_validation import SCORE
 
 OTHERS = {"alone": "each task alone", "pooled": "one model for all"}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl import storage
+from dmtrl.exceptions import InputError, Setting
 from dmtrl.relationship import Fixed, FreeIntercept, Learned, Relationship
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.solver.layout import Layout
@@ -38,14 +39,15 @@ def problem_of(
 
 
 def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise ValueError if a checkpoint disagrees in something that is given here."""
+    """Raise InputError if a checkpoint disagrees in something that is given here."""
     here = json.loads(json.dumps(here))  # tuples become lists, as in the file
     for name in here:
         if here[name] != there.get(name):
-            raise ValueError(
+            raise InputError(
                 f"{folder} is a checkpoint of another problem or of other settings: {name} is {_short(here[name])} "
-                f"here and {_short(there.get(name))} there; repeat the call that was stopped, or start without resume"
-            )
+                f"here and {_short(there.get(name))} there; repeat exactly what was stopped, or leave out ",
+                Setting("resume"), " to start again",
+            )  # fmt: skip
 
 
 def _relation(relationship: Any) -> list[Any]:

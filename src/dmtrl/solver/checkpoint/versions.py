@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl import storage
+from dmtrl.exceptions import NoCheckpointError
 from dmtrl.solver.checkpoint.options import PathLike, absolute
 
 FORMAT = 5
@@ -77,7 +78,7 @@ def newest(path: str) -> str | None:
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             continue  # deleted meanwhile by its run, or cut short where a store does not write whole files
         if number != FORMAT:
-            advice = "pip install -U dmtrl" if number > FORMAT else "start again in another folder"
+            advice = "install a newer dmtrl" if number > FORMAT else "start again in another folder"
             raise ValueError(f"{where} has format {number}, but this dmtrl reads format {FORMAT}: {advice}")
         return folder
     return None
@@ -93,7 +94,7 @@ def read(path: str) -> Version:
     """The newest complete version at a path."""
     folder = newest(path)
     if folder is None:
-        raise FileNotFoundError(f"no complete checkpoint at {path}; start without resume")
+        raise NoCheckpointError(path)
     where = storage.join(folder, _STATE)
     try:
         header, arrays = storage.load(where, _KIND)
