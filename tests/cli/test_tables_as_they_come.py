@@ -128,7 +128,7 @@ def test_dates_that_look_like_numbers_need_the_option(tmp_path: Path) -> None:
 
 
 def test_a_mistyped_date_is_named_with_its_line(tmp_path: Path) -> None:
-    dates = days().dt.strftime("%d.%m.%Y")
+    dates = days().dt.strftime("%d.%m.%Y").tolist()
     dates[7] = "31.02.2024"
     sentence = refusal("fit", save(frame(d=dates), tmp_path / "a.csv"), *WORDS, "-o", tmp_path / "m")
     assert "column 'd' holds dates, except for 1 of 120 cells: '31.02.2024' (line 9)" in sentence

@@ -326,7 +326,7 @@ def test_a_model_chosen_by_a_scorer_is_saved(tmp_path: Any) -> None:
 def _path(error: list[list[float]], weight: float = 1.0) -> Path:
     """One common, one task: errors of (lambda, fold)."""
     sums = np.array(error)[None, :, :, None]
-    lambdas, rounds = 10.0 ** -np.arange(len(error)), np.ones(sums.shape[:3], dtype=int)
+    lambdas, rounds = np.array([float(f"1e-{k}") for k in range(len(error))]), np.ones(sums.shape[:3], dtype=int)
     score = -sums[..., 0]
     return Path(lambdas, np.zeros(1), np.zeros(1), np.full(sums.shape, weight), sums, sums, sums, rounds, score)
 
