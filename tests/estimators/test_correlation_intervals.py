@@ -49,8 +49,8 @@ def test_a_task_with_one_row_is_never_clear() -> None:
     keep = (tasks != tasks[0]) | (np.arange(len(tasks)) == 0)
     model = MTRLRegressor(reg_lambda=0.1, common=0.0).fit(X[keep], y[keep], tasks=tasks[keep])
     found = model.correlation_intervals(X[keep], y[keep], tasks[keep], n_resamples=4)
-    i = model.unit_names_.tolist().index(tasks[0])
-    others = np.delete(np.arange(len(model.unit_names_)), i)
+    i = model.tasks_.tolist().index(tasks[0])
+    others = np.delete(np.arange(len(model.tasks_)), i)
     lower, upper, share = (np.asarray(part) for part in (found.lower, found.upper, found.sign_share))
     assert (lower[i, others] == -1).all()
     assert (upper[others, i] == 1).all()
@@ -66,7 +66,7 @@ def test_a_page_leaves_pairs_blank_that_may_be_unrelated() -> None:
     found = model.correlation_intervals(X, y, tasks, n_resamples=8)
     page = model_page(model, X, y, tasks, comparison=False, intervals=found)
     heat = next(item for item in items(page, HeatMap) if len(item.panels) == 2)
-    order = [int(np.flatnonzero(model.unit_names_.astype(str) == name)[0]) for name in heat.labels]
+    order = [int(np.flatnonzero(model.tasks_.astype(str) == name)[0]) for name in heat.labels]
     (_, learned), (_, clear) = heat.panels
     assert (np.isnan(clear) == ~found.without_zero[np.ix_(order, order)]).all()
     assert learned[~np.isnan(clear)].tolist() == clear[~np.isnan(clear)].tolist()

@@ -37,7 +37,7 @@ def test_correlations_are_drawn_in_the_order_of_similarity(model: MTRLRegressor)
     order = display.order_
     dense = np.asarray(model.task_correlation_)
     assert np.array_equal(display.im_.get_array(), dense[np.ix_(order, order)])
-    assert _words(display.ax_) == [str(model.unit_names_[i]) for i in order]
+    assert _words(display.ax_) == [str(model.tasks_[i]) for i in order]
     assert display.figure_ is display.ax_.figure
     family = families(12)[3][order]
     assert np.count_nonzero(np.diff(family)) == len(set(family)) - 1, "families stand together"

@@ -159,7 +159,7 @@ def test_numbers_on_the_page_are_the_models(browser: Browser, sixteen: Made) -> 
     assert figures["rows"] == "320"
     assert figures["features"] == "6"
     assert float(figures["lambda"]) == model.reg_lambda_
-    place = {name: i for i, name in enumerate(model.unit_names_.tolist())}
+    place = {name: i for i, name in enumerate(model.tasks_.tolist())}
     for title, sign in (("most-alike", 1), ("most-opposed", -1)):
         rows = _rows(browser, title)
         values = [sixteen.dense[place[one], place[other]] for one, other, _ in rows]

@@ -289,7 +289,7 @@ class MTRLBase(TaskModel):
     def _start(self, problem: FitProblem) -> StartPoint | None:
         """Where to begin: with warm_start the last fit's coefficients, if it was of the same units and features."""
         before = vars(self).get("_outcome")
-        if not self.warm_start or before is None or not np.array_equal(self.unit_names_, problem.unit_names):
+        if not self.warm_start or before is None or not np.array_equal(self.tasks_, problem.tasks):
             return None
         columns = problem.outputs * (problem.data.X.shape[1] + (self.fit_intercept is True))
         if before.W.shape != (problem.data.m, columns):
@@ -353,7 +353,6 @@ class MTRLBase(TaskModel):
         self.task_rows_, self.task_weights_ = problem.rows, np.zeros(len(problem.tasks))
         self.task_weights_[used] = outcome.task_weight
         self._keep_parts(outcome, W, used, len(problem.tasks))
-        self.unit_names_ = problem.unit_names
         self.certificate_ = outcome.certificate
         self.history_ = [record.as_dict() for record in outcome.history]
         self.n_rounds_ = len(outcome.history)

@@ -141,7 +141,7 @@ class Diagnostics(MTRLBase):
         Parameters
         ----------
         task : object
-            A name in `unit_names_`.
+            A name in `tasks_`.
         k : int, default=5
             The maximum number of tasks to return of each sign.
 
@@ -151,7 +151,7 @@ class Diagnostics(MTRLBase):
             `related` and `opposed`, each a list of (task, correlation), strongest first.
         """
         covariance = self.covariance_
-        found = np.flatnonzero(self.unit_names_ == task)
+        found = np.flatnonzero(self.tasks_ == task)
         if len(found) == 0:
             raise ValueError(f"unknown task {task!r}; tasks_ lists the {len(self.tasks_)} tasks of the model")
         i = int(found[0])
@@ -160,7 +160,7 @@ class Diagnostics(MTRLBase):
         row = np.divide(F @ F[i], scale, out=np.zeros(len(F)), where=scale > 0)
         tiny = self.tiny_units()
         others = np.array([j for j in np.argsort(-row, kind="stable") if j != i and not tiny[j]], dtype=int)
-        names = self.unit_names_.tolist()
+        names = self.tasks_.tolist()
         related = [(names[j], float(row[j])) for j in others[:k] if row[j] > 0]
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
         return Related(related, opposed)
@@ -171,10 +171,10 @@ class Diagnostics(MTRLBase):
         Returns
         -------
         ndarray of bool
-            One value per name in `unit_names_`; all False if the numbers of rows are not known.
+            One value per name in `tasks_`; all False if the numbers of rows are not known.
         """
         check_is_fitted(self)
-        count = len(self.unit_names_)
+        count = len(self.tasks_)
         if self.task_rows_ is None:
             return np.zeros(count, dtype=bool)
         return np.repeat(tiny_tasks(self.task_rows_), count // len(self.tasks_))
@@ -323,7 +323,7 @@ class Diagnostics(MTRLBase):
                 return self._reported_covariance(outcome).correlation()
 
             draws = np.array(list(pool.map(resample, seeds)))
-        units = lookup(problem.data.names, self.unit_names_)  # a task that was added later is the last of the model
+        units = lookup(problem.data.names, self.tasks_)  # a task that was added later is the last of the model
         estimate = self.covariance_.correlation()[np.ix_(units, units)]
         counts = np.diff(problem.data.starts)  # rows of weight zero have been dropped
         low, high = fisher_intervals(estimate, draws, counts, level)
@@ -411,7 +411,7 @@ class Diagnostics(MTRLBase):
         self.intercept_ = np.append(self.intercept_, self.intercept_.dtype.type(intercept))
         self.common_strength_ *= len(names) / len(self.tasks_)
         self.own_strength_ *= len(names) / len(self.tasks_)
-        self.tasks_ = self.unit_names_ = names
+        self.tasks_ = names
         before = self._outcome
         W = np.vstack([before.W, added.w])
         common = added.outcome.common

@@ -96,8 +96,6 @@ ATTRIBUTES = {
         class.""",
     "task_rows_": """ndarray of shape (m,) or None
         Number of rows of each task. None if it is not known, as in the model that a site of a study receives.""",
-    "unit_names_": """ndarray
-        Names of the rows of the task covariance: {units}.""",
     "covariance_": """TaskCovariance
         Task covariance as an operator, with trace one. It includes the common component.""",
     "task_covariance_": """ndarray or TaskCovariance

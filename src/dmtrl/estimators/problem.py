@@ -103,8 +103,7 @@ class FitProblem:
 
     data: TaskData
     coordinates: Coordinates
-    tasks: np.ndarray
-    unit_names: np.ndarray  # of all units, including the ones left out
+    tasks: np.ndarray  # all, including the ones left out
     used: np.ndarray  # indices of the units in `data`
     constant: np.ndarray  # score of each unit if it is left out; with k > 2 classes (m, k)
     classes: np.ndarray | None = None
@@ -139,9 +138,7 @@ def build_problem(
     per_label = None if weight is None else weight[units.rows]
     y = units.y - coordinates.y_centre
     data = TaskData(rows, y, per_label, units.starts, units.names[units.used])
-    return FitProblem(
-        data, coordinates, tasks, units.names, units.used, units.constant, units.classes, feature_map, units.seen
-    )
+    return FitProblem(data, coordinates, tasks, units.used, units.constant, units.classes, feature_map, units.seen)
 
 
 def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
@@ -177,13 +174,13 @@ def by_task(codes: np.ndarray, m: int) -> tuple[np.ndarray, np.ndarray]:
 
 def restrict(relationship: Any, problem: FitProblem) -> Any:
     """Remove unused units from a given covariance or graph. A labelled one is put in the order of the units."""
-    total = len(problem.unit_names)
+    total = len(problem.tasks)
     if hasattr(relationship, "loc"):
-        names = problem.unit_names.tolist()
+        names = problem.tasks.tolist()
         if sorted(map(str, relationship.index)) != sorted(map(str, names)):
             raise ValueError(
                 "the labels of the given task covariance do not match the units of the model; "
-                "fit with relationship='learned' and see unit_names_ for the expected labels"
+                "fit with relationship='learned' and see tasks_ for the expected labels"
             )
         relationship = relationship.loc[names, names].to_numpy()
     if len(problem.used) == total or getattr(relationship, "shape", None) != (total, total):
@@ -196,7 +193,7 @@ def pad(covariance: TaskCovariance, problem: FitProblem) -> TaskCovariance:
 
     Above DENSE_LIMIT units Sigma is never dense, and a unit that was left out has the floor as its variance.
     """
-    total, used = len(problem.unit_names), problem.used
+    total, used = len(problem.tasks), problem.used
     if len(used) == total:
         return covariance
     if covariance.floor > 0 and total <= DENSE_LIMIT:

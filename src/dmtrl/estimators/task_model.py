@@ -33,7 +33,6 @@ class TaskModel(ABC):
     tasks_: np.ndarray
     classes_: np.ndarray
     seen_classes_: np.ndarray
-    unit_names_: np.ndarray
     coef_: np.ndarray
     intercept_: np.ndarray
     common_coef_: np.ndarray
@@ -174,7 +173,7 @@ class TaskModel(ABC):
     @property
     def task_correlation_(self) -> Any:
         """The correlation of each pair of units, as a data frame if pandas is installed."""
-        return label_pairs(self.covariance_.correlation(), self.unit_names_)
+        return label_pairs(self.covariance_.correlation(), self.tasks_)
 
     def predict(self, X: Any, tasks: Any = None) -> np.ndarray:
         """Predict labels.
@@ -321,12 +320,12 @@ class TaskModel(ABC):
             ("lambda", f"{self.reg_lambda_:.4g}"),
             ("certificate", self.certificate_),
         ]
-        few = 1 < len(self.unit_names_) <= notebook.MAX_CELLS
+        few = 1 < len(self.tasks_) <= notebook.MAX_CELLS
         related = ""
         if few:
             values = self.covariance_.correlation()
             order = similarity_order(values)
-            names = [self.unit_names_[i] for i in order]
+            names = [self.tasks_[i] for i in order]
             related = notebook.text("Task correlation") + notebook.heat_map(values[np.ix_(order, order)], names)
         folded = f"<details><summary>parameters</summary>{diagram}</details>"
         return notebook.section(notebook.facts(facts), related, folded)

@@ -64,7 +64,7 @@ def problem_of(study: Study, coordinates: Coordinates, names: list[str], constan
     tasks, used = np.array(names), np.flatnonzero(constant == 0)
     nothing = coordinates.rows(np.empty((0, len(coordinates.x_centre))))
     data = TaskData(nothing, np.empty(0), None, np.zeros(len(used) + 1, dtype=int), tasks[used])
-    return FitProblem(data, coordinates, tasks, tasks, used, constant, classes_of(study))
+    return FitProblem(data, coordinates, tasks, used, constant, classes_of(study))
 
 
 def classes_of(study: Study) -> np.ndarray | None:

@@ -5,6 +5,7 @@ the others do not enter the loss.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,7 +17,7 @@ from dmtrl.losses.vector import softmax_chances, softmax_conjugate, softmax_step
 
 
 @dataclass(frozen=True)
-class ClassLoss:
+class ClassLoss(ABC):
     """What both have in common.
 
     Parameters
@@ -42,8 +43,8 @@ class ClassLoss:
             raise ValueError(f"possible must list some of the classes 0 to {self.outputs - 1}, got {some!r}")
 
     @property
-    def name(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def name(self) -> str: ...
 
     @cached_property
     def mask(self) -> np.ndarray:
@@ -51,6 +52,7 @@ class ClassLoss:
         some = range(self.outputs) if self.possible is None else self.possible
         return np.isin(np.arange(self.outputs), list(some))
 
+    @abstractmethod
     def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the smallest and the largest feasible a of each class.
 
@@ -63,7 +65,6 @@ class ClassLoss:
         -------
         tuple of ndarray
         """
-        raise NotImplementedError
 
     def check_labels(self, y: np.ndarray, where: str) -> None:
         """Raise ValueError with the first label that is not the number of a possible class.

@@ -6,6 +6,7 @@ the best w_0 has a closed form (24.1). Repeating that never increases the object
 decompositions of a min(m, d) square matrix are enough.
 """
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 import numpy as np
@@ -96,7 +97,7 @@ def _cut(w0: np.ndarray, away: np.ndarray, s: np.ndarray, vectors: np.ndarray, t
     return _Decomposition(w0, away, s[:rank], vectors[:, :rank], shrunk, removed, float(s[0]) if len(s) else 0.0)
 
 
-class _Rows:
+class _Rows(ABC):
     """V, of which each subclass has the Gram matrix of one side."""
 
     def __init__(self, V: np.ndarray, out: np.ndarray | None):
@@ -126,20 +127,20 @@ class _Rows:
         left = self.write(at, w0, shift)
         return CommonProx(self.W, w0, TaskCovariance(left, at.shrunk / size, 0.0), own_penalty)
 
-    def decompose(self, w0: np.ndarray, t: float, exact: bool = False) -> _Decomposition:
-        raise NotImplementedError
+    @abstractmethod
+    def decompose(self, w0: np.ndarray, t: float, exact: bool = False) -> _Decomposition: ...
 
+    @abstractmethod
     def along(self, at: _Decomposition, x: np.ndarray) -> np.ndarray:
         """Q^T x."""
-        raise NotImplementedError
 
+    @abstractmethod
     def across(self, at: _Decomposition, x: np.ndarray) -> np.ndarray:
         """Q x."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, at: _Decomposition, w0: np.ndarray, shift: np.ndarray) -> np.ndarray:
         """Write w_0 + (left s + 1 shift^T) diag(f) Q^T into W; returns the left singular vectors."""
-        raise NotImplementedError
 
 
 class _Narrow(_Rows):

@@ -80,7 +80,7 @@ class TaskCorrelationDisplay(_Display):
         TaskCorrelationDisplay
         """
         check_is_fitted(estimator)
-        names = estimator.unit_names_.tolist()
+        names = estimator.tasks_.tolist()
         return cls(estimator.covariance_.correlation(), names).plot(ax, **options)
 
     def plot(

@@ -170,7 +170,7 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
     plan = SourcePlan(np.array(texts, dtype=object)[used], rows[used].astype(float), reader)
     nothing = coordinates.rows(prepared.X[:0])
     data = TaskData(nothing, np.empty(0), None, np.zeros(len(used) + 1, dtype=int), tasks[used])
-    problem = FitProblem(data, coordinates, tasks, tasks, used, constant, classes, rows=rows)
+    problem = FitProblem(data, coordinates, tasks, used, constant, classes, rows=rows)
     centred = coordinates.rows(prepared.X)
     squares = (
         centred.multiply(centred).sum() if hasattr(centred, "multiply") else np.einsum("ij,ij->", centred, centred)

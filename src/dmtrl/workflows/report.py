@@ -54,7 +54,7 @@ def report(
         folds = folds_for(rows_per_task(tasks), "for a comparison; leave the data out")
         progress.stage("comparing with each task alone and all tasks pooled")
         comparison = fitted.compare(X, y, tasks, cv=folds)
-        if is_learned(fitted.relationship) and len(fitted.unit_names_) <= MAX_CELLS:
+        if is_learned(fitted.relationship) and len(fitted.tasks_) <= MAX_CELLS:
             progress.stage("resampling rows to see which relations are clear")
             intervals = fitted.correlation_intervals(X, y, tasks)
     progress.stage("writing the page")

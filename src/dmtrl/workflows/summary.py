@@ -137,7 +137,7 @@ def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
 
 def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
     """The k most alike and the k most opposed pairs of tasks; none if there are too many tasks to compare all pairs."""
-    covariance, names = model.covariance_, model.unit_names_
+    covariance, names = model.covariance_, model.tasks_
     if not 2 <= covariance.m <= MAX_COMPARED:
         return {"alike": [], "opposed": []}
 

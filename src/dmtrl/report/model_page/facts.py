@@ -100,7 +100,7 @@ def model_facts(
 
     check_is_fitted(model)
     preparation = getattr(model, "preparation_", None)
-    names = [str(plain(name)) for name in model.unit_names_]
+    names = [str(plain(name)) for name in model.tasks_]
     if model.layout_ == "alone" and len(names) == 1:
         names = ["all rows"]
     if comparison is None and X is not None and len(model.tasks_) > 1:
@@ -150,8 +150,8 @@ def _coefficient_names(model: Any, preparation: Any) -> list[str]:
 
 def _clear(model: Any, intervals: CorrelationIntervals) -> np.ndarray:
     """Which pairs of the model's units have an interval without zero. A unit that was left out of the fit has none."""
-    known = lookup(np.asarray(getattr(intervals.lower, "index", model.unit_names_)), model.unit_names_)
-    clear = np.eye(len(model.unit_names_), dtype=bool)
+    known = lookup(np.asarray(getattr(intervals.lower, "index", model.tasks_)), model.tasks_)
+    clear = np.eye(len(model.tasks_), dtype=bool)
     clear[np.ix_(known, known)] = intervals.without_zero
     return clear
 
