@@ -291,9 +291,13 @@ class LocalProblem:
         solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
         newton, in_span = self._exact_costs(_ROUNDS_AHEAD)
         cheap = np.minimum(newton, in_span) <= _WORTH_PASSES * 4 * n * self._numbers_in_row
-        # classes that can be separated leave an intercept undetermined, which passes find slowly; amounts do not
-        amounts = np.isin(self.units.loss, _TURNING)
-        few = self._in_span & (n <= np.where(amounts, np.minimum(2 * d, _FEW_ROWS), _FEW_ROWS))
+        # Classes that can be separated leave an intercept undetermined, which passes find slowly. Amounts do not: more
+        # rows than 2 d are solved exactly only where that happens anyway.
+        passes = np.isin(self.units.loss, _TURNING) & (n > 2 * d)
+        if np.isfinite(self._order.first_step):
+            first = np.full(len(n), self._order.first_step)
+            passes &= self._choose_solvers(first, n / self._curvature, 1.0) == kernels.SDCA
+        few = self._in_span & (n <= _FEW_ROWS) & ~passes
         exact = few | (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
         stiffness = self._order.first_step * self._mean_q * self._curvature / d
         smooth = np.maximum(_ENOUGH_FOR_INTERCEPT, stiffness)
