@@ -74,7 +74,7 @@ def test_a_number_that_is_not_finite_is_wrong_usage(tmp_path: Path, option: str,
     assert f"Invalid value for '{option}': " in _last_line("fit", data, *WORDS, option, value, code=2)
 
 
-@pytest.mark.parametrize("more", [(), ("--by-task",)])
+@pytest.mark.parametrize("more", [(), ("--by-task",), ("--by-task", "--sample", "20")])
 def test_a_negative_count_is_named_with_its_line(tmp_path: Path, counts: Path, more: tuple[str, ...]) -> None:
     words = ("--task", "shop", "--target", "n", "--loss", "poisson", "--lambda", "1", "-o", tmp_path / "m.dmtrl")
     assert _last_line("fit", counts, *words, *more) == (
@@ -83,7 +83,7 @@ def test_a_negative_count_is_named_with_its_line(tmp_path: Path, counts: Path, m
     )
 
 
-@pytest.mark.parametrize("more", [(), ("--by-task",)])
+@pytest.mark.parametrize("more", [(), ("--by-task",), ("--by-task", "--sample", "20")])
 def test_a_negative_weight_is_named_with_its_line(tmp_path: Path, counts: Path, more: tuple[str, ...]) -> None:
     words = ("--task", "shop", "--target", "price", "--weights", "n", "--lambda", "1", "-o", tmp_path / "m.dmtrl")
     assert _last_line("fit", counts, *words, *more) == (
@@ -146,7 +146,7 @@ def test_files_that_are_not_there_and_files_that_are_no_studies(tmp_path: Path) 
     twice = tmp_path / "twice.toml"
     twice.write_text("[study]\n[study]\n")
     line = _last_line("site", "approve", twice)
-    assert line == f"Error: {twice}, line 2: this key or table stands in the file twice; remove one of them"
+    assert line == f"Error: {twice}, line 2: this key or table is defined twice; remove one of them"
 
 
 def test_a_policy_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:

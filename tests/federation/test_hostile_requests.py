@@ -1,7 +1,7 @@
 """A site against a coordinator that sends other requests than the study implies."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,33 +34,42 @@ def begun(tmp_path: Path, **policy: Any) -> tuple[Site, int]:
     return site, rounds.decode(site.answer(rounds.encode(rounds.Describe()))).features + 1
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("steps", np.ones(1, dtype=np.int64)),
-        ("steps", np.zeros(2, dtype=np.int64)),
-        ("sampling", "uniform"),
-        ("local_solver", "sdca"),
-        ("seed", 1),
-        ("max_passes", 101),
-        ("max_passes", 0),
-        ("max_passes", 1.5),
-        ("total_weight", np.array([1.0])),
-        ("total_weight", np.array([60.0, 60.0])),
-        ("density", float("nan")),
-        ("evaluate", True),
-        ("intercept", False),
-        ("intercept_ridge", float("inf")),
-        ("intercept_ridge", -0.5),
-        ("keep", 1),
-        ("w", np.zeros((1, 3))),
-    ],
-)
+NOT_IMPLIED: list[tuple[str, Any]] = [
+    ("steps", np.ones(1, dtype=np.int64)),
+    ("steps", np.zeros(2, dtype=np.int64)),
+    ("sampling", "uniform"),
+    ("local_solver", "sdca"),
+    ("seed", 1),
+    ("max_passes", 101),
+    ("max_passes", 0),
+    ("max_passes", 1.5),
+    ("total_weight", np.array([1.0])),
+    ("total_weight", np.array([60.0, 60.0])),
+    ("density", float("nan")),
+    ("evaluate", True),
+    ("intercept", False),
+    ("intercept_ridge", float("inf")),
+    ("intercept_ridge", -0.5),
+    ("keep", 1),
+    ("w", np.zeros((1, 3))),
+    ("task_weight", np.ones(1)),
+    ("first_step", float("nan")),
+    ("first_step", 0.0),
+    ("first_step", "x"),
+    ("first_step", True),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), NOT_IMPLIED)
 def test_a_fit_that_the_study_does_not_imply_is_refused(tmp_path: Path, field: str, value: Any) -> None:
     site, _ = begun(tmp_path)
     words = refusal(site, rounds.encode(replace(PREPARE, **{field: value})))
     assert words == f"the coordinator sent a message 'prepare' whose {field!r} does not fit the study"
     assert site.answer(rounds.encode(PREPARE)).name == "prepared"
+
+
+def test_every_field_of_a_fit_is_checked() -> None:
+    assert {field.name for field in fields(rounds.Prepare)} == {name for name, _ in NOT_IMPLIED}
 
 
 def test_the_row_weights_are_those_without_the_fold(tmp_path: Path) -> None:

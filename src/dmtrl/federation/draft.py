@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import InputError, Setting
+from dmtrl.exceptions import InputError, Note, Setting
 from dmtrl.federation.site_data import correlation
 from dmtrl.federation.study import SITE, Study, StudyColumn, Target, Tasks, parse_study
 from dmtrl.losses import CLASSIFICATION, REGRESSION
@@ -186,10 +186,8 @@ class _Draft:
         numbers = self._numbers(name, summary)
         whole = (np.floor(numbers) == numbers)[~np.isnan(numbers)].all()
         if whole and len(values) <= FEW_VALUES and "0" in values:
-            self._notes.append(
-                f"target {name!r} has {len(values)} whole numbers with 0: classification; if it is a quantity, set "
-                "the kind to regression"
-            )
+            what = f"target {name!r} has {len(values)} whole numbers with 0: classification"
+            self._notes.append(Note(f"{what}; if it is a quantity, pass ", Setting("kind", "regression")))
             return CLASSIFICATION
         return REGRESSION
 

@@ -52,6 +52,8 @@ def _check_prepare(study: Study, held: Description, request: Prepare) -> None:
     _require(request.intercept is True, request, "intercept")
     _require(type(request.keep) is bool, request, "keep")
     _require(are_finite(request.density, ()) and 0 <= request.density <= 1, request, "density")
+    first = request.first_step
+    _require(type(first) in (int, float) and first > 0, request, "first_step")
     ridge = request.intercept_ridge
     _require(are_finite(ridge, ()) and (ridge >= 0 or ridge == -1), request, "intercept_ridge")
     _require(np.array_equal(request.total_weight, held.weight), request, "total_weight")

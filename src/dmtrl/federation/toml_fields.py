@@ -14,7 +14,7 @@ _TABLE = re.compile(r"\s*\[\s*([^\]]+?)\s*\]")
 _NOT_TOML = (
     'this is not TOML, which has lines such as [target], name = "text in quotes", name = 3 and name = ["a", "b"]'
 )
-_TWICE = "this key or table stands in the file twice; remove one of them"
+_TWICE = "this key or table is defined twice; remove one of them"
 At = tuple[str, ...]  # the names of a table, as in its header
 
 
@@ -110,11 +110,15 @@ def parse_toml(source: bytes, where: str) -> tuple[str, dict[str, Any]]:
         raise StudyError("it is not UTF-8 text; save it as UTF-8", where) from None
     try:
         return text, tomllib.loads(text)
+    except RecursionError:
+        raise StudyError("it has too many brackets inside each other", where) from None
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"\(at line (\d+), column \d+\)", str(error))
-        line = int(found[1]) if found else len(text.splitlines())
-        twice = re.search(r"overwrite|twice|immutable|redefine", str(error))
-        raise StudyError(_TWICE if twice else _NOT_TOML, where, line) from None
+        found = re.search(r"(.*) \(at line (\d+), column \d+\)", str(error))
+        line = int(found[2]) if found else len(text.splitlines())
+        if re.search(r"overwrite|twice|redefine|[Dd]uplicate", str(error)):
+            raise StudyError(_TWICE, where, line) from None
+        reason = (found[1] if found else str(error).removesuffix(" (at end of document)")).rstrip(".")
+        raise StudyError(f"{_NOT_TOML} (the parser says: {reason})", where, line) from None
 
 
 def is_number(value: Any) -> bool:

@@ -1,47 +1,73 @@
 """One thread for BLAS."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Lock
+from functools import cache
+from threading import Event, Lock, Thread
 from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
 
-class _SingleThread:
-    """The number of BLAS threads belongs to the process, so the fits that run at the same time in several threads
-    share one limit: the first sets it, the last takes it back. Each with a limit of its own would give the threads
-    back while another still computes, whose last bits would then change."""
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _limit() -> Any:
+    return _controller().limit(limits=1, user_api="blas")
+
+
+class _SharedLimit:
+    """The number of BLAS threads belongs to the process, and the one thread that sets it must take it back. So a thread
+    of its own holds the limit while any fit needs it: a limit of each fit would end with the fit that began first, and
+    the last bits of the others would change."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self._holders = 0
-        self._controller: ThreadpoolController | None = None
-        self._limit: Any = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Nobody holds the limit: at the start, and in the child of a fork, which has no keeper."""
+        self._lock, self._holders, self._last_left = Lock(), 0, Event()
+        self._keeper: Thread | None = None
 
     def enter(self) -> None:
         with self._lock:
-            if self._holders == 0:
-                self._controller = self._controller or ThreadpoolController()
-                self._limit = self._controller.limit(limits=1)
+            if self._keeper is None:
+                self._last_left, limited = Event(), Event()
+                self._keeper = Thread(target=self._keep, args=(limited, self._last_left), daemon=True)
+                self._keeper.start()
+                limited.wait()
             self._holders += 1
 
     def leave(self) -> None:
         with self._lock:
             self._holders -= 1
-            if self._holders == 0:
-                self._limit.restore_original_limits()
+            if self._holders == 0 and self._keeper is not None:
+                self._last_left.set()
+                self._keeper.join()
+                self._keeper = None
+
+    @staticmethod
+    def _keep(limited: Event, last_left: Event) -> None:
+        with _limit():
+            limited.set()
+            last_left.wait()
 
 
-_SINGLE_THREAD = _SingleThread()
+_SHARED = _SharedLimit()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_SHARED.begin)
 
 
 @contextmanager
 def single_threaded_blas() -> Iterator[None]:
     """A context in which BLAS uses one thread: small decompositions are faster so, and `numerics.rowwise` threads large
     products in pieces."""
-    _SINGLE_THREAD.enter()
+    _SHARED.enter()
     try:
-        yield
+        with _limit():  # where the number belongs to a thread, or the caller has set it
+            yield
     finally:
-        _SINGLE_THREAD.leave()
+        _SHARED.leave()

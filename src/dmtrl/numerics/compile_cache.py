@@ -21,9 +21,10 @@ except ImportError:  # Windows: processes then compile side by side
 
 logger = logging.getLogger("dmtrl")
 
-# Sums may be reordered (SIMD); NaN and infinity keep their meaning, unlike under full fastmath. A loop that sums must
-# not write to an array: LLVM then asks at run time whether the arrays overlap, takes the loop without SIMD where they
-# lie so close that it cannot exclude it, and the bits depend on the addresses.
+# Sums may be reordered (SIMD); NaN and infinity keep their meaning, unlike under full fastmath. A loop of a fast
+# function that LLVM could turn into SIMD must not both sum and write to an array: LLVM then asks at run time whether
+# the arrays overlap, takes the loop without SIMD where they lie so close that it cannot exclude it, and the bits depend
+# on the addresses.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 # Options of njit: KERNEL for a function that Python calls, INNER for one that only compiled functions call, SCALAR for

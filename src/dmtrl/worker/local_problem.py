@@ -33,6 +33,7 @@ _WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is wort
 _ENOUGH_FOR_INTERCEPT = 32  # stiffness of an intercept: a round then leaves about 1 / 32 of its error
 _ENOUGH_AT_KINKS = 128  # the same for losses with kinks, which have no curvature to rely on
 _FEW_ROWS = 128  # with so few, an exact solution is always cheap
+_OF_CLASSES = (scalar.SMOOTHED_HINGE, scalar.SQUARED_HINGE, scalar.LOGISTIC)  # smooth losses of two classes
 _TURNING = (scalar.ABSOLUTE, scalar.EPSILON_INSENSITIVE, scalar.QUANTILE, scalar.HUBER)  # slopes that turn around y
 _WORTH_TIMES = 5  # the most passes: what an exact solution is worth where they do not suffice
 _ROUNDS_AHEAD = 10  # over how many rounds a factorisation is expected to pay
@@ -97,6 +98,13 @@ class LocalRows:
         if sparse.issparse(X):
             return float(X.nnz / max(X.shape[0], 1))
         return float(X.shape[1] if density > _DENSE_FROM else X.shape[1] * density)
+
+    def numbers_by_unit(self, density: float) -> np.ndarray:
+        """How many numbers a row of each unit has, on average, and at least one."""
+        X, starts = self.blocks.X, self.blocks.starts
+        if not sparse.issparse(X):
+            return np.full(self.blocks.n_units, max(self.numbers_in_row(density), 1.0))
+        return np.maximum(np.diff(X.indptr[starts]) / np.maximum(np.diff(starts), 1), 1.0)
 
 
 class LocalProblem:
@@ -299,10 +307,27 @@ class LocalProblem:
             passes &= self._choose_solvers(first, n / self._curvature, 1.0) == kernels.SDCA
         few = self._in_span & (n <= _FEW_ROWS) & ~passes
         exact = few | (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
-        stiffness = self._order.first_step * self._mean_q * self._curvature / d
-        smooth = np.maximum(_ENOUGH_FOR_INTERCEPT, stiffness)
-        enough = np.where(self._has_slope, smooth, np.maximum(n / 4, _ENOUGH_AT_KINKS))
+        enough = np.where(self._has_slope, self._enough_for_intercept(), np.maximum(n / 4, _ENOUGH_AT_KINKS))
         return np.where(exact, long, np.minimum(n, enough) / self._curvature)
+
+    def _enough_for_intercept(self) -> np.ndarray:
+        """The stiffness that the intercept of a unit needs with a smooth loss, over the bound of its curvature.
+
+        A round then leaves about 1 / 32 of the error at the curvature that classes of these shares have without
+        features. Where the first step size is long, classes may be separated and the curvature small: there, the
+        intercept is as stiff as a number of a row on average."""
+        if not np.isfinite(self._order.first_step):
+            return np.full(self._blocks.n_units, np.inf)
+        y, p, starts = self.units.y, self.units.p, self._blocks.starts
+        balance = np.ones(self._blocks.n_units)
+        classes = np.isin(self.units.loss, _OF_CLASSES)
+        if classes.any():
+            positive = sum_by_unit(p * (y > 0), starts) / np.maximum(sum_by_unit(p, starts), scalar.TINY)
+            balance = np.where(classes, np.maximum(4.0 * positive * (1.0 - positive), 1e-6), 1.0)
+        stiffness = (
+            self._order.first_step * self._mean_q * self._curvature / self._rows.numbers_by_unit(self._order.density)
+        )
+        return np.asarray(np.maximum(_ENOUGH_FOR_INTERCEPT / balance, stiffness))
 
     def _solved_exactly(self) -> np.ndarray:
         """Whether an exact solver can take over from coordinate ascent where a unit is stiff."""

@@ -42,6 +42,8 @@ def propose(study: str | Path, folder: str | Path, data: str | Path | None = Non
     Nothing is written before the approval.
     """
     place, wanted = Path(folder), read_study(study)
+    if place.exists() and not place.is_dir():
+        raise NotADirectoryError(f"{place} is a file; a site needs a folder, which may not exist yet")
     if not (place / FILE).exists():
         if data is None or name is None:
             raise InputError(f"{place} is not the folder of a site; to make it one, pass ", Setting("data"), " and ",

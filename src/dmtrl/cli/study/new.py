@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from dmtrl.cli.errors import exit_on_error, printable
+from dmtrl.cli.errors import exit_on_error, note_text, printable
 
 
 @click.command(name="new", options_metavar="--like FILE --target COL [OPTIONS]")
@@ -35,6 +35,6 @@ def command(study: str, force: bool, **options: Any) -> None:
 
         made, notes = new_study(study, DraftRequest(**options), force)
     for note in notes:
-        click.echo(printable(f"- {note}"))
+        click.echo(f"- {note_text(note)}")
     kinds = [f"{len([c for c in made.columns if c.kind == kind])} {kind}" for kind in ("number", "category", "date")]
     click.echo(printable(f"{study}: {', '.join(kinds)} columns, hash {made.hash[:16]}"))

@@ -157,5 +157,5 @@ class Budget:
 
 
 def _rounded_down(epsilon: float) -> str:
-    """Two digits after the point, never more than there is."""
-    return f"{math.floor(epsilon * 100 + 1e-6) / 100:g}"
+    """Two digits after the point, rounded down but for rounding errors of the accounting."""
+    return f"{math.floor(epsilon * 100 + 1e-6) / 100:.2f}".rstrip("0").rstrip(".")

@@ -128,23 +128,30 @@ class MaskedSite:
         return self._statistics(request)
 
     def _start(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        settings, blocks = Settings(seed=self._study.fit.seed), self._blocks()
-        self._worker, k = Worker(blocks, self._study.loss), blocks.n_units
-        prepared = self._ask(Prepare(
-            seed=settings.seed, local_solver=settings.local_solver, sampling=settings.sampling,
-            max_passes=settings.max_passes, keep=False, density=1.0, intercept=True, intercept_ridge=self._ridge(),
-            total_weight=np.diff(blocks.starts).astype(float), steps=np.zeros(k, dtype=np.int64),
-        ))  # fmt: skip
-        state |= {"Z": np.zeros_like(prepared.b), "B": prepared.b, "intercept_step": prepared.intercept_step}
+        blocks = self._blocks()
+        self._worker = Worker(blocks, self._study.loss)
+        prepared = self._prepare(blocks)
+        state |= {"Z": np.zeros_like(prepared.b), "B": prepared.b}
         self._save()
         longest = np.minimum(prepared.longest_step, 1e12).sum()
-        return np.array([k, prepared.conjugate.sum(), prepared.conjugate_at_zero.sum(), longest])
+        return np.array([blocks.n_units, prepared.conjugate.sum(), prepared.conjugate_at_zero.sum(), longest])
+
+    def _prepare(self, blocks: Blocks, first_step: float = np.inf) -> Any:
+        settings = Settings(seed=self._study.fit.seed)
+        return self._ask(Prepare(
+            seed=settings.seed, local_solver=settings.local_solver, sampling=settings.sampling,
+            max_passes=settings.max_passes, keep=False, density=1.0, intercept=True, intercept_ridge=self._ridge(),
+            total_weight=np.diff(blocks.starts).astype(float), steps=np.zeros(blocks.n_units, dtype=np.int64),
+            first_step=first_step,
+        ))  # fmt: skip
 
     def _improve(self, request: SumUp, state: dict[str, np.ndarray], worker: Worker) -> np.ndarray:
         """One round of the worker at Z. Sums of losses and squares, and Gram matrices of V = U + s B and of B."""
         self._require("Z" in state and are_finite(request.numbers, (4,)))
         number, s, target, relax = request.numbers.tolist()
         self._require(s > 0 and relax in (0.0, Settings().relaxation - 1.0) and number >= 0)
+        if number == 0:  # the first step size depends on the number of tasks, which no site knew at the start
+            state["intercept_step"] = self._prepare(self._blocks(), s).intercept_step
         Z, before, step = state["Z"], state["B"], np.full(len(state["Z"]), s)
         answer = decode(worker.answer(encode(Round(
             round=int(number), target=target, relax=relax, w=Z, step=step, intercept_step=state["intercept_step"]
