@@ -18,7 +18,10 @@ hypothesis.settings.load_profile("dmtrl")
 
 
 # These files run first, so that at the end no process is still busy with one of them while the others wait.
-LONG = ("flare", "private_flare", "reproduce", "checkpoint_killed", "bench", "ray_faults", "docs", "scale", "ray", "engines", "model_page")
+LONG = (
+    "flare", "private_flare", "reproduce", "checkpoint_killed", "bench", "ray_faults", "docs", "scale", "ray", "engines",
+    "model_page",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

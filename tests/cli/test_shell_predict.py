@@ -276,3 +276,23 @@ def test_school_as_people_would_have_it(tmp_path: Path, shared_data: SharedData)
     np.testing.assert_allclose(answers["prediction"], expected, rtol=1e-12)
     explained = 1 - np.mean((answers["prediction"] - test["score"].to_numpy()) ** 2) / test["score"].var()
     assert explained > 0.3, "with every column in order it is 0.37 to 0.40 on the ten splits"
+
+
+def test_three_classes_with_own_parts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    shop, X = np.repeat(["a", "b", "c"], 60), rng.normal(size=(180, 3))
+    grade = np.array(["low", "middle", "high"])[np.argmax(X + 0.3 * rng.normal(size=(180, 3)), axis=1)]
+    data = write(pa.table({"shop": shop, "x": X[:, 0], "z": X[:, 1], "v": X[:, 2], "grade": grade}), tmp_path / "a.csv")
+    fitted = run("fit", data, "--task", "shop", "--target", "grade", "--own", "1", "--lambda", "0.01", "--json",
+                 "-o", tmp_path / "m.dmtrl")  # fmt: skip
+    assert fitted.exit_code == 0, fitted.output
+    found = json.loads(fitted.stdout)
+    assert all(sum(row["shares"].values()) == pytest.approx(1.0) for row in found["per_task"])
+    assert max(row["shares"]["own"] for row in found["per_task"]) > 0
+    predicted = run("predict", tmp_path / "m.dmtrl", data, "-q")
+    assert predicted.exit_code == 0, predicted.output
+    table = pd.read_csv(io.StringIO(predicted.stdout))
+    assert (table["prediction"] == grade).mean() > 0.8
+    chances = table[["probability_low", "probability_middle", "probability_high"]].to_numpy()
+    np.testing.assert_allclose(chances.sum(axis=1), 1.0)
+    assert run("report", tmp_path / "m.dmtrl", data, "-o", tmp_path / "page.html", "-q").exit_code == 0

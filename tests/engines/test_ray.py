@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dmtrl import MTRLRegressor, RayOptions, RoundRecord, Settings, SourcePlan, TaskData, solve
+from dmtrl import MTRLClassifierCV, MTRLRegressor, RayOptions, RoundRecord, Settings, SourcePlan, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, choose_engine
 from dmtrl.engines.ray import cpu_share
 from dmtrl.losses import get_loss
@@ -102,6 +102,19 @@ def test_one_task_per_actor_and_one_task_over_several(cluster: Any) -> None:
         assert there.W.tobytes() == here.W.tobytes()
         assert set(counted) == {layout["workers"]}
     assert clusters.no_actors()
+
+
+@pytest.mark.parametrize("multi_class", ["softmax", "ovr"])
+def test_several_classes_and_own_parts(cluster: Any, multi_class: str) -> None:
+    rng = np.random.default_rng(0)
+    tasks, X = np.repeat(np.arange(4), 40), rng.normal(size=(160, 5))
+    y = np.argmax(X[:, :3] + 0.5 * rng.normal(size=(160, 3)), axis=1)
+    options: dict[str, Any] = {"multi_class": multi_class, "lambdas": [0.1, 0.01], "owns": (0.0, 2.0), "cv": 3}
+    here = MTRLClassifierCV(**options, workers=2).fit(X, y, tasks=tasks)
+    there = MTRLClassifierCV(**options, workers=2, engine=RayOptions(cluster.address)).fit(X, y, tasks=tasks)
+    assert there.coef_.tobytes() == here.coef_.tobytes()
+    assert there.weight_shares_.tobytes() == here.weight_shares_.tobytes()
+    assert (there.predict(X, tasks) == y).mean() > 0.7
 
 
 @pytest.mark.parametrize("killed", [False, True])
