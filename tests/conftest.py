@@ -19,8 +19,8 @@ hypothesis.settings.load_profile("dmtrl")
 
 # These files run first, so that at the end no process is still busy with one of them while the others wait.
 LONG = (
-    "flare", "private_flare", "reproduce", "checkpoint_killed", "bench", "ray_faults", "docs", "scale", "ray", "engines",
-    "model_page",
+    "flare", "private_flare", "reproduce", "checkpoint_killed", "bench", "ray_faults", "docs", "scale", "ray",
+    "engines", "model_page",
 )  # fmt: skip
 
 
