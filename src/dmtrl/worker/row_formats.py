@@ -24,6 +24,10 @@ def in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return chunks[:found], columns[:found], indptr
 
 
+# Both below give BLAS copies of a unit's arrays: the address of a view depends on the unit's neighbours, and on some CPUs
+# the last bits of a product depend on it.
+
+
 def gram_factors(blocks: Blocks, units: kernels.UnitRows, intercept_step: np.ndarray) -> exact.GramFactors:
     d, n_units = blocks.X.shape[1], blocks.n_units
     values, target, mean = np.zeros((3, n_units, d))
@@ -31,7 +35,7 @@ def gram_factors(blocks: Blocks, units: kernels.UnitRows, intercept_step: np.nda
     for i in range(n_units):
         rows = slice(blocks.starts[i], blocks.starts[i + 1])
         X = blocks.X[rows].astype(float)
-        p, y = units.p[rows], units.y[rows]
+        p, y = units.p[rows].copy(), units.y[rows].copy()
         weighted = X.multiply(p[:, None]).tocsr() if sparse.issparse(X) else X * p[:, None]
         product, labels = X.T @ weighted, weighted.T @ y
         if sparse.issparse(product):
@@ -40,10 +44,10 @@ def gram_factors(blocks: Blocks, units: kernels.UnitRows, intercept_step: np.nda
             h, label[i], share[i] = X.T @ p, p @ y, 1.0 / (p.sum() + 1.0 / intercept_step[i])
             product -= share[i] * np.outer(h, h)
             labels -= share[i] * label[i] * h
-        values[i], vectors[i] = np.linalg.eigh(product)
-        target[i] = labels @ vectors[i]
+        values[i], basis = np.linalg.eigh(product)
+        vectors[i], target[i] = basis, labels @ basis
         if units.intercept:
-            mean[i] = h @ vectors[i]
+            mean[i] = h @ basis
     steps = intercept_step.copy() if units.intercept else np.empty(0)
     return exact.GramFactors(np.maximum(values, 0.0), vectors, target, mean, share, label, steps)
 
@@ -54,7 +58,7 @@ def row_products(blocks: Blocks, which: np.ndarray) -> span.RowProducts:
     start[which] = np.cumsum(sizes) - sizes
     K = np.empty(int(sizes.sum()))
     for i, size in zip(which, sizes, strict=True):
-        X = blocks.X[blocks.starts[i] : blocks.starts[i + 1]].astype(float, copy=False)
+        X = blocks.X[blocks.starts[i] : blocks.starts[i + 1]].astype(float)
         product = X @ X.T
         K[start[i] : start[i] + size] = (product.toarray() if sparse.issparse(product) else product).ravel()
     return span.RowProducts(K, start)
