@@ -24,8 +24,8 @@ def in_chunks(X: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return chunks[:found], columns[:found], indptr
 
 
-# Both below give BLAS copies of a unit's arrays: the address of a view depends on the unit's neighbours, and on some CPUs
-# the last bits of a product depend on it.
+# Both below give BLAS copies of a unit's arrays: the address of a view depends on the unit's neighbours, and on some
+# CPUs the last bits of a product depend on it.
 
 
 def gram_factors(blocks: Blocks, units: kernels.UnitRows, intercept_step: np.ndarray) -> exact.GramFactors:
