@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from dmtrl.federation.flare.coordinator import Coordinator
 from dmtrl.protocol.message import MAGIC, Message
@@ -29,7 +29,8 @@ class ServerRecords:
     def start(self, coordinator: Coordinator) -> None:
         """Start a server that keeps records."""
         path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
-        with _environment(PYTHONPATH=path, DMTRL_RECORD=str(self.folder), DMTRL_RECORD_SITES=str(self._sites)):
+        variables = {"PYTHONPATH": path, "DMTRL_RECORD": str(self.folder), "DMTRL_RECORD_SITES": str(self._sites)}
+        with patch.dict(os.environ, variables):
             coordinator.start()
 
     def frames(self) -> list[bytes]:
@@ -54,17 +55,3 @@ class ServerRecords:
     def memory(self, study: str) -> bytes:
         """The memory of the job process in the middle of a study."""
         return (self.folder / study / "memory").read_bytes()
-
-
-@contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

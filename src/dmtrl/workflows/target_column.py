@@ -138,5 +138,7 @@ def check_target(y: np.ndarray, name: str, loss: Loss, summary: CellSummary) -> 
             raise summary.cell_error(subject, "; correct the file or choose another target")
         message = f"the target {name!r} has {many}"
         if distinct.dtype.kind == "i" or summary.kind == NUMBER:
-            raise InputError(f"{message}; for numbers, pass ", Setting("kind", "regression"))
+            raise InputError(
+                f"{message}; for numbers, pass ", Setting("kind", "regression"), " and no loss that is for classes"
+            )
         raise ValueError(message)
