@@ -129,7 +129,7 @@ def test_cross_validation_chooses_the_map(truth, expected, tmp_path):
     assert model.metrics_.overall == alone[best].metrics_.overall
     model.save(tmp_path / "model")
     assert load(tmp_path / "model").predict(x, tasks=tasks).tobytes() == model.predict(x, tasks=tasks).tobytes()
-    assert model.correlation_intervals(x, y, tasks, n_resamples=2).lower.shape == (2, 2)
+    assert model.correlation_intervals(x, y, tasks, n_groups=2).lower.shape == (2, 2)
 
 
 def test_lists_of_maps_that_cannot_be_used_are_refused(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 import sklearn
 
 from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, TaskCovariance, notebook
+from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.correlations import CorrelationIntervals
-from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.solver.certificate import Certificate
 
 VOID = {"br", "img", "input", "meta", "link", "hr", "path"}

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl import MTRLRegressor
-from dmtrl.estimators.diagnostics import Comparison
+from dmtrl.estimators.comparison import Comparison
 from dmtrl.report import Page, Table, Text
 
 

@@ -383,4 +383,8 @@ class MTRLBase(TaskModel):
         related part, without what all tasks share and what each task has of its own."""
         if self.common_strength_ == self.own_strength_ == 0 or not is_learned(self.relationship):
             return outcome.covariance
-        return Learned().update(outcome.W[:, : -self._outputs] if self.fit_intercept is True else outcome.W)
+        return Learned().update(self._weights_of_features(outcome))
+
+    def _weights_of_features(self, outcome: Outcome) -> np.ndarray:
+        """The weights without intercepts, where these are not part of the relationship."""
+        return outcome.W[:, : -self._outputs] if self.fit_intercept is True else outcome.W

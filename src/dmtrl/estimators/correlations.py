@@ -1,8 +1,9 @@
-"""How certain the correlations of tasks are: intervals from refits on resampled rows.
+"""How certain the correlations of tasks are: intervals from refits in which a group of rows counts less.
 
 Equation numbers are those of docs/math.md.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,19 +14,23 @@ from dmtrl import notebook
 from dmtrl.data.task_data import TaskData
 
 _LARGEST = 0.999  # a correlation of one is infinite on Fisher's scale
+_REMOVED = 0.8  # of the weight of a group of rows
+_PAIRS_AT_ONCE = 2**22  # products of two tasks' deviations that are held in memory
 
 
 @dataclass(frozen=True)
 class CorrelationIntervals:
-    """Intervals of the correlation of each pair of tasks, from refits on rows drawn with replacement.
+    """Intervals of the correlation of each pair of tasks.
 
-    `sign_share` is the share of resamples that agree on the sign. A task with a single row cannot be resampled: its
-    intervals are -1 to 1, its `sign_share` is NaN.
+    An interval contains zero unless the rows of the two tasks show that their weights are related: the weights are
+    fitted to each task alone for this, because a fit that shares pulls tasks together. `p_value` is the probability of
+    such a product of weights if the tasks are unrelated. For a task with a single row nothing is known: its intervals
+    are -1 to 1, its `p_value` is NaN.
     """
 
     lower: Any
     upper: Any
-    sign_share: Any
+    p_value: Any
     level: float
 
     @property
@@ -49,39 +54,83 @@ class CorrelationIntervals:
         return notebook.section(notebook.text(str(self)), notebook.heat_map(nearer, names, labels))
 
 
-def fisher_intervals(
-    estimate: np.ndarray, draws: np.ndarray, rows: np.ndarray, level: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The lower and upper ends (48), (49) of correlations (m, m), from the correlations (resamples, m, m) of refits."""
-    centre, resamples = fisher(estimate), fisher(draws)
-    fewer = np.maximum(np.minimum(rows[:, None], rows), 2)
-    spread = resamples.std(axis=0, ddof=1) * np.sqrt(fewer / (fewer - 1))
-    half = student.ppf((1 + level) / 2, len(draws) - 1) * spread
-    unknown = unknown_pairs(rows)
-    low, high = np.where(unknown, -1.0, np.tanh(centre - half)), np.where(unknown, 1.0, np.tanh(centre + half))
-    np.fill_diagonal(low, 1.0)
-    np.fill_diagonal(high, 1.0)
-    return low, high
+@dataclass(frozen=True)
+class Groups:
+    """Rows of each task, divided into groups of about the same number of rows."""
+
+    of_row: np.ndarray  # (n,)
+    count: np.ndarray  # (m,): of each task, at most its rows
+
+    @classmethod
+    def draw(cls, starts: np.ndarray, most: int, rng: np.random.Generator) -> "Groups":
+        rows = np.diff(starts)
+        count = np.minimum(rows, most)
+        return cls(np.concatenate([rng.permutation(n) % k for n, k in zip(rows, count, strict=True)]), count)
+
+    def lighter(self, data: TaskData) -> Iterator[TaskData]:
+        """The data with less weight on the first, second, ... group of every task."""
+        before = np.ones(len(self.of_row)) if data.sample_weight is None else data.sample_weight
+        for group in range(int(self.count.max())):
+            yield replace(data, sample_weight=np.where(self.of_row == group, (1 - _REMOVED) * before, before))
+
+    def deviations(self, refits: np.ndarray) -> np.ndarray:
+        """Deviations (groups, m, d) of the weights of refits, scaled so that their squares sum to variances (48)."""
+        used = np.arange(len(refits))[:, None] < self.count  # a task with few rows does not change in later refits
+        mean = np.where(used[..., None], refits, 0.0).sum(axis=0) / self.count[:, None]
+        return np.where(used[..., None], (refits - mean) * _scale(self.count)[:, None], 0.0)
 
 
-def unknown_pairs(rows: np.ndarray) -> np.ndarray:
-    """(m, m): pairs of different tasks of which one has fewer than two rows, so that resamples do not vary."""
-    few = rows < 2
-    return (few[:, None] | few) & ~np.eye(len(rows), dtype=bool)
+def _scale(count: np.ndarray) -> np.ndarray:
+    """What turns a change of the mean, from a group's weight, into its share of a standard error."""
+    safe = np.maximum(count, 2)
+    return (safe - _REMOVED) / (_REMOVED * np.sqrt(safe * (safe - 1.0)))
+
+
+def relation_statistic(W: np.ndarray, deviations: np.ndarray) -> np.ndarray:
+    """The products of weights (m, d) of tasks fitted alone, over their standard errors (49)."""
+    along = np.einsum("gij->ij", np.square(np.einsum("gjd,id->gij", deviations, W, optimize=True)))
+    both = _both(deviations)
+    variance = np.maximum(along + along.T - both, both / 4)  # chance must not make it vanish
+    product = W @ W.T
+    return np.divide(product, np.sqrt(variance), out=np.zeros_like(product), where=variance > 0)
+
+
+def _both(deviations: np.ndarray) -> np.ndarray:
+    """The traces of the products of every two covariances, tr(V_i V_j)."""
+    groups, m, d = deviations.shape
+    flat = deviations.transpose(1, 0, 2).reshape(m * groups, d)
+    found = np.empty((m, m))
+    step = max(1, _PAIRS_AT_ONCE // (groups * groups * m))
+    for first in range(0, m, step):
+        some = flat[first * groups : (first + step) * groups]
+        squares = np.square(some @ flat.T).reshape(len(some) // groups, groups, m, groups)
+        found[first : first + step] = squares.sum(axis=(1, 3))
+    return found
+
+
+def intervals_of(
+    estimate: np.ndarray, refits: np.ndarray, statistic: np.ndarray, groups: Groups, level: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The lower and upper ends (50) of correlations (m, m), from those (groups, m, m) of refits, and p-values."""
+    z, changes = fisher(estimate), fisher(refits)
+    fewer = np.minimum(groups.count[:, None], groups.count)
+    freedom = np.maximum(fewer - 1, 1)
+    spread = np.sqrt(np.square(changes - changes.mean(axis=0)).sum(axis=0)) * _scale(fewer)
+    quantile = student.ppf((1 + level) / 2, freedom)
+    far, near, agrees = np.abs(z) + quantile * spread, np.abs(z) - quantile * spread, statistic * np.sign(z)
+    clear = agrees > quantile
+    by_test = np.abs(z) * (1 - np.divide(quantile, agrees, out=np.ones_like(z), where=clear))
+    near = np.where(clear, np.maximum(near, by_test), np.minimum(near, 0.0))
+    low, high = np.where(z >= 0, near, -far), np.where(z >= 0, far, -near)
+    p_value = 2 * student.sf(np.abs(statistic), freedom)
+    unknown = (groups.count[:, None] < 2) | (groups.count < 2)
+    low, high = np.where(unknown, -1.0, np.tanh(low)), np.where(unknown, 1.0, np.tanh(high))
+    p_value[unknown] = np.nan
+    for ends, same in ((low, 1.0), (high, 1.0), (p_value, 0.0)):
+        np.fill_diagonal(ends, same)
+    return low, high, p_value
 
 
 def fisher(correlation: np.ndarray) -> np.ndarray:
     """The inverse hyperbolic tangent, on which the spread of a correlation hardly depends on its size."""
     return np.arctanh(np.clip(correlation, -_LARGEST, _LARGEST))
-
-
-def resampled(data: TaskData, rng: np.random.Generator) -> TaskData:
-    """Draw rows with replacement, expressed as weights so that X is not copied."""
-    draws = [rng.multinomial(n, np.full(n, 1.0 / n)) for n in np.diff(data.starts)]
-    times = np.concatenate(draws).astype(float)
-    weight = times if data.sample_weight is None else times * data.sample_weight
-    empty = np.add.reduceat(weight, data.starts[:-1]) <= 0
-    for i in np.flatnonzero(empty):  # all drawn rows have weight zero: do not resample this task
-        rows = slice(data.starts[i], data.starts[i + 1])
-        weight[rows] = 1.0 if data.sample_weight is None else data.sample_weight[rows]
-    return replace(data, sample_weight=weight)

@@ -17,10 +17,11 @@ from sklearn.metrics import get_scorer_names
 
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
-from dmtrl.estimators.diagnostics import default_lambdas, default_measure
+from dmtrl.estimators.comparison import default_measure
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.feature_maps import candidate_maps, several_maps
 from dmtrl.estimators.folds import given_splits, label_splits
+from dmtrl.estimators.grids import default_lambdas
 from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.metrics import TaskScorer

@@ -1,21 +1,21 @@
 """Questions to a fitted model: related tasks, the benefit of sharing, confidence intervals, and new tasks."""
 
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import t as student
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl import notebook
 from dmtrl.data.task_data import TaskData, tiny_tasks
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
-from dmtrl.estimators.correlations import CorrelationIntervals, fisher_intervals, resampled, unknown_pairs
+from dmtrl.estimators.comparison import Comparison, default_measure, held_out_errors, significantly_positive
+from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, relation_statistic
 from dmtrl.estimators.folds import given_splits, label_splits
-from dmtrl.estimators.held_out import HeldOutRows, Metrics
+from dmtrl.estimators.grids import default_lambdas
+from dmtrl.estimators.held_out import HeldOutRows
 from dmtrl.estimators.inputs import LabelledRows, lookup
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
@@ -41,12 +41,7 @@ from dmtrl.solver.race import Race
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import check_task_weight
 
-PARTS = ("common", "related", "own")  # of a task's coefficients
-
-
-def format_shares(shares: np.ndarray) -> str:
-    """The mean share of each part, in words."""
-    return ", ".join(f"{share:.0%} {part}" for part, share in zip(PARTS, shares.mean(axis=0), strict=True))
+_TOL_OF_REFITS = 1e-4  # they differ by little from each other
 
 
 class Related(NamedTuple):
@@ -58,62 +53,6 @@ class Related(NamedTuple):
     def _repr_html_(self) -> str:
         rows = [(name, f"{value:.2f}") for name, value in (*self.related, *self.opposed[::-1])]
         return notebook.section(notebook.table(["task", "correlation"], rows))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Held-out error of each task when learned together, alone and pooled.
-
-    `hurts` marks tasks whose error together is higher than alone, by a one-sided t-test over folds at the 1 % level.
-    Expect one false mark per hundred tasks. `rows` is the number of rows of each task. Tasks with very few, fewer than
-    3 or than a tenth of the median, are not counted where numbers of tasks are printed. `shares` (m, 3) says how much
-    of each task's coefficients is common, related and its own, as in `weight_shares_`.
-    """
-
-    tasks: np.ndarray
-    together: np.ndarray
-    alone: np.ndarray
-    pooled: np.ndarray
-    hurts: np.ndarray
-    measure: str
-    rows: np.ndarray | None = None
-    shares: np.ndarray | None = None
-    metrics: Mapping[str, Metrics] = field(default_factory=dict)  # of "together", "alone" and "pooled"
-
-    @property
-    def tiny(self) -> np.ndarray:
-        """Which tasks have very few rows."""
-        return np.zeros(len(self.tasks), dtype=bool) if self.rows is None else tiny_tasks(self.rows)
-
-    def table(self) -> Any:
-        """A pandas data frame with one row per task."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError('table() needs pandas: pip install "dmtrl[frames]"') from error
-        columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
-        known = {} if self.rows is None else {"rows": self.rows}
-        parts = {} if self.shares is None else dict(zip(PARTS, self.shares.T, strict=True))
-        return pd.DataFrame(columns | known | parts, index=pd.Index(self.tasks, name="task"))
-
-    def __str__(self) -> str:
-        known = np.isfinite(self.together)
-        means = ", ".join(f"{name} {getattr(self, name)[known].mean():.4g}" for name in ("together", "alone", "pooled"))
-        counted = ~self.tiny
-        few = f" (without {int(self.tiny.sum())} with very few rows)" if self.tiny.any() else ""
-        hurt = f"sharing hurts {int(self.hurts[counted].sum())} of {int(counted.sum())}{few}"
-        unknown = "" if known.all() else f"; {int((~known).sum())} tasks have no held-out row"
-        parts = "" if self.shares is None else f"; of the coefficients {format_shares(self.shares)}"
-        return f"mean held-out {measure_name(self.measure)} over tasks: {means}; {hurt}{unknown}{parts}"
-
-    def _repr_html_(self) -> str:
-        errors = zip(self.together, self.alone, self.pooled, strict=True)
-        rows = [
-            (task, *map(notebook.number, found), "sharing hurts" if hurts else "")
-            for task, found, hurts in zip(self.tasks, errors, self.hurts, strict=True)
-        ]
-        header = ["task", "together", "alone", "pooled", ""]
-        return notebook.section(notebook.text(str(self)), notebook.table(header, rows, "call table()"))
 
 
 @dataclass(frozen=True)
@@ -257,9 +196,9 @@ class Diagnostics(MTRLBase):
 
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost)
         paths, _ = on_engine(spec, run, for_paths(place, folds, race))
-        per_fold = [_held_out(path, measure, None) for path in paths]
-        together, separate, pooled = (_held_out(path, measure, 0) for path in paths)
-        hurts, names = _significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
+        per_fold = [held_out_errors(path, measure, None) for path in paths]
+        together, separate, pooled = (held_out_errors(path, measure, 0) for path in paths)
+        hurts, names = significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
         found = [one.metrics(problem.classes, get_loss(self.loss).name == "poisson") for one in held]
         metrics = dict(zip(("together", "alone", "pooled"), found, strict=True))
         counts = np.diff(problem.data.starts)
@@ -272,13 +211,14 @@ class Diagnostics(MTRLBase):
         y: Any = None,
         tasks: Any = None,
         sample_weight: Any = None,
-        n_resamples: int = 50,
+        n_groups: int = 30,
         level: float = 0.9,
     ) -> CorrelationIntervals:
         """Compute intervals of the task correlations.
 
-        Refits the model on rows drawn with replacement within each task, and takes the spread of the correlations on
-        Fisher's scale. Of the pairs of tasks that are not related, about one in ten has a 90 % interval without zero.
+        Divides the rows of each task into groups, and refits the model with less weight on one group at a time. An
+        interval contains zero unless fits to each task alone show the relation, too: at a level of 0.9 about one in ten
+        of the pairs that are not related has an interval without zero.
 
         Parameters
         ----------
@@ -290,47 +230,56 @@ class Diagnostics(MTRLBase):
             The task label of each row.
         sample_weight : array-like of shape (n,), default=None
             Weights of the rows.
-        n_resamples : int, default=50
-            Number of refits, at least 2.
+        n_groups : int, default=30
+            Number of groups, at least 2. Each takes a fit of the model and of the tasks alone.
         level : float, default=0.9
             Coverage of the intervals, between 0 and 1.
 
         Returns
         -------
         CorrelationIntervals
-            `lower`, `upper` and `sign_share` for each pair of units, as data frames if pandas is installed.
+            `lower`, `upper` and `p_value` for each pair of tasks, as data frames if pandas is installed.
         """
-        if n_resamples < 2:
-            raise ValueError(f"n_resamples must be at least 2, got {n_resamples!r}")
+        if n_groups < 2:
+            raise ValueError(f"n_groups must be at least 2, got {n_groups!r}")
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
         check_is_fitted(self)
         problem = self._problem_of_same_tasks(self.read_rows(X, y, tasks, sample_weight))
-        threads = thread_count(self.n_jobs)
-        seeds = np.random.SeedSequence(self._seed()).spawn(n_resamples)
-        settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds)
+        settings = Settings(tol=min(self.tol, _TOL_OF_REFITS), max_rounds=self.max_rounds)
+        groups = Groups.draw(problem.data.starts, n_groups, np.random.default_rng(self._seed()))
+        m, threads = problem.data.m, thread_count(self.n_jobs)
+
+        def together(data: TaskData) -> Outcome:
+            spec = replace(self.problem_spec(replace(problem, data=data), settings), own=self.own_strength_)
+            return solve_problem(spec, self.reg_lambda_, self.common_strength_)
+
+        # alone: each task may be as large as with the others, and has no relation to them
+        size = together(problem.data).covariance.diagonal() + (self.common_strength_ + self.own_strength_) / m
+        unrelated = Fixed(TaskCovariance(np.eye(m), size, 0.0))
+
+        def alone(data: TaskData) -> np.ndarray:
+            spec = replace(self.problem_spec(replace(problem, data=data), settings), relationship=unrelated)
+            return self._weights_of_features(solve_problem(spec, self.reg_lambda_, 0.0))
+
         with (
-            bar(self.verbose, "resampling", n_resamples) as step,
+            bar(self.verbose, "refitting", int(groups.count.max())) as step,
             single_threaded_blas(),
             ThreadPoolExecutor(threads) as pool,
         ):
 
-            def resample(seed: np.random.SeedSequence) -> np.ndarray:
-                data = resampled(problem.data, np.random.default_rng(seed))
-                spec = replace(self.problem_spec(replace(problem, data=data), settings), own=self.own_strength_)
-                outcome = solve_problem(spec, self.reg_lambda_, self.common_strength_)
+            def refit(data: TaskData) -> tuple[np.ndarray, np.ndarray]:
+                found = self._reported_covariance(together(data)).correlation(), alone(data)
                 step()
-                return self._reported_covariance(outcome).correlation()
+                return found
 
-            draws = np.array(list(pool.map(resample, seeds)))
+            correlations, weights = map(np.array, zip(*pool.map(refit, groups.lighter(problem.data)), strict=True))
+            statistic = relation_statistic(alone(problem.data), groups.deviations(weights))
         units = lookup(problem.data.names, self.tasks_)  # a task that was added later is the last of the model
         estimate = self.covariance_.correlation()[np.ix_(units, units)]
-        counts = np.diff(problem.data.starts)  # rows of weight zero have been dropped
-        low, high = fisher_intervals(estimate, draws, counts, level)
-        share = np.maximum((draws > 0).mean(axis=0), (draws < 0).mean(axis=0))
-        share[unknown_pairs(counts)] = np.nan
-        lower, upper, agreed = (label_pairs(values, problem.data.names) for values in (low, high, share))
-        return CorrelationIntervals(lower, upper, agreed, level)
+        found = intervals_of(estimate, correlations, statistic, groups, level)
+        lower, upper, p_value = (label_pairs(values, problem.data.names) for values in found)
+        return CorrelationIntervals(lower, upper, p_value, level)
 
     def add_task(self, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
         """Fit a new task against the fitted ones and add it to the model.
@@ -441,45 +390,3 @@ class Diagnostics(MTRLBase):
 def _size(data: TaskData) -> float:
     """The sum of the sample weights, or the number of rows."""
     return float(data.X.shape[0] if data.sample_weight is None else data.sample_weight.sum())
-
-
-def default_lambdas(data: TaskData, count: int = 11) -> np.ndarray:
-    """A grid from the mean squared row norm down five decades, which makes it independent of the scale of X."""
-    squares = data.X.multiply(data.X).sum() if hasattr(data.X, "multiply") else np.einsum("ij,ij->", data.X, data.X)
-    return lambda_grid(float(squares) / data.X.shape[0], count)
-
-
-def lambda_grid(mean_square: float, count: int = 11) -> np.ndarray:
-    """The default grid for rows with this mean squared norm."""
-    return (mean_square or 1.0) * np.logspace(0, -5, count)  # 1 where all features are constant
-
-
-def default_measure(loss: Any) -> str:
-    """The measure of held-out error for a loss."""
-    loss = get_loss(loss)
-    if loss.kind == CLASSIFICATION:
-        return "wrong"
-    return "squared_error" if loss.name == "squared" else "loss"
-
-
-def measure_name(measure: str) -> str:
-    """A measure of held-out error, as text shows it."""
-    return "error rate" if measure == "wrong" else measure.replace("_", " ")
-
-
-def _held_out(path: Path, measure: str, axis: int | None) -> np.ndarray:
-    """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN if it has no row."""
-    i, j = path.cell(*path.best(measure, "tasks"))
-    total, weight = getattr(path, measure)[i, j], path.weight[i, j]
-    if axis is not None:
-        total, weight = total.sum(axis=axis), weight.sum(axis=axis)
-    return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)
-
-
-def _significantly_positive(difference: np.ndarray) -> np.ndarray:
-    """One-sided t-test over folds of (folds, m) differences at the 1 % level; all False for a single task."""
-    count = (~np.isnan(difference)).sum(axis=0)
-    mean = np.nansum(difference, axis=0) / np.maximum(count, 1)
-    error = np.sqrt(np.nansum((difference - mean) ** 2, axis=0) / np.maximum(count * (count - 1), 1))
-    limit = student.ppf(0.99, np.maximum(count - 1, 1))
-    return (count > 1) & (mean > limit * error) & (mean > 0) & (difference.shape[1] > 1)

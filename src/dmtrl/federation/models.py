@@ -6,7 +6,7 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
-from dmtrl.estimators.diagnostics import lambda_grid
+from dmtrl.estimators.grids import lambda_grid
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.federation.study import Study

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from dmtrl.estimators.diagnostics import Comparison, measure_name
+from dmtrl.estimators.comparison import Comparison, measure_name
 from dmtrl.relationship.similarity import similarity_order
 from dmtrl.report.theme import shortened
 

@@ -17,7 +17,7 @@ from dmtrl.data.sources import SourcePlan
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines import choose_engine
 from dmtrl.estimators.base import SHIFT_INVARIANT
-from dmtrl.estimators.diagnostics import lambda_grid
+from dmtrl.estimators.grids import lambda_grid
 from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import CLASSIFICATION, Loss, get_loss

@@ -55,7 +55,7 @@ def report(
         progress.stage("comparing with each task alone and all tasks pooled")
         comparison = fitted.compare(X, y, tasks, cv=folds)
         if is_learned(fitted.relationship) and len(fitted.tasks_) <= MAX_CELLS:
-            progress.stage("resampling rows to see which relations are clear")
+            progress.stage("refitting to see which relations are clear")
             intervals = fitted.correlation_intervals(X, y, tasks)
     progress.stage("writing the page")
     page = write_model_page(fitted, out, X, y, tasks, comparison, intervals=intervals)

@@ -6,7 +6,7 @@ import numpy as np
 
 from dmtrl.data.labels import plain
 from dmtrl.data.task_data import tiny_tasks
-from dmtrl.estimators.diagnostics import PARTS
+from dmtrl.estimators.comparison import PARTS
 from dmtrl.estimators.held_out import Metrics
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors

@@ -20,7 +20,7 @@ from dmtrl.report.content import Section, Table, Text
 TITLE, COVERAGE = "Intervals", 0.9
 SCHOOL, HOSPITALS, RELATIONS = "School", "simulated hospitals", "unrelated tasks"
 PROBLEMS = ((15, 2.0), (40, 2.0), (100, 2.0), (40, 6.0))  # rows of a task and standard deviation of the noise
-SPLITS, DRAWS, SEEDS = 10, 10, 12
+SPLITS, DRAWS, SEEDS = 10, 10, 20
 
 
 def runs(quick: bool) -> list[Run]:
@@ -96,7 +96,7 @@ def _level(seed: int, rows: int, noise: float, quick: bool) -> Mapping[str, Any]
     X, y, tasks, _ = families(seed, rows, 10, noise)
     grid: dict[str, Any] = {"lambdas": [1.0, 0.1], "commons": [0.0], "owns": [0.0], "cv": 3} if quick else {}
     model = MTRLRegressorCV(**grid, n_jobs=-1).fit(X, y, tasks=tasks)
-    found = model.correlation_intervals(X, y, tasks, n_resamples=10 if quick else 50).without_zero
+    found = model.correlation_intervals(X, y, tasks, n_groups=10 if quick else 30).without_zero
     pair = np.arange(14) // 2
     above = np.triu(np.ones((14, 14), dtype=bool), 1)
     unrelated, related = above & (pair[:, None] != pair), above & (pair[:, None] == pair)

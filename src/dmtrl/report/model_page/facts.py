@@ -14,8 +14,8 @@ import numpy as np
 
 from dmtrl.data.labels import plain
 from dmtrl.data.task_data import tiny_tasks
+from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.correlations import CorrelationIntervals
-from dmtrl.estimators.diagnostics import Comparison
 from dmtrl.estimators.held_out import Metrics
 from dmtrl.estimators.inputs import lookup
 from dmtrl.losses import get_loss

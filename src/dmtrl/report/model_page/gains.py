@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dmtrl.estimators.diagnostics import PARTS, Comparison, measure_name
+from dmtrl.estimators.comparison import PARTS, Comparison, measure_name
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
 from dmtrl.report.model_page.facts import ModelFacts, format_number
 from dmtrl.report.model_page.held_out import format_error

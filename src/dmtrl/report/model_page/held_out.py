@@ -13,7 +13,7 @@ import numpy as np
 from scipy.special import xlogy
 
 from dmtrl.estimators.classes import class_losses
-from dmtrl.estimators.diagnostics import Comparison, default_measure, measure_name
+from dmtrl.estimators.comparison import Comparison, default_measure, measure_name
 from dmtrl.estimators.held_out import LOWER_IS_BETTER, TITLES, Metrics
 from dmtrl.losses import REGRESSION, AnyLoss, OneVsRest, Softmax, get_loss
 from dmtrl.report.content import Item, Table

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
+from dmtrl.estimators.comparison import format_shares
 from dmtrl.estimators.correlations import CorrelationIntervals
-from dmtrl.estimators.diagnostics import format_shares
 from dmtrl.report.content import (
     ChartGrid,
     DotPlot,
