@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dmtrl.engines import RayOptions
     from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
     from dmtrl.estimators.export import export
-    from dmtrl.estimators.feature_maps import RFF
+    from dmtrl.estimators.feature_maps import RFF, Splines
     from dmtrl.estimators.metrics import per_task_scores, task_scorer
     from dmtrl.estimators.model_file import load, verify
     from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
@@ -59,7 +59,7 @@ _HOMES = {
     "engines": ["RayOptions"],
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
     "estimators.export": ["export"],
-    "estimators.feature_maps": ["RFF"],
+    "estimators.feature_maps": ["RFF", "Splines"],
     "federation.privacy.moments": ["private_moments"],
     "losses.check": ["check_loss"],
     "losses.builtin": ["CustomLoss", "Loss", "get_loss"],
@@ -93,6 +93,7 @@ __all__ = [
     "ScaleWarning",
     "Settings",
     "SourcePlan",
+    "Splines",
     "TaskComparisonDisplay",
     "TaskCorrelationDisplay",
     "TaskCovariance",

@@ -18,7 +18,16 @@ from sklearn.svm import LinearSVR
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import dmtrl.estimators.mtrl
-from dmtrl import RFF, MTRLClassifier, MTRLRegressor, NotConvergedWarning, per_task_scores, solve, task_scorer
+from dmtrl import (
+    RFF,
+    MTRLClassifier,
+    MTRLRegressor,
+    NotConvergedWarning,
+    Splines,
+    per_task_scores,
+    solve,
+    task_scorer,
+)
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import epsilon_insensitive, quantile
 from dmtrl.relationship.covariance import TaskCovariance
@@ -42,7 +51,7 @@ FRAME = pd.DataFrame(X, columns=["a", "b", "c"])
 MODEL = MTRLRegressor(reg_lambda=0.01, tol=1e-8).fit(X, Y, tasks=TASKS)
 
 
-@parametrize_with_checks([MTRLRegressor(), MTRLClassifier(), RFF()])
+@parametrize_with_checks([MTRLRegressor(), MTRLClassifier(), RFF(), Splines()])
 def test_conformance(estimator, check):
     if isinstance(estimator, MTRLRegressor) and "sample_weight_equivalence" in check.func.__name__:
         estimator = clone(estimator).set_params(tol=1e-12)  # two ways to one optimum, compared to seven digits

@@ -1,4 +1,4 @@
-"""Random Fourier features against the exact kernel, and inside the estimators."""
+"""Random Fourier features against the exact kernel, splines against their definition, and both in the estimators."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,10 @@ from scipy import sparse
 from sklearn.kernel_approximation import Nystroem, RBFSampler
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.metrics.pairwise import rbf_kernel
+from sklearn.preprocessing import SplineTransformer
 
-from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, load
+from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, Splines, load
+from dmtrl.estimators.feature_maps import candidate_maps
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(200, 5))
@@ -140,3 +142,41 @@ def test_lists_of_maps_that_cannot_be_used_are_refused(tmp_path):
         MTRLRegressor(feature_map=[None, "rff"]).fit(x, y, tasks=tasks)
     with pytest.raises(ValueError, match="several feature maps has no checkpoints"):
         MTRLRegressorCV(feature_map="auto").fit(x, y, tasks=tasks, checkpoint=tmp_path / "here")
+
+
+def test_splines_are_scikit_learns_with_knots_that_always_lie_apart():
+    ours = Splines(4).fit(X)
+    theirs = SplineTransformer(4, knots="quantile", extrapolation="constant").fit(X)
+    np.testing.assert_allclose(ours.transform(3 * X), theirs.transform(3 * X))
+    assert ours.get_feature_names_out(list("abcde")).tolist() == theirs.get_feature_names_out(list("abcde")).tolist()
+    few = np.column_stack([X[:, 0], X[:, 0] > 1, np.full(200, 7.0)])  # two values; one value
+    knots = Splines().fit(few).knots_
+    assert (np.diff(knots, axis=0) > 0).all()
+    np.testing.assert_allclose(knots[:, 1:], np.column_stack([np.linspace(0, 1, 5), np.linspace(7, 8, 5)]))
+    mapped = Splines().fit(few).transform(np.vstack([few, 1e6 + few]).astype(np.float32))
+    assert mapped.dtype == np.float32
+    np.testing.assert_allclose(mapped.reshape(400, 3, 7).sum(axis=2), 1.0, rtol=1e-5)
+
+
+def test_a_curve_for_each_feature(tmp_path):
+    rng = np.random.default_rng(2)
+    x, tasks = rng.uniform(-2, 2, size=(300, 2)), np.repeat(["a", "b", "c"], 100)
+    y = np.abs(x[:, 0]) + x[:, 1] ** 2 + 0.1 * rng.normal(size=300)
+    train = np.arange(300) % 2 == 0
+    line, curve = (
+        MTRLRegressor(reg_lambda=1e-4, feature_map=given).fit(x[train], y[train], tasks=tasks[train])
+        for given in (None, "splines")
+    )
+    line_score, score = (model.score(x[~train], y[~train], tasks=tasks[~train]) for model in (line, curve))
+    assert score > 0.95 > 0.2 > line_score
+    curve.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert again.predict(x, tasks=tasks).tobytes() == curve.predict(x, tasks=tasks).tobytes()
+    with pytest.raises(ValueError, match="n_knots must be at least 2, got 1"):
+        MTRLRegressor(feature_map=Splines(1)).fit(x, y, tasks=tasks)
+
+
+def test_automatic_maps_suit_the_rows():
+    kinds = [type(one).__name__ for one in candidate_maps("auto", 0, X)]
+    assert kinds == ["NoneType", "Splines", "RFF", "RFF", "RFF", "RFF"]
+    assert "Splines" not in [type(one).__name__ for one in candidate_maps("auto", 0, sparse.csr_array(X))]

@@ -64,12 +64,14 @@ def test_every_parameter_is_documented(name: str) -> None:
         assert set(described) == parameters(function)
 
 
-@pytest.mark.parametrize("name", ["MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV", "RFF"])
+@pytest.mark.parametrize(
+    "name", ["MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV", "RFF", "Splines"]
+)
 def test_every_fitted_attribute_is_documented(name: str) -> None:
     cls = getattr(dmtrl, name)
     X, labels, tasks = np.random.default_rng(0).normal(size=(24, 2)), np.tile([0, 1], 12), np.repeat([0, 1, 2], 8)
     estimator = cls(cv=2, lambdas=[0.1]) if name.endswith("CV") else cls()
-    estimator.fit(X) if name == "RFF" else estimator.fit(X, labels, tasks=tasks)
+    estimator.fit(X) if name in ("RFF", "Splines") else estimator.fit(X, labels, tasks=tasks)
     properties = {key for key in dir(cls) if isinstance(getattr(cls, key), property) and key.endswith("_")}
     fitted = {key for key in vars(estimator) if key.endswith("_") and not key.startswith("_")}
     described = section(inspect.getdoc(cls) or "", "Attributes")

@@ -53,10 +53,11 @@ from dmtrl.solver.race import Race
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
 SEARCH_PARAMETERS = {
-    "feature_map": """"rff", transformer, "auto" or list
+    "feature_map": """"rff", "splines", transformer, "auto" or list
         Transformation of the features, as in the estimators without CV. A list holds maps to choose from, where None
-        means the features themselves. "auto" tries the features themselves, `RFF()` at three widths, and both side by
-        side (`RFF(linear=True)`). `coef_` refers to the transformed features.""",
+        means the features themselves. "auto" tries the features themselves, `Splines()` if rows are dense, `RFF()` at
+        three widths, and the middle one beside the features (`RFF(linear=True)`). `coef_` refers to the transformed
+        features.""",
     "lambdas": """sequence of float
         Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
     "commons": """sequence of float
@@ -248,7 +249,7 @@ class _StrengthSearch(MTRLBase):
         if place.session.active:
             raise ValueError("a search over several feature maps has no checkpoints; choose one feature_map first")
         paths, found = [], []
-        for feature_map in candidate_maps(self.feature_map, self._seed()):
+        for feature_map in candidate_maps(self.feature_map, self._seed(), table.X):
             one = copy(self)
             one.feature_map = feature_map
             problem, strengths = one._choose(table, replace(place, session=CheckpointSession()))

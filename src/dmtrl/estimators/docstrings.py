@@ -28,9 +28,10 @@ PARAMETERS = {
         "rows" counts every row the same, so that a task with few rows hardly shapes the relations. A number gamma
         between 0 (equal) and 1 (rows) gives a task with n rows a weight proportional to n^gamma, with mean one over
         the tasks. With sample weights, n is their sum.""",
-    "feature_map": """"rff" or transformer
-        Transformation of the features. "rff" gives 300 random Fourier features; pass `RFF(n_components, gamma)` for
-        others, or any scikit-learn transformer. `coef_` refers to the transformed features.""",
+    "feature_map": """"rff", "splines" or transformer
+        Transformation of the features. "rff" gives 300 random Fourier features, "splines" a curve for each feature;
+        pass `RFF(n_components, gamma)`, `Splines(n_knots)` or any scikit-learn transformer for others. `coef_` refers
+        to the transformed features.""",
     "fit_intercept": """bool or "penalised"
         With True each task has an intercept outside the relationship and practically without penalty. With
         "penalised" the intercept is one more regularised coefficient.""",

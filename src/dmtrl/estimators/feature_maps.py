@@ -1,10 +1,11 @@
-"""Feature maps that depend only on a seed and the number of features: every worker can build the same map."""
+"""Feature maps: random features, which need only a seed and the number of features, and a curve for each feature."""
 
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
+from sklearn.preprocessing import SplineTransformer
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -147,17 +148,109 @@ def _orthogonal(rng: np.random.Generator, d: int, count: int) -> np.ndarray:
     return Q * (np.sign(np.diag(R)) * length)
 
 
+class Splines(TransformerMixin, BaseEstimator):
+    """A curve for each feature: cubic splines with knots at its quantiles, constant beyond the outer ones.
+
+    A linear model of the mapped rows is a sum of curves, one for each feature. Needs dense rows.
+
+    Parameters
+    ----------
+    n_knots : int, default=5
+        Number of knots of each feature, at least 2. A feature gives `n_knots + 2` mapped ones.
+
+    Attributes
+    ----------
+    knots_ : ndarray of shape (n_knots, d)
+        Quantiles of each feature; evenly spaced where quantiles coincide.
+    n_features_in_ : int
+        Number of features in `fit`.
+    feature_names_in_ : ndarray of str
+        Names of the features. Only set if X had column names.
+    """
+
+    def __init__(self, n_knots: int = 5):
+        self.n_knots = n_knots
+
+    def fit(self, X: Any, y: Any = None) -> "Splines":
+        """Place the knots.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows.
+        y : object, default=None
+            Ignored.
+
+        Returns
+        -------
+        self : object
+            The fitted transformer.
+        """
+        X = validate_data(self, X, dtype=[np.float64, np.float32])
+        if self.n_knots < 2:
+            raise ValueError(f"n_knots must be at least 2, got {self.n_knots!r}")
+        low, high = X.min(axis=0).astype(float), X.max(axis=0).astype(float)
+        high = np.where(high > low, high, low + 1)  # a constant feature
+        quantiles = np.quantile(X, np.linspace(0, 1, self.n_knots), axis=0)
+        apart = (np.diff(quantiles, axis=0) > 1e-6 * (high - low)).all(axis=0)
+        self.knots_ = np.where(apart, quantiles, np.linspace(low, high, self.n_knots))
+        return self
+
+    def transform(self, X: Any) -> Any:
+        """Map rows to splines.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Rows to map.
+
+        Returns
+        -------
+        ndarray of shape (n, (n_knots + 2) * d)
+            The mapped rows, with the dtype of X. Those of one feature sum to one.
+        """
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return self._splines().transform(X)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return the names of the mapped features.
+
+        Parameters
+        ----------
+        input_features : array-like of str, default=None
+            Names of the features; by default those of `fit`, or x0, x1, ...
+
+        Returns
+        -------
+        ndarray of str
+        """
+        check_is_fitted(self)
+        if input_features is None:
+            input_features = getattr(self, "feature_names_in_", None)
+        return np.asarray(self._splines().get_feature_names_out(input_features))
+
+    def _splines(self) -> SplineTransformer:
+        return SplineTransformer(knots=self.knots_, extrapolation="constant").fit(self.knots_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
 def several_maps(feature_map: Any) -> bool:
     """Whether a `feature_map` argument names several maps to choose from."""
     return isinstance(feature_map, list | tuple) or (isinstance(feature_map, str) and feature_map == "auto")
 
 
-def candidate_maps(feature_map: Any, seed: int) -> list[Any]:
-    """The maps to choose from: those of a list, or by default none, three widths, and the middle one side by side with
-    the features themselves."""
+def candidate_maps(feature_map: Any, seed: int, X: Any) -> list[Any]:
+    """The maps to choose from: those of a list, or by default none, a curve for each feature if rows are dense, random
+    features of three widths, and those of the middle one side by side with the features themselves."""
     if isinstance(feature_map, str):
+        curves = [] if sparse.issparse(X) else [Splines()]
         widths = [RFF(seed=seed, width=width) for width in (0.5, 1.0, 2.0)]
-        return [None, *widths, RFF(seed=seed, linear=True)]
+        return [None, *curves, *widths, RFF(seed=seed, linear=True)]
     if len(feature_map) == 0:
         raise ValueError("feature_map is an empty list; list at least one map, or None for the features themselves")
     return list(feature_map)
@@ -168,15 +261,15 @@ def get_feature_map(feature_map: Any, seed: int) -> Any:
     if feature_map is None:
         return None
     if isinstance(feature_map, str):
-        if feature_map != "rff":
+        if feature_map not in ("rff", "splines"):
             raise ValueError(
-                f"unknown feature_map {feature_map!r}; choose 'rff', RFF(n_components, gamma) or any transformer; "
-                "a CV estimator also accepts 'auto' and a list"
+                f"unknown feature_map {feature_map!r}; choose 'rff', 'splines', RFF(n_components, gamma) or any "
+                "transformer; a CV estimator also accepts 'auto' and a list"
             )
-        return RFF(seed=seed)
+        return RFF(seed=seed) if feature_map == "rff" else Splines()
     if not (hasattr(feature_map, "fit") and hasattr(feature_map, "transform")):
         raise ValueError(
-            f"feature_map must be None, 'rff' or a scikit-learn transformer, got {feature_map!r}; "
+            f"feature_map must be None, 'rff', 'splines' or a scikit-learn transformer, got {feature_map!r}; "
             "only a CV estimator accepts a list"
         )
     return clone(feature_map)

@@ -171,7 +171,7 @@ def _read_arrays(archive: zipfile.ZipFile, layout: dict[str, Any]) -> _Arrays:
 
 def _class(name: str) -> Any:
     """A class that a file may hold. Looked up in the package because the estimators import this module."""
-    return getattr(importlib.import_module("dmtrl"), name, None) if name in (*MODELS, "RFF") else None
+    return getattr(importlib.import_module("dmtrl"), name, None) if name in (*MODELS, "RFF", "Splines") else None
 
 
 def _split_model(model: Any) -> list[Any]:

@@ -213,8 +213,8 @@ def _coefficients(facts: ModelFacts, found: Relations) -> Section:
             title,
             [
                 Text(
-                    "The features were mapped before the fit (random Fourier features or another `feature_map`), so "
-                    "the coefficients do not belong to features of the data and are not shown."
+                    "The features were mapped before the fit (by random Fourier features, splines or another "
+                    "`feature_map`), so the coefficients do not belong to features of the data and are not shown."
                 )
             ],
         )
