@@ -1,5 +1,7 @@
 """Models of several classes in everything that a model can do: files, verification, comparison, export, intercepts."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -83,3 +85,37 @@ def test_intercepts_of_absent_classes_are_a_two_way_fit():
     np.testing.assert_allclose(fill_absent(np.where(seen, values, 99.0), seen), values, atol=1e-6)
     shifted = values + np.array([[7.0], [0.0], [0.0]])  # a number that a softmax may add to a task
     np.testing.assert_allclose(fill_absent(np.where(seen, shifted, 0.0), seen), shifted, atol=1e-6)
+
+
+@pytest.mark.parametrize("multi_class", ["softmax", "ovr"])
+@pytest.mark.parametrize("classes", [3, 2], ids=["all classes", "a class less"])
+def test_a_task_of_several_classes_joins_later(multi_class: str, classes: int, tmp_path: Path) -> None:
+    """Its certificate bounds what a fit of everything gains, and the fit of everything is hardly better."""
+    rng = np.random.default_rng(5)
+    centres = 3 * rng.normal(size=(3, 4))
+    tasks, y = np.repeat(["a", "b", "c", "d"], 60), np.tile(np.arange(3), 80)
+    X = centres[y] + rng.normal(size=(240, 4)) + np.repeat(0.3 * rng.normal(size=(4, 4)), 60, axis=0)
+    late = (tasks == "d") & (np.arange(240) % 4 == 0) & (y < classes)
+    old, test = tasks != "d", (tasks == "d") & (np.arange(240) % 4 > 0) & (y < classes)
+    options = {"reg_lambda": 0.01, "multi_class": multi_class, "tol": 1e-5, "common": 0.0, "task_weight": "equal"}
+    model = MTRLClassifier(**options).fit(X[old], y[old], tasks=tasks[old])
+    before = model.coef_.copy()
+    added = model.add_task(X[late], y[late], "d")
+    everything = MTRLClassifier(**options).fit(X[old | late], y[old | late], tasks=tasks[old | late])
+    assert (model.coef_[:3] == before).all()
+    assert added.coef.shape == (3, 4)
+    assert added.intercept.shape == (3,)
+    assert model.seen_classes_.tolist() == everything.seen_classes_.tolist()
+    assert added.certificate.dual <= everything.certificate_.primal * (1 + 1e-9)
+    assert everything.certificate_.dual <= added.certificate.primal * (1 + 1e-9)
+    assert added.certificate.relative_gap < 0.3  # the old tasks would hardly have moved
+    again = verify(model, X[old | late], y[old | late], tasks[old | late])
+    assert again.primal == pytest.approx(added.certificate.primal, rel=1e-6)
+    score, best = (one.score(X[test], y[test], tasks=tasks[test]) for one in (model, everything))
+    assert score > max(best - 0.1, 0.8)
+    if classes == 2:  # the class that it does not have is never answered, unless it is taken from the others
+        assert set(model.predict(X[tasks == "d"], tasks=tasks[tasks == "d"]).tolist()) == {0, 1}
+        shared = model.set_params(absent_classes="share").predict(X[tasks == "d"], tasks=tasks[tasks == "d"])
+        assert np.mean(shared[y[tasks == "d"] == 2] == 2) > 0.8
+    model.save(tmp_path / "model")
+    assert (load(tmp_path / "model").predict(X, tasks=tasks) == model.predict(X, tasks=tasks)).all()

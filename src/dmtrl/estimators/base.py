@@ -253,7 +253,7 @@ class MTRLBase(TaskModel):
         ridge = self.intercept_ridge(problem.coordinates)
         return ProblemSpec(
             problem.data,
-            self._losses(problem),
+            self._losses(None if problem.seen is None else problem.seen_by_units),
             relationship,
             settings,
             self.shards,
@@ -262,8 +262,8 @@ class MTRLBase(TaskModel):
             keep_all_tasks=True,
         )
 
-    def _losses(self, problem: FitProblem) -> AnyLoss | list[AnyLoss]:
-        """The loss of all tasks, or one for each."""
+    def _losses(self, seen: np.ndarray | None) -> AnyLoss | list[AnyLoss]:
+        """The loss of all tasks, or one for each. `seen` (m, k): whether a task has a class."""
         return get_loss(self.loss)
 
     def intercept_ridge(self, coordinates: Coordinates) -> float | None:

@@ -11,6 +11,7 @@ from dmtrl import notebook
 from dmtrl.data.task_data import TaskData, tiny_tasks
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
+from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.comparison import Comparison, default_measure, held_out_errors, significantly_positive
 from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, relation_statistic
 from dmtrl.estimators.folds import given_splits, label_splits
@@ -59,12 +60,13 @@ class Related(NamedTuple):
 class AddedTask:
     """A task added to a fitted model.
 
-    `certificate` is for all tasks together with the old tasks unchanged. Its gap bounds the gain of a full refit.
+    `certificate` is for all tasks together with the old tasks unchanged. Its gap bounds the gain of a full refit. With
+    more than two classes, `coef` has a row and `intercept` a number for each class.
     """
 
     name: Any
     coef: np.ndarray
-    intercept: float
+    intercept: float | np.ndarray
     certificate: Certificate
 
 
@@ -303,8 +305,6 @@ class Diagnostics(MTRLBase):
             The new coefficients, and a certificate that bounds the gain of a full refit.
         """
         check_is_fitted(self)
-        if self._kind == CLASSIFICATION and len(self.classes_) > 2:
-            raise ValueError("add_task supports regression and two classes; with more classes, call fit on all tasks")
         if not is_learned(self.relationship):
             raise ValueError("add_task requires relationship='learned'; otherwise call fit on all tasks")
         if self.layout_ != "long" or len(self._outcome.W) != len(self.tasks_):
@@ -317,20 +317,23 @@ class Diagnostics(MTRLBase):
             raise ValueError(
                 f"the name {name!r} must have the type of the other task names, such as {self.tasks_.tolist()[0]!r}"
             )
-        newcomer = TaskData.from_list([self._newcomer_rows(X, y, sample_weight)], [name])
+        rows, seen = self._newcomer_rows(X, y, sample_weight)
+        newcomer = TaskData.from_list([rows], [name])
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
         weight = self._weight_of_newcomer(newcomer)
         grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
         own, common = self.own_strength_ * grown, self.common_strength_ * grown
-        spec = ProblemSpec(len(names), get_loss(self.loss), "learned", settings, 1, ridge, own=own, task_weight=weight)
+        loss = self._losses(seen)
+        loss = loss[0] if isinstance(loss, list) else loss
+        spec = ProblemSpec(len(names), loss, "learned", settings, 1, ridge, own=own, task_weight=weight)
         relation = spec.relationship_for(lam, common)
         losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
         added = extend(before.W, before.dual, losses, newcomer, spec, lam, common)
         if not np.isfinite(added.certificate.relative_gap):
             raise ValueError(f"task {name!r} has no certificate after max_rounds={self.max_rounds}; raise max_rounds")
         warn_unless_converged(added.outcome, settings, stacklevel=3)
-        return self._join(names, added, newcomer)
+        return self._join(names, added, newcomer, seen)
 
     def _weight_of_newcomer(self, newcomer: TaskData) -> np.ndarray:
         """The weights of all tasks: the old ones keep theirs, so the mean is no longer exactly one."""
@@ -338,35 +341,42 @@ class Diagnostics(MTRLBase):
         ratio = _size(newcomer) / before.task_size[0]
         return np.append(before.task_weight, before.task_weight[0] * ratio**gamma)
 
-    def _newcomer_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
-        """The rows of the new task in the coordinates of the fitted problem."""
+    def _newcomer_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, ...], np.ndarray | None]:
+        """The rows of the new task in the coordinates of the fitted problem, and (1, k) which classes they have."""
         X = self._validate(X, reset=False)
         X = X if self.feature_map_ is None else self.feature_map_.transform(X)
         X = self.coordinates_.rows(X)
-        y = np.asarray(y)
+        y, seen = np.asarray(y), None
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
                 raise ValueError(f"the labels of the new task must be among the classes {self.classes_.tolist()}")
             if len(np.unique(y)) < 2:
-                raise ValueError(f"the new task has only one class, {y[0]!r}; it needs rows of both classes")
-            y = np.where(y == self.classes_[1], 1.0, -1.0)
+                raise ValueError(f"the new task has only one class, {y[0]!r}; it needs rows of two")
+            seen = np.isin(self.classes_, y)[None]
+            y = np.searchsorted(self.classes_, y)
+            y = y if len(self.classes_) > 2 else 2 * y - 1
         y = y.astype(float) - self.coordinates_.y_centre
-        return (X, y) if sample_weight is None else (X, y, sample_weight)
+        return ((X, y) if sample_weight is None else (X, y, sample_weight)), seen
 
-    def _join(self, names: np.ndarray, added: Extension, newcomer: TaskData) -> AddedTask:
+    def _join(self, names: np.ndarray, added: Extension, newcomer: TaskData, seen: np.ndarray | None) -> AddedTask:
         """Append the new task to the fitted attributes."""
-        coef, intercept = self.coordinates_.coefficients(added.w)
-        self.coef_ = np.vstack([self.coef_, coef.astype(self.coef_.dtype)])
-        self.intercept_ = np.append(self.intercept_, self.intercept_.dtype.type(intercept))
+        k, before = self._outputs, self._outcome
+        W = np.vstack([before.W, added.w])
+        whole = W  # with intercepts for classes that the task does not have
+        if seen is not None:
+            self.seen_classes_ = np.vstack([self.seen_classes_, seen])
+            if k > 1 and self.fit_intercept is True:
+                whole = np.hstack([W[:, :-k], fill_absent(W[:, -k:], self.seen_classes_)])
+        coef, intercept = self.coordinates_.coefficients(whole[-1], k)
+        self.coef_ = np.concatenate([self.coef_, coef[None].astype(self.coef_.dtype)])
+        self.intercept_ = np.concatenate([self.intercept_, np.asarray(intercept, dtype=self.intercept_.dtype)[None]])
         self.common_strength_ *= len(names) / len(self.tasks_)
         self.own_strength_ *= len(names) / len(self.tasks_)
         self.tasks_ = names
-        before = self._outcome
-        W = np.vstack([before.W, added.w])
         common = added.outcome.common
         away = W - common
         learned = Learned(kappa=self.own_strength_ / len(names))
-        covariance = learned.update(away[:, :-1] if self.fit_intercept is True else away)
+        covariance = learned.update(away[:, :-k] if self.fit_intercept is True else away)
         weights = added.outcome.task_weight
         self._outcome = replace(
             before,
@@ -381,10 +391,10 @@ class Diagnostics(MTRLBase):
         self.task_weights_ = weights
         if self.task_rows_ is not None:
             self.task_rows_ = np.append(self.task_rows_, newcomer.X.shape[0])
-        self._keep_parts(self._outcome, W, np.arange(len(names)), len(names))
+        self._keep_parts(self._outcome, whole, np.arange(len(names)), len(names))
         self._covariance = self._reported_covariance(self._outcome)
         self.certificate_ = added.certificate
-        return AddedTask(names.tolist()[-1], coef, float(intercept), added.certificate)
+        return AddedTask(names.tolist()[-1], coef, intercept if k > 1 else float(intercept), added.certificate)
 
 
 def _size(data: TaskData) -> float:

@@ -14,7 +14,7 @@ from dmtrl.estimators.classes import ABSENT_CLASS_SCORE, chances, class_losses, 
 from dmtrl.estimators.diagnostics import Diagnostics
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.inputs import LabelledRows
-from dmtrl.estimators.problem import FitProblem, UnitLabels, by_task
+from dmtrl.estimators.problem import UnitLabels, by_task
 from dmtrl.estimators.task_model import check_choice
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, Loss, get_loss
 from dmtrl.solver.outcome import Callback
@@ -206,9 +206,9 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         chosen = order[np.arange(ends[-1]) + np.repeat(starts[used] - ends[:-1], sizes)]  # unit after unit
         return UnitLabels(rows.rows[chosen], numeric[chosen], ends, rows.names, used, constant, class_names, counts > 0)
 
-    def _losses(self, problem: FitProblem) -> AnyLoss | list[AnyLoss]:
+    def _losses(self, seen: np.ndarray | None) -> AnyLoss | list[AnyLoss]:
         loss = get_loss(self.loss)
-        return loss if problem.outputs == 1 else class_losses(loss, self.multi_class, problem.seen_by_units)
+        return loss if seen is None or seen.shape[1] == 2 else class_losses(loss, self.multi_class, seen)
 
     def _check_single_class(self, task: Any, label: Any, all_tasks: bool) -> None:
         if all_tasks:

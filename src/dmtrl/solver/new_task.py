@@ -24,28 +24,36 @@ from dmtrl.worker.worker import Worker
 class _FixedTasks:
     """Answers like a worker for tasks whose weights may not change."""
 
-    def __init__(self, W: np.ndarray, B: np.ndarray, features: int):
-        self._W, self._b, self._u, self._features, self._ridge = W, B, W, features, -1.0
+    def __init__(self, W: np.ndarray, B: np.ndarray, features: int, outputs: int):
+        self._W, self._b, self._u, self._features, self._outputs, self._ridge = W, B, W, features, outputs, -1.0
 
     def answer(self, message: Message) -> Message:
         request, m = decode(message), len(self._W)
         ones, zeros = np.ones(m), np.zeros(m)
         if isinstance(request, Describe):
-            tasks, shards, rows = np.arange(m), np.zeros(m, int), np.ones(m, int)
-            size = self._features
             return encode(
-                Description(features=size, chunks=0, chunks_used=0, tasks=tasks, shards=shards, rows=rows, weight=ones)
+                Description(
+                    features=self._features,
+                    outputs=self._outputs,
+                    chunks=0,
+                    chunks_used=0,
+                    tasks=np.arange(m),
+                    shards=np.zeros(m, int),
+                    rows=np.ones(m, int),
+                    weight=ones,
+                )
             )
         if isinstance(request, Prepare):
             self._ridge = request.intercept_ridge
             bounds = {"conjugate": self._conjugate(), "conjugate_at_zero": zeros, "longest_step": ones * np.inf}
             return encode(Prepared(b=self._b, **bounds, intercept_step=ones if request.intercept else None))
         assert isinstance(request, Round)
-        w, step = request.w, Steps(request.step, request.intercept_step, self._ridge)
+        w, step = request.w, Steps(request.step, request.intercept_step, self._ridge, self._outputs)
         centre = step.centre(w, w + request.relax * (w - self._u), self._b)
         own = 1.0 / step.features[:, None] * (self._W - centre)
         if step.intercept is not None:
-            own[:, -1] = (self._W - centre)[:, -1] / step.effective_intercept
+            k = self._outputs
+            own[:, -k:] = (self._W - centre)[:, -k:] / step.effective_intercept[:, None]
         self._b, self._u = own, self._W
         at_w = np.where((w == self._W).all(axis=1), 0.0, np.inf)
         return encode(
@@ -113,10 +121,10 @@ def extend(
     m, d = W.shape
     if new.m != 1:
         raise ValueError(f"one task can be added at a time, got {new.m}")
-    if new.X.shape[1] != d - (spec.intercept_ridge is not None):
+    if spec.outputs * (new.X.shape[1] + (spec.intercept_ridge is not None)) != d:
         raise ValueError(f"the new task has {new.X.shape[1]} features, which does not fit the weights of the model")
     blocks = replace(new.partition(1)[0], tasks=np.array([m]))
-    engine = _TwoWorkers(_FixedTasks(W, dual.B, new.X.shape[1]), Worker(blocks, spec.losses))
+    engine = _TwoWorkers(_FixedTasks(W, dual.B, new.X.shape[1], spec.outputs), Worker(blocks, spec.losses))
     spec = replace(spec, settings=replace(spec.settings, method="splitting", max_staleness=0))
     outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession())
     # the dual of the whole problem at the old tasks' B and the new one's; any scaling of it is valid as well
