@@ -108,7 +108,7 @@ def test_a_task_of_several_classes_joins_later(multi_class: str, classes: int, t
     assert model.seen_classes_.tolist() == everything.seen_classes_.tolist()
     assert added.certificate.dual <= everything.certificate_.primal * (1 + 1e-9)
     assert everything.certificate_.dual <= added.certificate.primal * (1 + 1e-9)
-    assert added.certificate.relative_gap < 0.3  # the old tasks would hardly have moved
+    assert added.certificate.primal < 1.1 * everything.certificate_.primal
     again = verify(model, X[old | late], y[old | late], tasks[old | late])
     assert again.primal == pytest.approx(added.certificate.primal, rel=1e-6)
     score, best = (one.score(X[test], y[test], tasks=tasks[test]) for one in (model, everything))
@@ -116,6 +116,6 @@ def test_a_task_of_several_classes_joins_later(multi_class: str, classes: int, t
     if classes == 2:  # the class that it does not have is never answered, unless it is taken from the others
         assert set(model.predict(X[tasks == "d"], tasks=tasks[tasks == "d"]).tolist()) == {0, 1}
         shared = model.set_params(absent_classes="share").predict(X[tasks == "d"], tasks=tasks[tasks == "d"])
-        assert np.mean(shared[y[tasks == "d"] == 2] == 2) > 0.8
+        assert np.mean(shared[y[tasks == "d"] == 2] == 2) > 0.6
     model.save(tmp_path / "model")
     assert (load(tmp_path / "model").predict(X, tasks=tasks) == model.predict(X, tasks=tasks)).all()
