@@ -58,12 +58,12 @@ def _rows(problem: str, loss: str, quick: bool) -> TaskSplit:
     return load_rows(problem, loss, quick)
 
 
-def task_folds(y: np.ndarray, task: int, stratified: bool, folds: int = FOLDS) -> list[tuple[np.ndarray, np.ndarray]]:
+def task_folds(y: np.ndarray, task: int, stratified: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the folds that a worker draws in the rows of a task: pairs of training and held-out rows."""
     order = np.random.default_rng([0, task]).permutation(len(y))
     if stratified:
         order = order[np.argsort(y[order], kind="stable")]
-    return [(np.setdiff1d(order, held), np.sort(held)) for held in (order[k::folds] for k in range(folds))]
+    return [(np.setdiff1d(order, held), np.sort(held)) for held in (order[k::FOLDS] for k in range(FOLDS))]
 
 
 Folds = list[tuple[np.ndarray, np.ndarray]]
