@@ -39,6 +39,21 @@ def bar(verbose: int, what: str, total: int) -> Iterator[Callable[..., None]]:
         yield lambda total=None: progress.update(job, advance=1, total=total)
 
 
+class GapProgress:
+    """How much of a fit is done, on the logarithm of the gap, which falls evenly."""
+
+    def __init__(self, tol: float):
+        self._tol, self._first = tol, 0.0
+
+    def share(self, record: Any) -> float:
+        """The share after a round, 0 to 1; the first call is for the first round."""
+        self._first = self._first or min(record.gap, 1.0)
+        if self._first <= self._tol:
+            return 1.0
+        left = min(max(record.gap, self._tol), self._first)
+        return math.log(self._first / left) / math.log(self._first / self._tol)
+
+
 def describe(record: Any, tol: float) -> str:
     """One line about a round."""
     share = ""

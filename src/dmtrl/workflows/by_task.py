@@ -27,7 +27,7 @@ from dmtrl.tables import TableFiles, open_files
 from dmtrl.tables import columns as read
 from dmtrl.tables.preparation import Preparation, without_missing
 from dmtrl.workflows.data_files import name_indices
-from dmtrl.workflows.fit import FitRequest, Prepared, check_tasks, prepare
+from dmtrl.workflows.prepare import FitRequest, Prepared, check_tasks, prepare
 from dmtrl.workflows.progress import NoProgress, Progress
 from dmtrl.workflows.target_column import check_numbers, read_weights
 
@@ -136,7 +136,7 @@ class RowsInFiles:
 
 
 def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Prepared:
-    """As `workflows.fit.prepare`, from a sample of the rows; the others stay in the files."""
+    """As `workflows.prepare.prepare`, from a sample of the rows; the others stay in the files."""
     progress = progress or NoProgress()
     prepared = prepare(replace(request, sample=request.sample or SAMPLE, many_tasks=True), progress)
     preparation, classification = prepared.preparation, prepared.loss.kind == CLASSIFICATION

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.federation import ledger
-from dmtrl.federation.coordinate import RESULT
+from dmtrl.federation.results import RESULT
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER
 from dmtrl.federation.study import read_study
