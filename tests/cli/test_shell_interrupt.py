@@ -19,11 +19,11 @@ import pytest
 
 import dmtrl
 from dmtrl import MTRLRegressor, storage
+from dmtrl.progress import NoProgress
 from dmtrl.solver.checkpoint import newest
 from dmtrl.workflows.fit import Interrupted, fit
 from dmtrl.workflows.predict import PredictRequest, predict
 from dmtrl.workflows.prepare import FitRequest, Prepared, prepare
-from dmtrl.workflows.progress import NoProgress
 from support.shell_data import run, shops, write
 
 

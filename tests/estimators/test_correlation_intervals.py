@@ -10,7 +10,7 @@ from scipy import stats
 from dmtrl import MTRLRegressor
 from dmtrl.estimators.correlations import fisher_intervals
 from dmtrl.lab.experiments import intervals
-from dmtrl.report import HeatMap
+from dmtrl.report.content import HeatMap
 from dmtrl.report.model_page import model_page
 from support.model_pages import families, items
 

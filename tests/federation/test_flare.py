@@ -29,9 +29,9 @@ from dmtrl.federation.results import MODEL, RESULT
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER, Site
 from dmtrl.federation.study import read_study
+from dmtrl.progress import NoProgress
 from dmtrl.protocol.message import MAGIC, Message
 from dmtrl.protocol.messages import Save, decode, encode
-from dmtrl.workflows.progress import NoProgress
 from support import federation as support
 from support.federation import SITES, STUDY, Relay, StudyRun, all_processes, kill
 

@@ -24,13 +24,12 @@ from dmtrl.exceptions import (
     Setting,
 )
 from dmtrl.losses import CLASSIFICATION, get_loss
-from dmtrl.progress import GapProgress
+from dmtrl.progress import GapProgress, NoProgress, Progress
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
 from dmtrl.solver.checkpoint.options import PathLike, absolute, check_path
 from dmtrl.solver.outcome import RoundRecord
 from dmtrl.workflows.folds import FOLDS, folds_for, rows_per_task
 from dmtrl.workflows.prepare import FitRequest, Prepared
-from dmtrl.workflows.progress import NoProgress, Progress
 
 SMALL = 1_000_000  # below this many numbers in X a second thread does not pay
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import Loss
+from dmtrl.progress import NoProgress, Progress
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.tables import Batch, TableFiles, open_files, require_column, require_columns
 from dmtrl.tables import columns as read
@@ -19,7 +20,6 @@ from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.names import listed, require_one_role
 from dmtrl.tables.preparation import Block, Dropped, Preparation, without_missing
 from dmtrl.workflows.data_files import open_with_tasks
-from dmtrl.workflows.progress import NoProgress, Progress
 from dmtrl.workflows.target_column import check_target, read_target, read_weights
 
 MAX_TASKS = 10_000  # more values than this are probably not tasks; FitRequest.many_tasks allows them

@@ -9,7 +9,7 @@ from dmtrl.federation.draft import draft_study
 from dmtrl.federation.results import StudyEvent, StudyResult
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.study import SITE_NAME, Study, read_study
-from dmtrl.workflows.progress import NoProgress, Progress
+from dmtrl.progress import NoProgress, Progress
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from dmtrl.federation.results import MODEL, RESULT
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER, Site
 from dmtrl.federation.study import Study, parse_study
+from dmtrl.progress import NoProgress
 from dmtrl.protocol.message import Message
-from dmtrl.workflows.progress import NoProgress
 from dmtrl.workflows.site import propose
 from support.byte_search import found_in
 from support.federation import kill
