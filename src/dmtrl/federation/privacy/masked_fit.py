@@ -28,7 +28,7 @@ from dmtrl.solver.outcome import DualPoint, Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.tables.preparation import Preparation
 
-_SHARE, _POWER = 0.8, 0.7  # of the balance (20), as in joint splitting
+_SHARE, _POWER = 0.8, 0.7  # of the balance (20)
 
 
 class MaskedSums:
