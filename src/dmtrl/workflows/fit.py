@@ -232,8 +232,11 @@ def _warning_note(warning: Warning | str, model: Any) -> str:
     gap = model.certificate_.relative_gap
     return Note(
         f"the fit stopped after {model.n_rounds_} rounds at a relative gap of {gap:.2g} (tolerance {model.tol:g}); "
-        "scale the features, or pass a larger ", Setting("reg_lambda"), " or a larger ", Setting("tol"),
-    )  # fmt: skip
+        "scale the features, or pass a larger ",
+        Setting("reg_lambda"),
+        " or a larger ",
+        Setting("tol"),
+    )
 
 
 def _note_single_classes(prepared: Prepared) -> None:

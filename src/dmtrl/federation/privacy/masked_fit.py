@@ -52,9 +52,14 @@ class MaskedSums:
     def ask(self, question: str, numbers: np.ndarray | Sequence[float] = (), text: str = "") -> np.ndarray:
         """The sum over all sites of their numbers for a question."""
         request = SumUp(
-            study=self._study.hash, session=self._session, counter=self._counter, question=question, text=text,
-            numbers=np.asarray(numbers, dtype=float), keys=self._keys,
-        )  # fmt: skip
+            study=self._study.hash,
+            session=self._session,
+            counter=self._counter,
+            question=question,
+            text=text,
+            numbers=np.asarray(numbers, dtype=float),
+            keys=self._keys,
+        )
         answers = self._sites.ask_all(request)
         self._counter += 1
         return unmasked([answer.values for answer in answers])
