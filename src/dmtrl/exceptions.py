@@ -39,6 +39,14 @@ class DmtrlWarning(UserWarning):
     """Base class of all warnings of dmtrl."""
 
 
+class _PathError(DmtrlError):
+    """Base class of errors about one file or folder, `path`."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        super().__init__(path)
+        self.path = path
+
+
 class CellError(DmtrlError, ValueError):
     """A cell of a table cannot be read.
 
@@ -98,12 +106,8 @@ class MixedColumnError(CellError):
         return f"{self.description}; correct it, or pass missing=[{self.value!r}] if it means missing, {otherwise}"
 
 
-class CheckpointExistsError(DmtrlError, FileExistsError):
+class CheckpointExistsError(_PathError, FileExistsError):
     """A run would replace the checkpoint of another one; `path` is where that checkpoint is."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
 
     def __str__(self) -> str:
         return (
@@ -169,12 +173,8 @@ class LossError(DmtrlError, ValueError):
     """A loss violates its contract; the message lists every kind of violation."""
 
 
-class NoCheckpointError(DmtrlError, FileNotFoundError):
+class NoCheckpointError(_PathError, FileNotFoundError):
     """A run cannot be resumed, because there is no complete checkpoint at `path`."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
 
     def __str__(self) -> str:
         return f"there is no complete checkpoint at {self.path}; check the path, or leave out resume to start again"
@@ -184,23 +184,15 @@ class RelationshipError(DmtrlError, ValueError):
     """A relationship violates its contract; the message lists every kind of violation."""
 
 
-class NotAModelError(DmtrlError, ValueError):
+class NotAModelError(_PathError, ValueError):
     """A file is not a saved model; `path` is its path."""
-
-    def __init__(self, path: object) -> None:
-        super().__init__(str(path))
-        self.path = str(path)
 
     def __str__(self) -> str:
         return f"{self.path} is not a dmtrl model; load reads files written by save"
 
 
-class OutputExistsError(DmtrlError, FileExistsError):
+class OutputExistsError(_PathError, FileExistsError):
     """An output file already exists; `path` names it."""
-
-    def __init__(self, path: PathLike[str]) -> None:
-        super().__init__(path)
-        self.path = path
 
     def __str__(self) -> str:
         return f"{self.path} already exists; choose another name, or pass force=True to replace it"

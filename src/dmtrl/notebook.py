@@ -74,9 +74,9 @@ def _cell(value: Any, align: str, style: str = "", tag: str = "td", title: str =
     return f'<{tag} style="{_CELL.format(align)}{style}"{hint}>{escape(str(value))}</{tag}>'
 
 
-def _short(name: Any, limit: int = 14) -> str:
+def _short(name: Any) -> str:
     words = str(name)
-    return words if len(words) <= limit else f"{words[: limit - 1]}…"
+    return words if len(words) <= 14 else f"{words[:13]}…"
 
 
 def _colour(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Progress displays on a terminal; nothing is shown in a pipe.
+"""Progress: displays on a terminal (nothing is shown in a pipe), and reports of what has several stages.
 
 A callback gets a record with the attributes `round`, `gap`, `seconds` and `solver`.
 """
@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 
 @contextmanager
@@ -32,11 +32,46 @@ def bar(verbose: int, what: str, total: int) -> Iterator[Callable[..., None]]:
         yield lambda total=None: None
         return
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress as Bar
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Bar(console=Console(stderr=True), transient=True) as progress:
         job = progress.add_task(what, total=total)
         yield lambda total=None: progress.update(job, advance=1, total=total)
+
+
+class Progress(Protocol):
+    """Receives progress reports."""
+
+    def stage(self, text: str) -> None:
+        """A new stage begins."""
+
+    def update(self, done: float, detail: str = "") -> None:
+        """A share `done` of the current stage, from 0 to 1, is finished."""
+
+
+class NoProgress:
+    """Ignores progress reports."""
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def update(self, done: float, detail: str = "") -> None:
+        pass
+
+
+class GapProgress:
+    """How much of a fit is done, on the logarithm of the gap, which falls evenly."""
+
+    def __init__(self, tol: float):
+        self._tol, self._first = tol, 0.0
+
+    def share(self, record: Any) -> float:
+        """The share after a round, 0 to 1; the first call is for the first round."""
+        self._first = self._first or min(record.gap, 1.0)
+        if self._first <= self._tol:
+            return 1.0
+        left = min(max(record.gap, self._tol), self._first)
+        return math.log(self._first / left) / math.log(self._first / self._tol)
 
 
 def describe(record: Any, tol: float) -> str:

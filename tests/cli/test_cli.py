@@ -90,8 +90,8 @@ def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("tiny")
 def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> None:
-    from dmtrl.report import HeatMap, KeyFigures, Table
-    from dmtrl.report import Text as TextItem
+    from dmtrl.report.content import HeatMap, KeyFigures, Table
+    from dmtrl.report.content import Text as TextItem
 
     result = demo.run_demo(quick=True)
     items = [item for section in demo.demo_page(result).sections for item in section.items]

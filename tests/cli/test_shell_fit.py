@@ -21,7 +21,8 @@ from dmtrl.engines.choice import Local, Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import InputError, NotAModelError, Setting
 from dmtrl.solver.checkpoint import newest, options
-from dmtrl.workflows.fit import FitRequest, Prepared, estimator, prepare
+from dmtrl.workflows.fit import estimator
+from dmtrl.workflows.prepare import FitRequest, Prepared, prepare
 from support.fragile import Fragile
 from support.shell_data import run, shops, write
 

@@ -19,10 +19,11 @@ import pytest
 
 import dmtrl
 from dmtrl import MTRLRegressor, storage
+from dmtrl.progress import NoProgress
 from dmtrl.solver.checkpoint import newest
-from dmtrl.workflows.fit import FitRequest, Interrupted, Prepared, fit, prepare
+from dmtrl.workflows.fit import Interrupted, fit
 from dmtrl.workflows.predict import PredictRequest, predict
-from dmtrl.workflows.progress import NoProgress
+from dmtrl.workflows.prepare import FitRequest, Prepared, prepare
 from support.shell_data import run, shops, write
 
 
@@ -251,10 +252,16 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: Fi
     with pytest.raises(Interrupted):
         fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m")
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", tmp_path / "m")
-    for more in (("--no-common", "--seed", "1"), ("--common",), ("--no-common", "--drop", "size")):
+    cases = {
+        ("--no-common", "--seed", "1"): "",
+        ("--common",): ": common is [1.0, 10.0] here and [0.0] there",
+        ("--no-common", "--own", "2"): ": own is [2.0] here and [0.0, 3.0] there",
+        ("--no-common", "--drop", "size"): "",
+    }
+    for more, found in cases.items():
         result = run(*words, *more, "--resume", keep)
         assert result.exit_code == 1
-        assert "is a checkpoint of another problem or of other settings" in result.stderr
+        assert f"is a checkpoint of another problem or of other settings{found}" in result.stderr
     table = shops()
     changed = write(table.set_column(1, "size", table["size"].combine_chunks()[::-1]), tmp_path / "changed.parquet")
     result = run("fit", changed, *words[2:], "--no-common", "--resume", keep)
@@ -326,6 +333,19 @@ def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
     assert dmtrl.load(tmp_path / "m").reg_lambda_ == found["lambda"]
 
 
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_a_checkpoint_that_does_not_exist_is_refused_before_rows_are_read(
+    tmp_path: Path, request_: FitRequest, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
+) -> None:
+    read: list[object] = []
+    monkeypatch.setattr("dmtrl.workflows.prepare.prepare", lambda *_: read.append(1))
+    words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "-o", tmp_path / "m", *more)
+    result = run(*words, "--resume", tmp_path / "nowhere")
+    assert result.exit_code == 1
+    assert f"no complete checkpoint at {tmp_path / 'nowhere'}" in result.stderr
+    assert not read
+
+
 def test_an_interrupted_predict_leaves_nothing(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
     request = replace(request_, reg_lambda=0.1)
     fit(prepared, request, None, tmp_path / "m")
@@ -340,7 +360,7 @@ def test_ctrl_c_before_anything_is_found_writes_nothing(
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dmtrl.workflows.fit.prepare", pressed)
+    monkeypatch.setattr("dmtrl.workflows.prepare.prepare", pressed)
     result = run("fit", *request_.data, "--task", "shop", "--target", "sales", "-o", tmp_path / "m")
     assert result.exit_code == 130
     assert "nothing was written" in result.stderr

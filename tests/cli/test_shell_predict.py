@@ -17,8 +17,9 @@ from sklearn.datasets import dump_svmlight_file
 
 import dmtrl
 from conftest import SharedData
-from dmtrl.workflows.fit import FitRequest, fit, prepare
+from dmtrl.workflows.fit import fit
 from dmtrl.workflows.predict import PredictRequest, predict
+from dmtrl.workflows.prepare import FitRequest, prepare
 from support.shell_data import run, shops, write
 
 WORDS = ("--task", "shop", "--lambda", "0.01", "--quiet")

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 import dmtrl
-from dmtrl.workflows.fit import FitRequest, fit, prepare
+from dmtrl.workflows.fit import fit
+from dmtrl.workflows.prepare import FitRequest, prepare
 from dmtrl.workflows.report import read_rows
 from support.shell_data import run, shops, write
 

@@ -20,7 +20,7 @@ from dmtrl.cli.errors import one_line
 from dmtrl.exceptions import InputError
 from dmtrl.tables.dates import FORMATS, DateFormat
 from dmtrl.tables.learning import learn
-from dmtrl.workflows.fit import FitRequest, prepare
+from dmtrl.workflows.prepare import FitRequest, prepare
 from support.shell_data import run, shops, write
 
 N = 120
@@ -214,6 +214,10 @@ def test_each_file_is_a_task_without_a_task_column(tmp_path: Path) -> None:
     again = save(table.drop(columns="t"), tmp_path / "other" / "north.csv")
     outcome = found(north, again, "--target", "y", "--lambda", "0.1", "--no-page", "-o", tmp_path / "n")
     assert outcome["tasks"] == 2, "two files of one name are two tasks"
+    for option in ("--drop", "--weights"):
+        sentence = refusal("fit", north, south, "--target", "y", option, "file", "-o", tmp_path / "o")
+        assert "there is no column 'file'" in sentence
+        assert "--task" not in sentence
     assert "was passed twice" in refusal("fit", north, north, "--target", "y", "-o", tmp_path / "o")
 
 

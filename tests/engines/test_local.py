@@ -12,7 +12,7 @@ from dmtrl.engines import LocalEngine
 from dmtrl.losses.builtin import get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, encode
-from dmtrl.worker import local_problem
+from dmtrl.worker import local_rows
 from support.problems import random_problem
 
 DATA = random_problem("squared", m=2)
@@ -61,14 +61,14 @@ def test_close_does_not_wait_for_answers() -> None:
 
 def test_siblings_that_start_at_the_same_time_pack_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense rows that are mostly zeros are packed when they are first used: once, whoever comes first."""
-    packed, pack = [], local_problem.in_chunks
+    packed, pack = [], local_rows.in_chunks
 
     def slowly(X: np.ndarray) -> Any:
         time.sleep(0.05)  # the others arrive meanwhile
         packed.append(pack(X))
         return packed[-1]
 
-    monkeypatch.setattr(local_problem, "in_chunks", slowly)
+    monkeypatch.setattr(local_rows, "in_chunks", slowly)
     data = random_problem("hinge", m=2, rows=10)
     with LocalEngine(data.partition(1), get_loss("hinge")) as engine, ThreadPoolExecutor(4) as pool:
         rows = [engine.sibling(number)._workers[0]._rows for number in range(4)]

@@ -13,7 +13,7 @@ from dmtrl import MTRLRegressor, TaskData
 from dmtrl.estimators import correlations
 from dmtrl.estimators.correlations import Groups, intervals_of, relation_statistic
 from dmtrl.lab.experiments import intervals
-from dmtrl.report import HeatMap
+from dmtrl.report.content import HeatMap
 from dmtrl.report.model_page import model_page
 from support.model_pages import families, items
 

@@ -16,7 +16,6 @@ from click.testing import CliRunner
 pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
 
 from dmtrl.cli.main import main
-from dmtrl.federation.coordinate import StudyEvent
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.jobs import fault_in_job, write_job
 from dmtrl.federation.flare.launchers import RestartingHandle
@@ -32,6 +31,7 @@ from dmtrl.federation.flare.runs import (
     set_current,
 )
 from dmtrl.federation.flare.sites import Sites
+from dmtrl.federation.results import StudyEvent
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

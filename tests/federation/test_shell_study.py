@@ -121,7 +121,7 @@ def test_a_study_is_simulated_and_its_ledger_shown(tmp_path: Path, study: Path) 
     result = run(*words)
     assert result.exit_code == 0, result.output
     assert "within" in result.output
-    assert "rows, at least" in result.output.splitlines()[-7]
+    assert "rows (rounded down)" in result.output.splitlines()[-7]
     assert f"page: {out / 'report.html'}" in result.output
     page = (out / "report.html").read_text()
     assert "Tasks of each site" in page

@@ -13,9 +13,10 @@ import dmtrl
 from dmtrl.engines.recovery import Lost
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation.approval import create_site
-from dmtrl.federation.coordinate import StudyEvent, StudyResult, run_study
+from dmtrl.federation.coordinate import run_study
 from dmtrl.federation.ledger import entries, verify
 from dmtrl.federation.policy import Policy
+from dmtrl.federation.results import StudyEvent, StudyResult
 from dmtrl.federation.simulate import LocalSites, simulate
 from dmtrl.federation.study import Study, parse_study
 from dmtrl.numerics.blas import single_threaded_blas

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dmtrl.numerics.rowwise import gram
 from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.relationship.nuclear import nuclear_prox
-from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side, singular_values
+from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side
 
 SHAPES = [(1, 1), (3, 40), (40, 3), (12, 13), (13, 12), (7, 7)]
 
@@ -26,7 +26,6 @@ def matrix(shape: tuple[int, int], smallest: float = 1e-2, seed: int = 0) -> np.
 def test_all_singular_values_to_full_accuracy(shape: tuple[int, int], smallest: float) -> None:
     V = matrix(shape, smallest)
     exact = np.linalg.svd(V, compute_uv=False)
-    np.testing.assert_allclose(singular_values(V), exact, atol=1e-15 * 20)
     assert largest_singular_value(V) == pytest.approx(exact[0], rel=1e-14)
     np.testing.assert_allclose(short_side(V, exact=True)[0], exact, atol=1e-15 * 20)
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmtrl.report import (
+from dmtrl.report.content import (
     ChartGrid,
     DotPlot,
     HeatMap,

@@ -8,7 +8,7 @@ from scipy.optimize import minimize_scalar
 
 from dmtrl import Certificate, MTRLClassifierCV, MTRLRegressorCV, TaskCovariance
 from dmtrl.losses import BUILTIN
-from dmtrl.report import KeyFigures, Page, Table
+from dmtrl.report.content import KeyFigures, Page, Table
 from dmtrl.report.model_page import ModelFacts, model_page, page_from_facts
 from dmtrl.report.model_page.held_out import ERROR_RATE, SQUARED_ERROR, baseline_error, baseline_loss, held_out_error
 from support.model_pages import families, items, made_up_comparison, table, words

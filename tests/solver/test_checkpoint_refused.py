@@ -172,9 +172,9 @@ def test_another_cross_validation_is_refused(tmp_path: Path) -> None:
     model.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path, every_rounds=1))
     with pytest.raises(ValueError, match="folds is 4 here and 3 there"):
         MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=4).fit(X, y, tasks=tasks, resume=tmp_path)
-    with pytest.raises(ValueError, match="lambdas is"):
+    with pytest.raises(ValueError, match="lambda is"):
         MTRLRegressorCV(lambdas=(1.0, 0.2), commons=(0.0,), cv=3).fit(X, y, tasks=tasks, resume=tmp_path)
     single = MTRLRegressor(model.loss, model.reg_lambda_, common=0.0)
     single.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path / "single", every_rounds=1))
-    with pytest.raises(ValueError, match=r"lambdas is .* here and None there"):
+    with pytest.raises(ValueError, match=r"lambda is .* here and None there"):
         model.fit(X, y, tasks=tasks, resume=tmp_path / "single")

@@ -6,7 +6,7 @@ import numpy as np
 
 from dmtrl import MTRLRegressor
 from dmtrl.estimators.comparison import Comparison
-from dmtrl.report import Page, Table, Text
+from dmtrl.report.content import Page, Table, Text
 
 
 def families(

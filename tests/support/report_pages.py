@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dmtrl.report import (
+from dmtrl.report.content import (
     ChartGrid,
     DotPlot,
     HeatMap,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dmtrl.federation.coordinate import RESULT
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.loopback import Loopback, set_up
+from dmtrl.federation.results import RESULT
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.study import read_study
 from support.federation import SITES, STUDY, StudyRun, all_processes, heart_files, kill, leftovers, suspend

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import click
 
-CHOICES = (
-    "all", "fit", "cv", "zoo", "startup", "memory", "scale", "stragglers", "cluster", "federation", "privacy",
-)  # fmt: skip
+CHOICES = ("all", "fit", "cv", "zoo", "startup", "memory", "scale", "stragglers", "cluster", "federation", "privacy")
 
 
 @click.command(name="bench")

@@ -15,7 +15,7 @@ LINE_EVERY = 10.0  # seconds between plain lines
 
 
 class Display:
-    """A `workflows.progress.Progress` that estimates the time left. This base class prints nothing."""
+    """A `dmtrl.progress.Progress` that estimates the time left. This base class prints nothing."""
 
     def __init__(self) -> None:
         self._text, self._began, self._from, self._done = "", time.monotonic(), 0.0, 0.0

@@ -19,7 +19,7 @@ from dmtrl.tables.output import check_output
 
 if TYPE_CHECKING:
     from dmtrl.solver.checkpoint.options import PathLike
-    from dmtrl.workflows.fit import FitRequest, Prepared
+    from dmtrl.workflows.prepare import FitRequest, Prepared
 
 KINDS = ("regression", "classification")
 LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson",
@@ -164,12 +164,12 @@ def command(
         for path in (Path(out), page):
             if path is not None:
                 check_output(path, force, data)
-    from dmtrl.workflows.fit import FitRequest, Interrupted, check_no_checkpoint
+    from dmtrl.workflows.fit import Interrupted, check_checkpoints
+    from dmtrl.workflows.prepare import FitRequest
 
     try:
         with exit_on_error():
-            if not force:
-                check_no_checkpoint(Path(out), resume, checkpoint)
+            check_checkpoints(Path(out), resume, checkpoint, force)
             options["date"] = dict(options["date"])
             options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
             request = FitRequest(data, **options)
@@ -196,8 +196,9 @@ def _fit(
 ) -> dict[str, Any]:  # fmt: skip
     from dmtrl import __version__
     from dmtrl.workflows.by_task import prepare_by_task
-    from dmtrl.workflows.fit import fit, prepare
+    from dmtrl.workflows.fit import fit
     from dmtrl.workflows.folds import folds_for, rows_per_task
+    from dmtrl.workflows.prepare import prepare
     from dmtrl.workflows.summary import fit_summary
 
     began = time.perf_counter()

@@ -122,6 +122,7 @@ ATTRIBUTES = {
 }
 
 Class = TypeVar("Class", bound=type)
+Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def documented(
@@ -144,6 +145,17 @@ def documented(
             lines += [f"{name} : {kind}", text]
         cls.__doc__ = inspect.cleandoc(cls.__doc__ or "").replace("<sections>", "\n".join(lines))
         return cls
+
+    return insert
+
+
+def with_parameters_of(other: Callable[..., object]) -> Callable[[Function], Function]:
+    """Insert the parameters that another function documents into a docstring, in place of "<parameters>"."""
+    entries = (inspect.getdoc(other) or "").split("Parameters\n----------\n")[1].split("\n\nReturns\n")[0]
+
+    def insert(function: Function) -> Function:
+        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("<parameters>", entries)
+        return function
 
     return insert
 

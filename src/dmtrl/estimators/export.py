@@ -109,8 +109,9 @@ def export(model: Any, path: FilePath, task: Any = None, force: bool = False) ->
         if len(tasks) > 1:
             raise InputError(
                 f"an ONNX graph holds the model of one task, and this model has {len(model.tasks_)}; pass ",
-                Setting("task"), f" with one of {first_names(model.tasks_)}",
-            )  # fmt: skip
+                Setting("task"),
+                f" with one of {first_names(model.tasks_)}",
+            )
         from dmtrl.estimators.onnx_graph import onnx_bytes
 
         content = onnx_bytes(model, int(tasks[0]))

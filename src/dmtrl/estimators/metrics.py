@@ -6,16 +6,13 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import get_scorer
+from sklearn.metrics import get_scorer, get_scorer_names
 from sklearn.utils.metadata_routing import MetadataRequest
 
 from dmtrl.data.labels import plain
 from dmtrl.estimators import inputs
 
 Scorer = Callable[..., float]
-_FOR_SEVERAL_CLASSES = {"roc_auc": "roc_auc_ovr"} | {
-    name: f"{name}_macro" for name in ("f1", "jaccard", "precision", "recall")
-}  # scorers for two classes, and those to use for more
 
 
 class _WithTasks:
@@ -55,9 +52,10 @@ class TaskScorer:
 
     def check_classes(self, count: int) -> None:
         """Raise ValueError if the metric is for two classes and there are more."""
-        several = _FOR_SEVERAL_CLASSES.get(self.metric) if isinstance(self.metric, str) else None
-        if count > 2 and several is not None:
-            raise ValueError(f"the scorer {self.metric!r} is for two classes, but y has {count}; use {several!r}")
+        names = get_scorer_names()
+        several = [name for name in (f"{self.metric}_macro", f"{self.metric}_ovr") if name in names]
+        if count > 2 and several:
+            raise ValueError(f"the scorer {self.metric!r} is for two classes, but y has {count}; use {several[0]!r}")
 
     def get_metadata_routing(self) -> MetadataRequest:
         request = MetadataRequest(owner=self)

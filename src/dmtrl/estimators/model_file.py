@@ -134,7 +134,7 @@ def _check_whole(data: bytes, path: FilePath) -> None:
         raise ValueError(f"{path} is empty; {_AGAIN}")
     first = data[30 : 30 + len(_HEADER)]  # the name of the first entry of a zip archive
     if not (b"PK\x03\x04".startswith(data[:4]) and _HEADER.encode().startswith(first)):
-        raise NotAModelError(path)
+        raise NotAModelError(str(path))
     if data[-_DIGEST - 22 : -_DIGEST - 18] != b"PK\x05\x06":
         raise ValueError(f"{path} is cut short or damaged: the end of the file is missing; {_AGAIN}")
     if hashlib.sha256(data[:-_DIGEST]).hexdigest().encode() != data[-_DIGEST:]:

@@ -15,7 +15,7 @@ from dmtrl.estimators.diagnostics import Diagnostics
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import UnitLabels, by_task
-from dmtrl.estimators.task_model import check_choice
+from dmtrl.estimators.task_model import check_choice, given
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, Loss, get_loss
 from dmtrl.solver.outcome import Callback
 
@@ -23,34 +23,31 @@ REGRESSION_LOSS = """str or Loss
     "squared", "absolute", "huber", "epsilon_insensitive", "quantile" or "poisson" (which predicts exp(w . x + b)), a
     loss with its parameter such as `losses.quantile(0.9)`, or a CustomLoss."""
 
-CLASSIFICATION_LOSS = """str or Loss
-    "logistic" (the only one with predict_proba), "hinge", "smoothed_hinge", "squared_hinge", or a CustomLoss."""
-
-SINGLE_CLASS = """{{"raise", "constant"}}
-    What to do if all rows of a task have the same class: raise ValueError, or always predict that class there."""
-
-MULTI_CLASS = """{{"auto", "softmax", "ovr"}}
-    The model of more than two classes: "softmax" (multinomial logistic regression) or "ovr" (one-vs-rest: a model of
-    each class against the others, with any loss). "auto" means softmax for the logistic loss and one-vs-rest for other
-    losses. Either way a task is one row of k d weights, and the relationship and the common component are between
-    tasks."""
-
-ABSENT_CLASSES = """{{"never", "share"}}
-    What `predict` does with a class of which a task has no rows: never predict it there, or predict it from the other
-    tasks."""
-
-CLASSES = """ndarray of shape (k,)
-    Sorted class labels."""
-
-SEEN_CLASSES = """ndarray of shape (m, k)
-    Whether a class occurs in a task."""
-
+CLASSIFIER_PARAMETERS = {
+    "loss": """str or Loss
+        "logistic" (the only one with predict_proba), "hinge", "smoothed_hinge", "squared_hinge", or a CustomLoss.""",
+    "on_single_class": """{{"raise", "constant"}}
+        What to do if all rows of a task have the same class: raise ValueError, or always predict that class there.""",
+    "multi_class": """{{"auto", "softmax", "ovr"}}
+        The model of more than two classes: "softmax" (multinomial logistic regression) or "ovr" (one-vs-rest: a model
+        of each class against the others, with any loss). "auto" means softmax for the logistic loss and one-vs-rest
+        for other losses. Either way a task is one row of k d weights, and the relationship and the common component are
+        between tasks.""",
+    "absent_classes": """{{"never", "share"}}
+        What `predict` does with a class of which a task has no rows: never predict it there, or predict it from the
+        other tasks.""",
+}
+CLASSIFIER_ATTRIBUTES = {
+    "classes_": """ndarray of shape (k,)
+        Sorted class labels.""",
+    "seen_classes_": """ndarray of shape (m, k)
+        Whether a class occurs in a task.""",
+}
 REGRESSOR_WORDS = {
     "coef_shape": "(m, d)",
     "intercept_shape": "(m,)",
     "common_shape": "(d,)",
     "common_intercept": "float",
-    "units": "`tasks_`",
     "lambda_advice": "The default suits standardised features. For squared loss it does not depend on the scale of y.",
 }
 CLASSIFIER_WORDS = {
@@ -58,7 +55,6 @@ CLASSIFIER_WORDS = {
     "intercept_shape": "(m,) or (m, k)",
     "common_shape": "(d,) or (k, d)",
     "common_intercept": "float, or ndarray of shape (k,)",
-    "units": "`tasks_`",
     "lambda_advice": "The default suits standardised features and tf-idf rows.",
 }
 
@@ -99,16 +95,7 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
         return np.exp(scores) if get_loss(self.loss).name == "poisson" else scores
 
 
-@documented(
-    CLASSIFIER_WORDS,
-    {
-        "loss": CLASSIFICATION_LOSS,
-        "on_single_class": SINGLE_CLASS,
-        "multi_class": MULTI_CLASS,
-        "absent_classes": ABSENT_CLASSES,
-    },
-    {"classes_": CLASSES, "seen_classes_": SEEN_CLASSES},
-)
+@documented(CLASSIFIER_WORDS, CLASSIFIER_PARAMETERS, CLASSIFIER_ATTRIBUTES)
 class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
     """Linear classification for many related tasks.
 
@@ -150,30 +137,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         multi_class: str = "auto",
         absent_classes: str = "never",
     ):
-        super().__init__(
-            loss=loss,
-            reg_lambda=reg_lambda,
-            relationship=relationship,
-            common=common,
-            own=own,
-            task_weight=task_weight,
-            feature_map=feature_map,
-            fit_intercept=fit_intercept,
-            tol=tol,
-            max_rounds=max_rounds,
-            max_staleness=max_staleness,
-            engine=engine,
-            n_jobs=n_jobs,
-            workers=workers,
-            shards=shards,
-            on_lost=on_lost,
-            random_state=random_state,
-            warm_start=warm_start,
-            verbose=verbose,
-            callbacks=callbacks,
-            task_column=task_column,
-            unknown_tasks=unknown_tasks,
-        )
+        super().__init__(**given(locals(), but=("on_single_class", "multi_class", "absent_classes")))
         self.on_single_class = on_single_class
         self.multi_class = multi_class
         self.absent_classes = absent_classes

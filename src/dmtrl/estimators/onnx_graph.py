@@ -146,9 +146,13 @@ def _level_scores(graph: _Graph, column: str, terms: list[list[Term]]) -> str:
         for i, term in enumerate(of_class):  # "other" is the last term of a column
             coefficients[i, c] = term.coefficient
     number = graph.op(
-        "LabelEncoder", graph.input(column, 1, is_text=True), domain="ai.onnx.ml", keys_strings=keys,
-        values_int64s=list(range(len(keys))), default_int64=len(keys),
-    )  # fmt: skip
+        "LabelEncoder",
+        graph.input(column, 1, is_text=True),
+        domain="ai.onnx.ml",
+        keys_strings=keys,
+        values_int64s=list(range(len(keys))),
+        default_int64=len(keys),
+    )
     flat = graph.op("Reshape", number, graph.constant(np.array([-1])))
     return graph.op("Gather", graph.constant(coefficients), flat, axis=0)
 

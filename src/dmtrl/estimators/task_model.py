@@ -346,6 +346,11 @@ class TaskModel(ABC):
         return tags
 
 
+def given(parameters: dict[str, Any], but: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The parameters of an `__init__` to pass on, from its `locals()`; `but`: those that it keeps itself."""
+    return {name: value for name, value in parameters.items() if name not in ("self", "__class__", *but)}
+
+
 def label_pairs(values: np.ndarray, names: np.ndarray) -> Any:
     """A matrix with a row and a column per name, as a data frame if pandas is installed."""
     try:

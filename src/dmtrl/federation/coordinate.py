@@ -7,14 +7,13 @@ the estimators, and sends each site its result. It never sees a row.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dmtrl import storage
 from dmtrl.engines.recovery import Carrier, RecoveringEngine
 from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
@@ -22,50 +21,13 @@ from dmtrl.federation import messages, models, preparation
 from dmtrl.federation.asking import Asker, Subset, refused_by
 from dmtrl.federation.privacy.collecting import fit_privately
 from dmtrl.federation.privacy.masked_fit import MaskedSums, fit_masked_study
+from dmtrl.federation.results import OnEvent, StudyEvent, StudyResult, TaskResult
 from dmtrl.federation.study import Study
+from dmtrl.progress import GapProgress
 from dmtrl.solver.api import Placement
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.outcome import Outcome, RoundRecord
 from dmtrl.tables.preparation import Preparation
-
-MODEL, RESULT = "model.dmtrl", "result.json"
-
-
-@dataclass(frozen=True)
-class StudyEvent:
-    """Where a study stands. done: share of the stage, 0 to 1. round, gap: of the fit under way."""
-
-    stage: str
-    done: float = 0.0
-    detail: str = ""
-    round: int | None = None
-    gap: float | None = None
-    sites: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """The event as plain values."""
-        return asdict(self)
-
-
-OnEvent = Callable[[StudyEvent], object]
-
-
-@dataclass(frozen=True)
-class TaskResult:
-    """One task of a study. rows: rounded down to a multiple of the study's threshold, as is `held_out_rows`.
-    single_class: whether all its rows have one class, which its model always predicts.
-
-    error: on the task's held-out rows, None if it has none; cv_error: of the cross-validation at the chosen lambda.
-    Error rates for classification, mean squared errors for regression.
-    """
-
-    name: str
-    site: str
-    rows: int
-    held_out_rows: int = 0
-    error: float | None = None
-    cv_error: float | None = None
-    single_class: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,56 +41,6 @@ class _Task:
     rows: int
     number: int
     constant: float
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """What the coordinator has at the end.
-
-    Attributes
-    ----------
-    study, hash : str
-        The name and the hash of the study.
-    sites : tuple of str
-        The sites that took part to the end.
-    lost : tuple of str
-        The sites that were left out because they stayed away.
-    tasks : tuple of TaskResult
-    reg_lambda, tau : float
-        The chosen strengths.
-    primal, dual, relative_gap : float
-        The certificate.
-    rounds : int
-        Rounds of the final fit.
-    noisy : bool
-        Whether the sites added noise, so that the certificate is that of a noisy problem, or infinite.
-    privacy : str
-        The guarantee for the rows of the sites, in one sentence.
-    model : MTRLClassifier, MTRLRegressor or their CV versions, or None
-        The model of all tasks; None if the study gives the coordinator only a summary.
-    """
-
-    study: str
-    hash: str
-    sites: tuple[str, ...]
-    lost: tuple[str, ...]
-    tasks: tuple[TaskResult, ...]
-    reg_lambda: float
-    tau: float
-    primal: float
-    dual: float
-    relative_gap: float
-    rounds: int
-    noisy: bool
-    privacy: str
-    model: Any = field(default=None, repr=False)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, without the model."""
-        values = {name: value for name, value in vars(self).items() if name not in ("model", "tasks")}
-        for name in ("primal", "dual", "relative_gap"):  # JSON has no infinity
-            values[name] = values[name] if math.isfinite(values[name]) else None
-        return {**values, "tasks": [asdict(task) for task in self.tasks]}
 
 
 def run_study(
@@ -201,16 +113,10 @@ def run_study(
             progress(StudyEvent("starting again", detail=f"{sites[gone]} stayed away", sites=tuple(names)))
             resume = False  # the statistics change with the sites
             continue
-        _write(folder, result)
+        result.write(folder)
         if session.writer is not None:
             session.writer.clear()
         return result
-
-
-def _write(folder: Path, result: StudyResult) -> None:
-    if result.model is not None:
-        result.model.save(folder / MODEL)
-    storage.write(str(folder / RESULT), json.dumps(result.as_dict(), indent=1).encode())
 
 
 class _Run:
@@ -383,15 +289,12 @@ class _Watch:
     """A callback of the estimator that reports the progress of the cross-validation and of the fit."""
 
     def __init__(self, report: Callable[..., None], tol: float):
-        self._report, self._tol, self._first_gap = report, tol, 0.0
+        self._report, self._of_gap = report, GapProgress(tol)
         self._done, self._fits = 0.0, ""  # of the cross-validation
 
     def __call__(self, record: RoundRecord) -> None:
-        self._first_gap = self._first_gap or min(record.gap, 1.0)
-        distance = math.log(self._first_gap / self._tol) if self._first_gap > self._tol else 0.0
-        done = math.log(self._first_gap / max(record.gap, self._tol)) / distance if distance > 0 else 1.0
         detail = f"round {record.round + 1}, relative gap {record.gap:.2%}"
-        self._report("fitting all rows", min(max(done, 0.0), 1.0), detail, round=record.round + 1, gap=record.gap)
+        self._report("fitting all rows", self._of_gap.share(record), detail, round=record.round + 1, gap=record.gap)
 
     def on_cv_round(self, record: RoundRecord) -> None:
         self._report("choosing lambda", self._done, self._fits, round=record.round + 1, gap=record.gap)

@@ -97,8 +97,9 @@ def _check_roles(target: str, task: str | None, held_out: str | None, given: Map
     if task == SITE:
         raise InputError(
             f"a column named {SITE!r} cannot be the tasks, because by = {SITE!r} in a study means that each site is a "
-            "task; rename the column, or leave out ", Setting("task"),
-        )  # fmt: skip
+            "task; rename the column, or leave out ",
+            Setting("task"),
+        )
     roles = [("target", target), ("task", task), ("held_out", held_out)]
     roles += [(role, column) for role, columns in given.items() for column in dict.fromkeys(columns)]
     require_one_role(roles)
@@ -231,8 +232,10 @@ class _Draft:
         counts = Counter(read.texts(self._frame.column(name)))
         rare = [level for level in levels if counts[level] < FEW_ROWS]
         if rare:
-            self._notes.append(f"column {name!r}: fewer than {FEW_ROWS} rows have the level {_either(rare[:5])}"
-                               + (f" or {len(rare) - 5} others" if len(rare) > 5 else ""))  # fmt: skip
+            self._notes.append(
+                f"column {name!r}: fewer than {FEW_ROWS} rows have the level {_either(rare[:5])}"
+                + (f" or {len(rare) - 5} others" if len(rare) > 5 else "")
+            )
         return StudyColumn(name, "category", levels=levels)
 
 

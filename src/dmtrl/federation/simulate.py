@@ -8,8 +8,9 @@ from pathlib import Path
 from dmtrl.engines.recovery import Refused
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.approval import approval_text, approve, create_site
-from dmtrl.federation.coordinate import OnEvent, StudyResult, run_study
+from dmtrl.federation.coordinate import run_study
 from dmtrl.federation.policy import Policy
+from dmtrl.federation.results import OnEvent, StudyResult
 from dmtrl.federation.site import Site
 from dmtrl.federation.site_data import check_file
 from dmtrl.federation.study import SITE_NAME, Study

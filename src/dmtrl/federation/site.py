@@ -21,17 +21,16 @@ import numpy as np
 from dmtrl import storage
 from dmtrl.data.blocks import Blocks
 from dmtrl.engines.warm_up import warm_up
-from dmtrl.estimators.problem import Coordinates
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import approval, messages, models, preparation
 from dmtrl.federation.ledger import Ledger, numbers_in
 from dmtrl.federation.policy import Policy, read_policy
 from dmtrl.federation.preparation import are_finite
 from dmtrl.federation.privacy.masked_site import MaskedSite
-from dmtrl.federation.privacy.moments import clip_rows
 from dmtrl.federation.privacy.releasing import SiteReleases
 from dmtrl.federation.request_checks import check_folds, check_request
 from dmtrl.federation.site_data import SiteTable, check_file
+from dmtrl.federation.site_rows import blocks_of, coordinates_of, held_out_errors
 from dmtrl.federation.study import Study
 from dmtrl.protocol import messages as rounds
 from dmtrl.protocol.message import Message
@@ -271,7 +270,7 @@ class Site:
         if self._masked is None:
             self._masked = MaskedSite(
                 self.folder / "masked", self.study, self._statistics, lambda: self._blocks(self.begun),
-                lambda: float(models.unfitted(self.study, 1.0).intercept_ridge(_coordinates(self.begun))),
+                lambda: float(models.unfitted(self.study, 1.0).intercept_ridge(coordinates_of(self.begun))),
             )  # fmt: skip
         return self._masked
 
@@ -304,9 +303,9 @@ class Site:
         if numbers.shape != data.fitted.shape or ((numbers >= 0) != data.fitted).any():
             raise RefusedBySiteError("the coordinator numbered other tasks than those that this site takes part with")
         width = len(self._preparation(begin.preparation).feature_names)
-        preparation.check_coordinates(self.study, width, _coordinates(begin))
+        preparation.check_coordinates(self.study, width, coordinates_of(begin))
         if self.study.privacy.private:
-            preparation.check_declared(self.study, begin.preparation, _coordinates(begin))
+            preparation.check_declared(self.study, begin.preparation, coordinates_of(begin))
         names, counts = self.study.task_names(self.name), data.rows_per_task
         for i in np.flatnonzero(data.fitted):
             self.policy.check_rows(names[i], int(counts[i]), width + 1)
@@ -338,19 +337,8 @@ class Site:
         return Worker(self._blocks(begin), self.study.loss)
 
     def _blocks(self, begin: messages.Begin) -> Blocks:
-        """The rows of a problem that `_check_begin` accepted, clipped if the study is private."""
-        data, names = self.data, self.study.task_names(self.name)
-        X, y = self._features(begin.preparation)
-        used, mine = np.flatnonzero(data.fitted), data.fitted[data.codes[data.train]]
-        X, y = X[mine], y[mine]
-        starts = np.concatenate([[0], np.cumsum(data.rows_per_task[used])])
-        coordinates, zero = _coordinates(begin), np.zeros(len(used), dtype=int)
-        if self.study.privacy.private and self.study.target.range is not None:
-            y = np.clip(y, *self.study.target.range)
-        rows, y = coordinates.rows(X), y - coordinates.y_centre
-        if self.study.privacy.private:
-            rows = clip_rows(rows, self.study.privacy.row_norm)
-        return Blocks(rows, y, None, starts, begin.numbers[used], zero, [names[i] for i in used])
+        """The rows of a problem that `_check_begin` accepted."""
+        return blocks_of(self.study, self.name, self.data, begin, *self._features(begin.preparation))
 
     def _checkpoint(self, folder: str) -> Path:
         """The folder of a checkpoint at this site, from the coordinator's name for it."""
@@ -383,11 +371,11 @@ class Site:
         if not (are_finite(weights, (len(names), width)) and are_finite(request.common, (width,))):
             raise RefusedBySiteError("the coordinator sent a result whose weights do not fit the study")
         model = models.received(
-            study, preparation.from_json(begin.preparation), _coordinates(begin), names,
+            study, preparation.from_json(begin.preparation), coordinates_of(begin), names,
             weights, request.common, (request.reg_lambda, request.tau),
             Certificate(request.primal, request.dual),
         )  # fmt: skip
-        answer = self._held_out_errors(model)
+        answer = held_out_errors(study, self.name, self.data, model, self.policy.minimum_held_out)
         errors = {name: values.tolist() for name, values in vars(answer).items()}
         if study.privacy.private or study.privacy.masked:  # the site sees its errors, the coordinator does not
             answer = messages.Finished(**{name: np.zeros(len(values)) for name, values in vars(answer).items()})
@@ -398,26 +386,6 @@ class Site:
         storage.write(str(results / "held_out.json"), json.dumps(errors).encode())
         shutil.rmtree(self._run / "checkpoint", ignore_errors=True)
         return answer
-
-    def _held_out_errors(self, model: Any) -> messages.Finished:
-        """Errors on the rows that no fit used, summed over each task that has enough of them; else 0."""
-        data, study = self.data, self.study
-        names = study.task_names(self.name)
-        sums = np.zeros((4, len(names)))
-        enough = np.bincount(data.codes[data.held_out], minlength=len(names)) >= self.policy.minimum_held_out
-        held = data.held_out & (data.usable & enough)[data.codes]
-        if held.any():
-            X = model.preparation_.transform(data.table.take(np.flatnonzero(held)))
-            y, codes = data.y[held], data.codes[held]
-            tasks = np.array(names)[codes]
-            z = model.decision_function(X, tasks) if study.classification else model.predict(X, tasks)
-            per_row = np.ones(len(y)), study.loss.value(z, y), (y - z) ** 2, (y * z <= 0).astype(float)
-            sums = np.array([np.bincount(codes, weights=values, minlength=len(names)) for values in per_row])
-        return messages.Finished(rows=sums[0], loss=sums[1], squared_error=sums[2], wrong=sums[3])
-
-
-def _coordinates(begin: messages.Begin) -> Coordinates:
-    return preparation.coordinates_from_json(begin.coordinates, begin.x_centre)
 
 
 def _answer_name(request: str) -> str:

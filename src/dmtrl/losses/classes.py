@@ -66,6 +66,59 @@ class ClassLoss(ABC):
         tuple of ndarray
         """
 
+    @abstractmethod
+    def value(self, z: Any, y: int) -> float:
+        """Return l(z, y).
+
+        Parameters
+        ----------
+        z : array-like of shape (k,)
+            Scores.
+        y : int
+            The number of the class.
+
+        Returns
+        -------
+        float
+        """
+
+    @abstractmethod
+    def conjugate(self, a: Any, y: int) -> float:
+        """Return l*(-a), which is infinite outside the domain; for softmax, unless e_y - a is a distribution over the
+        possible classes.
+
+        Parameters
+        ----------
+        a : array-like of shape (k,)
+            Dual variables.
+        y : int
+            The number of the class.
+
+        Returns
+        -------
+        float
+        """
+
+    @abstractmethod
+    def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
+        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
+
+        Parameters
+        ----------
+        a : array-like of shape (k,)
+            Dual variables.
+        z : array-like of shape (k,)
+            Scores.
+        y : int
+            The number of the class.
+        sq : float
+            Curvature of the quadratic term.
+
+        Returns
+        -------
+        ndarray of shape (k,)
+        """
+
     def check_labels(self, y: np.ndarray, where: str) -> None:
         """Raise ValueError with the first label that is not the number of a possible class.
 
@@ -110,56 +163,13 @@ class Softmax(ClassLoss):
         return np.where(own | ~self.mask, 0.0, -1.0), np.where(own, 1.0, 0.0)
 
     def value(self, z: Any, y: int) -> float:
-        """Return l(z, y).
-
-        Parameters
-        ----------
-        z : array-like of shape (k,)
-            Scores.
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        float
-        """
         z = np.asarray(z, dtype=float)
         return float(softmax_chances(z, self.mask, np.empty(self.outputs)) - z[y])
 
     def conjugate(self, a: Any, y: int) -> float:
-        """Return l*(-a), which is infinite unless e_y - a is a distribution over the possible classes.
-
-        Parameters
-        ----------
-        a : array-like of shape (k,)
-            Dual variables.
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        float
-        """
         return float(softmax_conjugate(np.asarray(a, dtype=float), y, self.mask))
 
     def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
-
-        Parameters
-        ----------
-        a : array-like of shape (k,)
-            Dual variables.
-        z : array-like of shape (k,)
-            Scores.
-        y : int
-            The number of the class.
-        sq : float
-            Curvature of the quadratic term.
-
-        Returns
-        -------
-        ndarray of shape (k,)
-        """
         new, v, chance, slope, move = np.empty((5, self.outputs))
         a, z = np.asarray(a, dtype=float), np.asarray(z, dtype=float)
         softmax_step(a, z, y, float(sq), self.mask, new, v, chance, slope, move)
@@ -229,58 +239,15 @@ class OneVsRest(ClassLoss):
         return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
 
     def value(self, z: Any, y: int) -> float:
-        """Return l(z, y).
-
-        Parameters
-        ----------
-        z : array-like of shape (k,)
-            Scores.
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        float
-        """
         return float(sum(self.inner.value(score, sign) for score, (sign, some) in self._with(z, y) if some))
 
     def conjugate(self, a: Any, y: int) -> float:
-        """Return l*(-a), which is infinite outside the domain.
-
-        Parameters
-        ----------
-        a : array-like of shape (k,)
-            Dual variables.
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        float
-        """
         terms = (
             self.inner.conjugate(one, sign) if some else one and math.inf for one, (sign, some) in self._with(a, y)
         )
         return float(sum(terms))
 
     def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
-
-        Parameters
-        ----------
-        a : array-like of shape (k,)
-            Dual variables.
-        z : array-like of shape (k,)
-            Scores.
-        y : int
-            The number of the class.
-        sq : float
-            Curvature of the quadratic term.
-
-        Returns
-        -------
-        ndarray of shape (k,)
-        """
         pairs = zip(self._with(a, y), z, strict=True)
         return np.array([self.inner.step(one, float(c), sign, sq) if some else 0.0 for (one, (sign, some)), c in pairs])
 

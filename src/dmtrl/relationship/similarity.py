@@ -66,8 +66,8 @@ def _distance(correlation: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(distance, 0.0))
 
 
-def alike_groups(correlation: np.ndarray, least: float = ALIKE) -> np.ndarray:
-    """Return a group number for each task: merged groups have a mean correlation of at least `least`."""
+def alike_groups(correlation: np.ndarray) -> np.ndarray:
+    """Return a group number for each task: merged groups have a mean correlation of at least ALIKE."""
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
@@ -77,7 +77,7 @@ def alike_groups(correlation: np.ndarray, least: float = ALIKE) -> np.ndarray:
     distance = (distance + distance.T) / 2
     np.fill_diagonal(distance, 0.0)
     tree = linkage(squareform(distance, checks=False), "average")
-    return np.asarray(fcluster(tree, 1.0 - least, criterion="distance") - 1)
+    return np.asarray(fcluster(tree, 1.0 - ALIKE, criterion="distance") - 1)
 
 
 def few_groups(vectors: np.ndarray, most: int) -> np.ndarray:

@@ -18,11 +18,6 @@ def largest_singular_value(V: np.ndarray) -> float:
     return float(np.sqrt(max(np.linalg.eigvalsh(_gram(V))[-1], 0.0)))
 
 
-def singular_values(V: np.ndarray) -> np.ndarray:
-    """Return all singular values in descending order, to full accuracy."""
-    return np.linalg.svd(_triangle(V) if _is_long(V) else V, compute_uv=False)
-
-
 def nuclear_norm(V: np.ndarray, centre: np.ndarray | None = None, slack: float = 0.0) -> float:
     """Return the sum of the singular values of V - centre, or an upper bound that is at most `slack` (relative) above.
 

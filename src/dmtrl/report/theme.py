@@ -146,9 +146,9 @@ def _middle_cut(text: str, width: int) -> str:
     return f"{text[: width - 1 - tail].rstrip()}…{text[len(text) - tail :].lstrip()}"
 
 
-def wrapped(text: str, width: int, lines: int = 3) -> list[str]:
-    """The text wrapped to at most `lines` lines; an ellipsis replaces the rest."""
-    return textwrap.wrap(single_line(text), width, max_lines=lines, placeholder=" …") or [""]
+def wrapped(text: str, width: int) -> list[str]:
+    """The text wrapped to at most three lines; an ellipsis replaces the rest."""
+    return textwrap.wrap(single_line(text), width, max_lines=3, placeholder=" …") or [""]
 
 
 def label_at_right(chart: LineChart, height: float) -> bool:

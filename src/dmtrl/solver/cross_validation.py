@@ -6,11 +6,9 @@ independent of each other and run at the same time where the engine can share it
 depend on that.
 """
 
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -20,14 +18,14 @@ from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.messages import HoldOut, Score, Scores
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_on, thread_count
-from dmtrl.solver.checkpoint.paths import PathGroup, PathSession, PathStopped
+from dmtrl.solver.checkpoint.paths import PathGroup, PathSession
 from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord, StartPoint
+from dmtrl.solver.path_threads import in_threads
 from dmtrl.solver.race import FIRST_FOLDS, Race
 from dmtrl.solver.turns import Turns
 
-_SWITCH_SECONDS = 5e-4
 MEASURES = ("loss", "squared_error", "wrong")  # errors: sums over held-out rows
 SCORE = "score"  # of a scorer, one number for all held-out rows of a split, greater is better
 BEST, ONE_SE = RULES = ("best", "one_se")
@@ -275,7 +273,7 @@ class _Search:
                 follow(fold)
         else:
             at_once = len(folds) if len(folds) <= _PATHS_PER_THREAD * threads else threads
-            _in_threads(follow, folds, at_once, group)
+            in_threads(follow, folds, at_once, group)
 
     def _follow(
         self, group: PathGroup, turns: Turns, fold: int, engine: Engine, candidates: Iterable[Candidate]
@@ -370,42 +368,6 @@ class _Search:
                 for name, values in sums.items():
                     values[i, j, fold] = scores[name]
         return Path(self.lambdas, self.taus, self.kappas, **sums, rounds=rounds, score=score)
-
-
-def _in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, group: PathGroup) -> None:
-    """All paths; if one fails, the others end too and its error is raised."""
-
-    def work(fold: int) -> BaseException | None:
-        try:
-            follow(fold)
-        except PathStopped:
-            return None
-        except BaseException as error:
-            group.stop()
-            return error
-        return None
-
-    with _switching_soon(), ThreadPoolExecutor(at_once, thread_name_prefix="dmtrl-path") as pool:
-        try:
-            errors = list(pool.map(work, folds))
-        except BaseException:  # Ctrl-C in this thread
-            group.stop()
-            raise
-    for error in errors:
-        if error is not None:
-            raise error
-
-
-@contextmanager
-def _switching_soon() -> Iterator[None]:
-    """A thread that comes back from compiled code, where it spends most of its time, waits for the interpreter: not for
-    5 ms as usual, which may be longer than a round."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Scores]:

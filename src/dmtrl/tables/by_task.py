@@ -111,6 +111,12 @@ class ColumnRoles:
         return rows
 
 
+def files_with(table: TableFiles, files_of: Mapping[str, frozenset[int]], names: Sequence[str]) -> TableFiles:
+    """The files that hold rows of these tasks."""
+    wanted: set[int] = set().union(*(files_of[name] for name in names))
+    return TableFiles(tuple(file for number, file in enumerate(table.files) if number in wanted))
+
+
 @dataclass(frozen=True)
 class FileReader:
     """Reads files of any format; a worker opens only the files that hold rows of its tasks."""
@@ -140,9 +146,7 @@ class FileReader:
     def only(self, names: Sequence[str]) -> "FileReader":
         if self.files_of is None:
             return self
-        wanted: set[int] = set().union(*(self.files_of[name] for name in names))
-        files = tuple(file for number, file in enumerate(self.table.files) if number in wanted)
-        return replace(self, table=TableFiles(files), files_of=None)
+        return replace(self, table=files_with(self.table, self.files_of, names), files_of=None)
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
         import pyarrow as pa

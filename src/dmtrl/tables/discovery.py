@@ -142,7 +142,7 @@ def check_model(path: Path) -> None:
     if not path.exists():
         raise FileNotFoundError(f"there is no model file {path}; 'dmtrl fit' writes one")
     if not path.is_file() or _detect(path) not in ("model", "empty"):  # load says what is wrong with an empty file
-        raise NotAModelError(path)
+        raise NotAModelError(str(path))
 
 
 def _is_utf16(head: bytes) -> bool:

@@ -63,15 +63,11 @@ def _wrong_encoding(file: DataFile) -> InputError:
 
 def _describe_ragged(file: DataFile, expected: int, found: int) -> str:
     """Where a row has more or fewer cells than the first line."""
-    header, where, number = _header(file), "a row", found
-    with suppress(csv.Error, ValueError), _open_text(file) as text:
-        for _ in range(header.blank):
-            text.readline()
-        lines, last = csv.reader(text, delimiter=header.delimiter), 0
-        for fields in lines:
-            begin, last = last, lines.line_num
-            if fields and len(fields) != expected:
-                where, number = f"line {header.blank + begin + 1}", len(fields)
+    where, number = "a row", found
+    with suppress(csv.Error, ValueError), _cells(file) as rows:
+        for line, fields in rows:
+            if len(fields) != expected:
+                where, number = f"line {line}", len(fields)
                 break
     cells = "1 cell" if number == 1 else f"{number:,} cells"
     hint = "; put text that holds the delimiter in quotes" if number > expected else ""
@@ -84,6 +80,26 @@ def _open_text(file: DataFile) -> Iterator[io.TextIOWrapper]:
 
     with pa.input_stream(str(file.path), compression="detect") as stream:
         yield io.TextIOWrapper(stream, encoding=file.encoding, newline="")
+
+
+@contextmanager
+def _cells(file: DataFile) -> Iterator[Iterator[tuple[int, list[str]]]]:
+    """The rows of a file, header first, without blank lines: the line on which each begins, counted from 1, and its
+    cells."""
+    header = _header(file)
+    with _open_text(file) as text:
+        for _ in range(header.blank):
+            text.readline()
+        lines = csv.reader(text, delimiter=header.delimiter)
+
+        def rows() -> Iterator[tuple[int, list[str]]]:
+            last = 0
+            for fields in lines:
+                begin, last = last, lines.line_num
+                if fields:
+                    yield header.blank + begin + 1, fields
+
+        yield rows()
 
 
 class Csv:
@@ -130,20 +146,8 @@ class Csv:
     @staticmethod
     def line_of(file: DataFile, row: int) -> int | None:
         """The line of the file, counted from 1, on which a row begins; None if it cannot be found."""
-        header = _header(file)
-        try:
-            with readable_errors(file), _open_text(file) as text:
-                for _ in range(header.blank):
-                    text.readline()
-                lines, last = csv.reader(text, delimiter=header.delimiter), 0
-                for fields in lines:
-                    begin, last = last, lines.line_num
-                    if fields:  # not a blank line
-                        row -= 1
-                    if row < -1:  # the header was the first row
-                        return header.blank + begin + 1
-        except (csv.Error, ValueError):
-            pass
+        with suppress(csv.Error, ValueError), readable_errors(file), _cells(file) as rows:
+            return next((line for number, (line, _) in enumerate(rows, -1) if number == row), None)
         return None
 
 

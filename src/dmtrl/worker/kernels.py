@@ -21,10 +21,11 @@ from dmtrl.losses.scalar import (
     loss_value,
 )
 from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
-from dmtrl.worker import rows
+from dmtrl.worker import rows, streams
 from dmtrl.worker.rows import row_axpy, row_dot, row_square
+from dmtrl.worker.streams import below, next_state, shuffle, stream
 
-discard_stale(__file__, scalar.__file__, rows.__file__)
+discard_stale(__file__, scalar.__file__, rows.__file__, streams.__file__)
 
 SDCA, NEWTON, GRAM, SPAN = 0, 1, 2, 3  # the local solvers: a kernel each, here, in exact.py and in span.py
 CALM, LONGEST_REST = 0.1, np.uint8(5)  # a calm row's bracket over the target; a rest is at most 2^5 - 1 passes
@@ -71,32 +72,6 @@ class Order(NamedTuple):
     round: int
     evaluate_w: bool
     evaluate_u: bool
-
-
-@njit(**INNER)
-def next_state(state):  # type: ignore[no-untyped-def]
-    """splitmix64: the next state; its mixed value is the random number."""
-    return state + np.uint64(0x9E3779B97F4A7C15)
-
-
-@njit(**INNER)
-def _mix(x):  # type: ignore[no-untyped-def]
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
-@njit(**INNER)
-def stream(seed, unit, round_number):  # type: ignore[no-untyped-def]
-    """The random stream of (seed, unit, round): the same wherever and with whatever neighbours the unit runs."""
-    state = _mix(np.uint64(seed) + np.uint64(0x9E3779B97F4A7C15))
-    state = _mix(state ^ np.uint64(unit) * np.uint64(0xD1342543DE82EF95))
-    return _mix(state ^ np.uint64(round_number) * np.uint64(0xAEF17502108EF2D9))
-
-
-@njit(**INNER)
-def below(state, n):  # type: ignore[no-untyped-def]
-    return np.int64(((_mix(state) >> np.uint64(32)) * np.uint64(n)) >> np.uint64(32))
 
 
 @njit(**KERNEL)
@@ -221,15 +196,6 @@ def dual_vector(units, i, alpha, b):  # type: ignore[no-untyped-def]
 def dual_vectors(units, alpha, B):  # type: ignore[no-untyped-def]
     for i in range(B.shape[0]):
         dual_vector(units, i, alpha, B[i])
-
-
-@njit(**INNER)
-def shuffle(order, n, state):  # type: ignore[no-untyped-def]
-    for k in range(n - 1, 0, -1):
-        state = next_state(state)
-        other = below(state, k + 1)
-        order[k], order[other] = order[other], order[k]
-    return state
 
 
 @njit(**INNER_FAST, inline="always")

@@ -12,7 +12,9 @@ from dmtrl.data.blocks import Blocks
 from dmtrl.losses import AnyLoss, OneVsRest
 from dmtrl.protocol.messages import Improved, Prepare, Round, Scores
 from dmtrl.worker.exact import GramFactors
-from dmtrl.worker.local_problem import DualState, LocalProblem, LocalRows, sum_by_unit
+from dmtrl.worker.local_problem import LocalProblem
+from dmtrl.worker.local_rows import LocalRows, sum_by_unit
+from dmtrl.worker.rounds import DualState
 
 
 class OneVsRestRows(LocalRows):

@@ -8,8 +8,10 @@ import numpy as np
 from dmtrl.data.blocks import Blocks
 from dmtrl.losses import AnyLoss, OneVsRest, Softmax
 from dmtrl.protocol.messages import Improved, Prepare, Round, Scores
-from dmtrl.worker.local_problem import DualState, LocalProblem, LocalRows
+from dmtrl.worker.local_problem import LocalProblem
+from dmtrl.worker.local_rows import LocalRows
 from dmtrl.worker.one_vs_rest import OneVsRestProblem, OneVsRestRows
+from dmtrl.worker.rounds import DualState
 from dmtrl.worker.softmax import SoftmaxProblem
 
 

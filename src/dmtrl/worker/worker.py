@@ -34,8 +34,9 @@ from dmtrl.protocol.messages import (
     encode,
 )
 from dmtrl.worker.input_check import check_blocks
-from dmtrl.worker.local_problem import DualState, LocalRows, sum_by_unit
+from dmtrl.worker.local_rows import LocalRows, sum_by_unit
 from dmtrl.worker.problems import UnitProblem, begin_problem, hold_rows
+from dmtrl.worker.rounds import DualState
 
 _FILE_KIND = "dmtrl worker 3"
 _KEPT = ("total_weight", "steps", "task_weight")  # arrays of `Prepare` that a file holds

@@ -21,14 +21,15 @@ from dmtrl.estimators.grids import lambda_grid
 from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import CLASSIFICATION, Loss, get_loss
+from dmtrl.progress import NoProgress, Progress
 from dmtrl.solver.api import Placement, thread_count
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.tables import TableFiles, open_files
 from dmtrl.tables import columns as read
+from dmtrl.tables.by_task import files_with
 from dmtrl.tables.preparation import Preparation, without_missing
 from dmtrl.workflows.data_files import name_indices
-from dmtrl.workflows.fit import FitRequest, Prepared, check_tasks, prepare
-from dmtrl.workflows.progress import NoProgress, Progress
+from dmtrl.workflows.prepare import FitRequest, Prepared, check_tasks, prepare
 from dmtrl.workflows.target_column import check_numbers, read_weights
 
 SAMPLE = 100_000  # rows from which the preparation is learned
@@ -56,9 +57,7 @@ class RowReader:
     def only(self, names: Sequence[str]) -> "RowReader":
         if self.files_of is None:
             return self
-        wanted: set[int] = set().union(*(self.files_of[name] for name in names))
-        files = tuple(file for number, file in enumerate(self.table.files) if number in wanted)
-        return replace(self, table=TableFiles(files), files_of=None)
+        return replace(self, table=files_with(self.table, self.files_of, names), files_of=None)
 
     def labels(self, frame: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
         """The task names, the targets, the weights, and which rows have all of them."""
@@ -136,7 +135,7 @@ class RowsInFiles:
 
 
 def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Prepared:
-    """As `workflows.fit.prepare`, from a sample of the rows; the others stay in the files."""
+    """As `workflows.prepare.prepare`, from a sample of the rows; the others stay in the files."""
     progress = progress or NoProgress()
     prepared = prepare(replace(request, sample=request.sample or SAMPLE, many_tasks=True), progress)
     preparation, classification = prepared.preparation, prepared.loss.kind == CLASSIFICATION

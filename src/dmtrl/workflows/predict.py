@@ -12,6 +12,7 @@ import numpy as np
 
 from dmtrl.estimators.model_file import load
 from dmtrl.exceptions import InputError, Setting
+from dmtrl.progress import NoProgress, Progress
 from dmtrl.tables import Batch, TableFiles, require_column, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
@@ -19,7 +20,6 @@ from dmtrl.tables.names import listed
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation, Replacements
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
-from dmtrl.workflows.progress import NoProgress, Progress
 
 CHUNK = 4_000_000  # numbers in the feature matrix of one chunk
 PREDICTION = "prediction"

@@ -12,6 +12,7 @@ import numpy as np
 
 from dmtrl.data.labels import plain
 from dmtrl.estimators.model_file import load
+from dmtrl.progress import NoProgress, Progress
 from dmtrl.relationship import is_learned
 from dmtrl.report.model_page import write_model_page
 from dmtrl.report.model_page.relations import MAX_CELLS
@@ -21,7 +22,6 @@ from dmtrl.tables import require_columns
 from dmtrl.tables.preparation import Preparation, Replacements, without_missing
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
 from dmtrl.workflows.folds import folds_for, rows_per_task
-from dmtrl.workflows.progress import NoProgress, Progress
 from dmtrl.workflows.summary import model_figures
 
 

@@ -46,16 +46,21 @@ def propose(study: str | Path, folder: str | Path, data: str | Path | None = Non
         raise NotADirectoryError(f"{place} is a file; a site needs a folder, which may not exist yet")
     if not (place / FILE).exists():
         if data is None or name is None:
-            raise InputError(f"{place} is not the folder of a site; to make it one, pass ", Setting("data"), " and ",
-                             Setting("name"))  # fmt: skip
+            raise InputError(
+                f"{place} is not the folder of a site; to make it one, pass ", Setting("data"), " and ", Setting("name")
+            )
         if not SITE_NAME.fullmatch(name):
             raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
         policy = Policy(name, str(Path(data).resolve()))
         if not Path(data).exists():
             raise FileNotFoundError(f"there is no file {data}; check its name and folder")
     elif data is not None or name is not None:
-        raise InputError(f"{place / FILE} already names the site and its data file; change them there, without ",
-                         Setting("data"), " and ", Setting("name"))  # fmt: skip
+        raise InputError(
+            f"{place / FILE} already names the site and its data file; change them there, without ",
+            Setting("data"),
+            " and ",
+            Setting("name"),
+        )
     else:
         policy = read_policy(place)
         if not (place / policy.data).exists():

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmtrl.exceptions import InputError, OutputExistsError, Setting
-from dmtrl.federation.coordinate import StudyEvent, StudyResult
 from dmtrl.federation.draft import draft_study
+from dmtrl.federation.results import StudyEvent, StudyResult
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.study import SITE_NAME, Study, read_study
-from dmtrl.workflows.progress import NoProgress, Progress
+from dmtrl.progress import NoProgress, Progress
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dmtrl.estimators.held_out import Metrics
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metric_errors, metrics_of
-from dmtrl.workflows.fit import Prepared
+from dmtrl.workflows.prepare import Prepared
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
 

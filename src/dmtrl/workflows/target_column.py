@@ -117,10 +117,13 @@ def _suggest_poisson(y: np.ndarray, name: str, notes: list[str]) -> None:
     if len(y) < FEW_VALUES or y.min() not in (0, 1) or y.std() == 0 or (y != np.floor(y)).any():
         return
     if ((y - y.mean()) ** 3).mean() > y.std() ** 3:  # skewness above 1
-        notes.append(Note(
-            f"target {name!r} holds counts from {y.min():g} to {y.max():g}, most of them small (median "
-            f"{np.median(y):g}); the Poisson loss often suits them better: pass ", Setting("loss", "poisson"),
-        ))  # fmt: skip
+        notes.append(
+            Note(
+                f"target {name!r} holds counts from {y.min():g} to {y.max():g}, most of them small (median "
+                f"{np.median(y):g}); the Poisson loss often suits them better: pass ",
+                Setting("loss", "poisson"),
+            )
+        )
 
 
 def check_target(y: np.ndarray, name: str, loss: Loss, summary: CellSummary) -> None:

@@ -18,7 +18,6 @@ pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[fe
 import dmtrl
 from dmtrl.exceptions import FederationError
 from dmtrl.federation import ledger, messages
-from dmtrl.federation.coordinate import MODEL, RESULT
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.loopback import Loopback, set_up
 from dmtrl.federation.flare.runs import Run
@@ -28,11 +27,12 @@ from dmtrl.federation.policy import Policy
 from dmtrl.federation.privacy.accounting import epsilon_of, total_mu
 from dmtrl.federation.privacy.budget import Budget
 from dmtrl.federation.privacy.releases import Exact, Releases, step_size
+from dmtrl.federation.results import MODEL, RESULT
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER, Site
 from dmtrl.federation.study import Study, parse_study
+from dmtrl.progress import NoProgress
 from dmtrl.protocol.message import Message
-from dmtrl.workflows.progress import NoProgress
 from dmtrl.workflows.site import propose
 from support.byte_search import found_in
 from support.federation import kill

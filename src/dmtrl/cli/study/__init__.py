@@ -4,9 +4,7 @@ import click
 
 from dmtrl.cli.groups import LazyGroup
 
-COMMANDS = (
-    "new", "simulate", "provision", "invite", "admit", "start", "run", "status", "log", "stop", "fetch",
-)  # fmt: skip
+COMMANDS = ("new", "simulate", "provision", "invite", "admit", "start", "run", "status", "log", "stop", "fetch")
 
 
 @click.group(name="study", cls=LazyGroup, package="dmtrl.cli.study", commands=COMMANDS)

@@ -21,9 +21,9 @@ def command(folder: Path, out: Path, force: bool) -> None:
     Example: dmtrl study fetch -o model.dmtrl -C study
     """
     with exit_on_error():
-        from dmtrl.federation.coordinate import MODEL
         from dmtrl.federation.flare.coordinator import Coordinator
         from dmtrl.federation.flare.runs import FINISHED, runs
+        from dmtrl.federation.results import MODEL
 
         Coordinator.open(folder)
         finished = [one for one in runs(folder) if (state := one.state()) is not None and state.state == FINISHED]

@@ -12,8 +12,12 @@ from dmtrl.cli.errors import exit_on_error, note_text, printable
 @click.option("--like", required=True, type=click.Path(), metavar="FILE", help="A data file with the study's columns.")
 @click.option("--target", required=True, metavar="COL", help="Column to predict.")
 @click.option("--task", metavar="COL", help="Column whose values are the tasks [each site is a task].")
-@click.option("--kind", type=click.Choice(("regression", "classification")), metavar="KIND",
-              help="regression or classification [inferred].")  # fmt: skip
+@click.option(
+    "--kind",
+    type=click.Choice(("regression", "classification")),
+    metavar="KIND",
+    help="regression or classification [inferred].",
+)
 @click.option("--positive", metavar="VALUE", multiple=True, help="Value of the target in the positive class.")
 @click.option("--drop", metavar="COL", multiple=True, help="Column to ignore.")
 @click.option("--category", metavar="COL", multiple=True, help="Column to use as categories.")

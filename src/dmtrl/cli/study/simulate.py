@@ -10,7 +10,7 @@ from dmtrl.cli.display import display
 from dmtrl.cli.errors import exit_on_error, printable
 
 if TYPE_CHECKING:
-    from dmtrl.federation.coordinate import StudyResult
+    from dmtrl.federation.results import StudyResult
 
 
 class SiteFile(click.ParamType):
@@ -61,10 +61,10 @@ def command(study: str, files: tuple[tuple[str, str], ...], out: str, force: boo
 def print_result(result: "StudyResult") -> None:
     """Print a table of the tasks, and the certificate."""
     width = max(len(task.name) for task in result.tasks)
-    click.echo(printable(f"{'task':<{width}}  rows, at least  error (CV)  error (held out)"))
+    click.echo(printable(f"{'task':<{width}}  rows (rounded down)  error (CV)  error (held out)"))
     for task in result.tasks:
         errors = ["-" if error is None else f"{error:.4g}" for error in (task.cv_error, task.error)]
-        click.echo(printable(f"{task.name:<{width}}  {task.rows:>14}  {errors[0]:>10}  {errors[1]:>16}"))
+        click.echo(printable(f"{task.name:<{width}}  {task.rows:>19}  {errors[0]:>10}  {errors[1]:>16}"))
     for site in result.lost:
         click.echo(printable(f"left out, because it stayed away: {site}"))
     gap = f"within {result.relative_gap:.2g} of the optimum"

@@ -15,7 +15,6 @@ from dmtrl.federation.flare import kits, processes
 from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
 from dmtrl.federation.study import SITE_NAME, parse_study, read_study
 
-PORT = 8102
 _FILE = "federation.json"
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}")
 _FINGERPRINT = re.compile(r"[A-Za-z0-9:+/=]{16,200}")

@@ -22,14 +22,19 @@ _FOR_SERVER = {
 def write_job(folder: Path, sites: Sequence[str]) -> None:
     """Write the job of a study with these sites."""
     meta = {
-        "name": "dmtrl", "resource_spec": {}, "deploy_map": {"app": ["server", *sites]}, "min_clients": len(sites),
+        "name": "dmtrl",
+        "resource_spec": {},
+        "deploy_map": {"app": ["server", *sites]},
+        "min_clients": len(sites),
         "mandatory_clients": list(sites),
-    }  # fmt: skip
+    }
     config = folder / "app" / "config"
     config.mkdir(parents=True, exist_ok=True)
     for path, content in (
-        (folder / "meta.json", meta), (config / _SERVER, _FOR_SERVER), (config / _SITE, _FOR_SITES),
-    ):  # fmt: skip
+        (folder / "meta.json", meta),
+        (config / _SERVER, _FOR_SERVER),
+        (config / _SITE, _FOR_SITES),
+    ):
         path.write_text(json.dumps(content, indent=2) + "\n")
 
 

@@ -49,9 +49,7 @@ class Loopback:
         self.stop()
 
 
-def set_up(
-    folder: Path, study_file: Path, files: Mapping[str, Path], port: int | None = None, echo: Echo = quiet
-) -> Loopback:
+def set_up(folder: Path, study_file: Path, files: Mapping[str, Path]) -> Loopback:
     """Make the folders of a coordinator and of sites; every site joins and approves the study.
 
     Parameters
@@ -61,18 +59,14 @@ def set_up(
     study_file : Path
     files : dict of str to Path
         The data file of each site.
-    port : int, optional
-        The server's port. Default: a free one.
-    echo : callable
-        Receives the commands of nvflare.
     """
-    made = coordinators.provision(study_file, folder / "coordinator", "localhost", port or free_port(), echo)
+    made = coordinators.provision(study_file, folder / "coordinator", "localhost", free_port())
 
     def join(name: str) -> Member:
         place = folder / "sites" / name
         policy = create_site(place, name, files[name])
-        request = members.ask(place, coordinators.invite(made, name), echo)
-        member = members.complete(place, coordinators.admit(made, request, echo), echo)
+        request = members.ask(place, coordinators.invite(made, name))
+        member = members.complete(place, coordinators.admit(made, request))
         study = read_study(member.study_file)
         check = check_file(study, Path(policy.data), policy.minimum_rows)
         approve(place, study, approval_text(study, policy, check, place))

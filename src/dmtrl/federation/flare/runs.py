@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dmtrl.federation.coordinate import RESULT, StudyEvent, StudyResult, TaskResult
 from dmtrl.federation.flare.sites import Sites
+from dmtrl.federation.results import RESULT, StudyEvent, StudyResult, TaskResult
 
 _EVERY = 0.25  # seconds between two updates
 RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
-from typing import Any, Protocol
+from typing import Any
 
 from nvflare.fuel.flare_api.flare_api import new_secure_session
 
@@ -16,19 +16,13 @@ from dmtrl.federation.flare.jobs import write_job
 from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
 from dmtrl.federation.flare.runs import FAILED, FINISHED, RUNNING, STOPPED, Run, describe, new_run, runs, set_current
 from dmtrl.federation.study import Study, read_study
+from dmtrl.progress import Progress
 
 _POLL = 0.3  # seconds between two looks at the progress
 _STATUS_EVERY = 3.0  # seconds between two questions about the job
 _MAX_RESTARTS = 20  # of the server in one run
 _CONNECT = 30.0  # seconds
 _GRACE = 10.0  # seconds that FLARE has to end a job
-
-
-class Progress(Protocol):
-    """As workflows/progress.py."""
-
-    def stage(self, text: str) -> None: ...
-    def update(self, done: float, detail: str = "") -> None: ...
 
 
 @contextmanager

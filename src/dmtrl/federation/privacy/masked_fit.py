@@ -28,7 +28,7 @@ from dmtrl.solver.outcome import DualPoint, Outcome
 from dmtrl.solver.settings import Settings
 from dmtrl.tables.preparation import Preparation
 
-_SHARE, _POWER = 0.8, 0.7  # of the balance (20), as in joint splitting
+_SHARE, _POWER = 0.8, 0.7  # of the balance (20)
 
 
 class MaskedSums:
@@ -52,9 +52,14 @@ class MaskedSums:
     def ask(self, question: str, numbers: np.ndarray | Sequence[float] = (), text: str = "") -> np.ndarray:
         """The sum over all sites of their numbers for a question."""
         request = SumUp(
-            study=self._study.hash, session=self._session, counter=self._counter, question=question, text=text,
-            numbers=np.asarray(numbers, dtype=float), keys=self._keys,
-        )  # fmt: skip
+            study=self._study.hash,
+            session=self._session,
+            counter=self._counter,
+            question=question,
+            text=text,
+            numbers=np.asarray(numbers, dtype=float),
+            keys=self._keys,
+        )
         answers = self._sites.ask_all(request)
         self._counter += 1
         return unmasked([answer.values for answer in answers])

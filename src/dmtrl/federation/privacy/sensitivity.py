@@ -36,8 +36,9 @@ def moments_sensitivity(weights: MomentWeights, varying: bool) -> float:
     w1 q^2 + w2 q + w3 + s (w4 q + w5): linear in s and quadratic in q. If one of them is 0, only s (w4 q + w5) is left,
     and |phi'|^2 loses its first part. The bound is attained from two features on.
     """
-    w1, w2, w3, w4, w5 = (w * w for w in (weights.curvature, weights.cross, weights.constant, weights.slope,
-                                          weights.intercept))  # fmt: skip
+    w1, w2, w3, w4, w5 = (
+        w * w for w in (weights.curvature, weights.cross, weights.constant, weights.slope, weights.intercept)
+    )
     if not varying:
         w3 = 0.0
     curved, sloped = w1 + w2 + w3, w4 + w5

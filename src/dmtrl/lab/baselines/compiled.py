@@ -6,11 +6,11 @@ from numba import njit
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import loss_step
 from dmtrl.numerics.compile_cache import FAST, discard_stale
-from dmtrl.worker import kernels, rows
-from dmtrl.worker.kernels import below, next_state, stream
+from dmtrl.worker import rows, streams
 from dmtrl.worker.rows import row_axpy, row_dot
+from dmtrl.worker.streams import below, next_state, stream
 
-discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
+discard_stale(__file__, scalar.__file__, rows.__file__, streams.__file__)
 
 
 @njit(cache=True, nogil=True, fastmath=FAST)

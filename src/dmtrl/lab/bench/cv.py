@@ -22,7 +22,7 @@ from dmtrl.lab.bench.peers import load_rows, tasks_of
 from dmtrl.lab.bench.timing import interleaved
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.problems import TITLES, labels, mean_error_rate
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.records import Record, machines
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.losses import REGRESSION, get_loss
 from dmtrl.report.content import Section, Table, Text
@@ -58,12 +58,12 @@ def _rows(problem: str, loss: str, quick: bool) -> TaskSplit:
     return load_rows(problem, loss, quick)
 
 
-def task_folds(y: np.ndarray, task: int, stratified: bool, folds: int = FOLDS) -> list[tuple[np.ndarray, np.ndarray]]:
+def task_folds(y: np.ndarray, task: int, stratified: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return the folds that a worker draws in the rows of a task: pairs of training and held-out rows."""
     order = np.random.default_rng([0, task]).permutation(len(y))
     if stratified:
         order = order[np.argsort(y[order], kind="stable")]
-    return [(np.setdiff1d(order, held), np.sort(held)) for held in (order[k::folds] for k in range(folds))]
+    return [(np.setdiff1d(order, held), np.sort(held)) for held in (order[k::FOLDS] for k in range(FOLDS))]
 
 
 Folds = list[tuple[np.ndarray, np.ndarray]]
@@ -166,7 +166,6 @@ def table_row(params: Mapping[str, Any], figures: Mapping[str, Any]) -> list[obj
 
 
 def section(records: Sequence[Record]) -> Section:
-    machines = "; ".join(sorted({record.machine for record in records}))
     columns = ["data", "loss", "candidates", "default, s", "scikit-learn, s", "ratio", "speed-up of two threads"]
     columns += ["test error", "test error, scikit-learn", "chosen lambda, common and own"]
     return Section(
@@ -175,7 +174,7 @@ def section(records: Sequence[Record]) -> Section:
             Text(
                 f"MTRLRegressorCV and MTRLClassifierCV with their default grids and {FOLDS} folds, the last fit "
                 "included, against RidgeCV, LogisticRegressionCV and GridSearchCV of LinearSVC task by task, with the "
-                f"same folds, as many candidates and their default tolerances. Machine: {machines}."
+                f"same folds, as many candidates and their default tolerances. Machine: {machines(records)}."
             ),
             Table(
                 "Cross-validation and scikit-learn's searches task by task",

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from dmtrl.federation import ledger
-from dmtrl.federation.coordinate import RESULT
+from dmtrl.federation.results import RESULT
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER
 from dmtrl.federation.study import read_study
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.progress import NoProgress
 from dmtrl.report.content import Section, Table, Text
 
 ROWS, SEED = 1000, 0
@@ -56,20 +57,12 @@ def measure(sites: int, features: int, lambdas: int, folds: int) -> Mapping[str,
             federation.start()
             seconds["start of server and sites"] = time.perf_counter() - began
             began = time.perf_counter()
-            run = run_study_job(federation.coordinator, _Silent())
+            run = run_study_job(federation.coordinator, NoProgress())
             seconds["FLARE"] = time.perf_counter() - began
             flare = figures_of(federation.members["site0"].folder / LEDGER)
         local = figures_of(folder / "simulated" / "sites" / "site0" / LEDGER)
         same = (run.folder / RESULT).read_bytes() == (folder / "simulated" / RESULT).read_bytes()
     return {"seconds": seconds, "flare": flare, "local": local, "same bits": same}
-
-
-class _Silent:
-    def stage(self, text: str) -> None:
-        pass
-
-    def update(self, done: float, detail: str = "") -> None:
-        pass
 
 
 def write_files(files: Mapping[str, Path], features: int) -> None:

@@ -17,7 +17,7 @@ from dmtrl.lab.bench.peers import estimator, fit_tasks, load_rows, settle, tasks
 from dmtrl.lab.bench.timing import interleaved, ratio
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.problems import TITLES, labels
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.records import Record, machines
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.losses import REGRESSION, get_loss
 from dmtrl.report.content import Section, Table, Text
@@ -128,7 +128,6 @@ def table_row(params: Mapping[str, Any], figures: Mapping[str, Any]) -> list[obj
 
 
 def section(records: Sequence[Record]) -> Section:
-    machines = "; ".join(sorted({record.machine for record in records}))
     columns = ["data", "loss", "lambda", "default, s", "rounds", "scikit-learn, s", "ratio", "scikit-learn's model"]
     columns += ["speed-up of two threads", "special settings, s", "first fit over the later ones, s"]
     return Section(
@@ -137,7 +136,7 @@ def section(records: Sequence[Record]) -> Section:
             Text(
                 "MTRLRegressor and MTRLClassifier with default parameters, except for loss and lambda, against "
                 f"scikit-learn's models task by task, to a relative gap of {GAP:g} of the own objective. One thread, "
-                f"except where two are named. Machine: {machines}."
+                f"except where two are named. Machine: {machines(records)}."
             ),
             Table(
                 "Default estimators and scikit-learn task by task",

@@ -8,7 +8,7 @@ from typing import Any
 
 from dmtrl.lab.bench.scale import TASK, held_in_memory, measure
 from dmtrl.lab.bench.scale_run import ENTRIES, GAP, LAMBDAS
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.records import Record, machines
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
 
@@ -44,14 +44,13 @@ def table_row(record: Record) -> list[str]:
 
 
 def section(records: Sequence[Record]) -> Section:
-    machines = "; ".join(sorted({record.machine for record in records}))
     lambdas = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in ("squared", "logistic"))
     return Section(
         "Memory",
         [
             Text(
                 "Peak memory is the maximum resident size minus that before the data is created; it includes the data. "
-                f"Machine: {machines}."
+                f"Machine: {machines(records)}."
             ),
             Table(
                 "Peak memory of large fits",

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.lab.bench.scale_run import ENTRIES, GAP, LAMBDAS, RANK
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.records import Record, machines
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import LineChart, Section, Series, Table, Text
 
@@ -80,7 +80,6 @@ def growth(sizes: Sequence[float], values: Sequence[float]) -> str:
 
 def section(records: Sequence[Record]) -> Section:
     of = {part: [r for r in records if r.params["part"] == part] for part in ("tasks", "rows")}
-    machines = "; ".join(sorted({record.machine for record in records}))
     tasks, rows = of["tasks"], of["rows"]
     return Section(
         "Scaling",
@@ -89,7 +88,7 @@ def section(records: Sequence[Record]) -> Section:
                 f"One model per task and the relations between them, to a joint relative gap of {GAP:g}, on all cores. "
                 f"The true weights have rank {RANK}; features are standard normal, and the noise has half the size of "
                 "the signal. Every size runs in its own process. Peak memory is the maximum resident size minus that "
-                f"before the data is created; it includes the data. Machine: {machines}."
+                f"before the data is created; it includes the data. Machine: {machines(records)}."
             ),
             _chart("Time per round over the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
             _sizes("Scaling with the number of tasks", "tasks", tasks, lambda r: r.params["m"]),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.records import Record, machines
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
 
@@ -145,11 +145,10 @@ def _spread(values: np.ndarray) -> str:
 
 
 def section(records: Sequence[Record]) -> Section:
-    machines = "; ".join(sorted({record.machine for record in records}))
     return Section(
         "Start-up",
         [
-            Text(f"Imports and first fits in fresh processes. Machine: {machines}."),
+            Text(f"Imports and first fits in fresh processes. Machine: {machines(records)}."),
             Table(
                 "Start-up",
                 ["measurement", "median", "range", "target"],

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-from sklearn.linear_model import LogisticRegression, Ridge, RidgeCV
+from sklearn.linear_model import Ridge, RidgeCV
 from sklearn.model_selection import GridSearchCV, KFold
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
@@ -23,7 +22,7 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import TaskSplit, find_file, load_mds, load_mnist_tasks, load_school, load_wisdm
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.lab.experiments.curves import Spread
-from dmtrl.lab.experiments.heart import HOSPITALS, Hospital
+from dmtrl.lab.experiments.heart import HOSPITALS, Hospital, logistic
 from dmtrl.lab.experiments.records import Record
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Section, Table, Text
@@ -194,11 +193,7 @@ def _linear(case: Case, X: Any, y: np.ndarray) -> Any:
         return GridSearchCV(Ridge(), {"alpha": RIDGES}, cv=folds, scoring="neg_mean_squared_error").fit(X, y)
     if case.regression:
         return RidgeCV(RIDGES).fit(X, y)
-    counts = np.unique(y, return_counts=True)[1]
-    if len(counts) == 1:
-        return DummyClassifier().fit(X, y)
-    folds, model = min(FOLDS, int(counts.min())), LogisticRegression(max_iter=1000)
-    return model.fit(X, y) if folds < 2 else GridSearchCV(model, {"C": case.strengths}, cv=folds).fit(X, y)
+    return logistic(X, y, case.strengths, FOLDS)
 
 
 def _alone(case: Case, train: Part, test: Part) -> np.ndarray:

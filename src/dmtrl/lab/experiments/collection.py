@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dmtrl.lab.experiments.records import Record, Store, machine, versions
+from dmtrl.lab.experiments.records import Record, Store, machine, machines, versions
 from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.report.content import Page, Section
 from dmtrl.report.page import write_files, write_page
@@ -118,6 +118,6 @@ def _open_store(folder: Path) -> Store:
 
 def _provenance(records: Sequence[Record]) -> str:
     found = sorted({f"{package} {number}" for record in records for package, number in record.versions.items()})
-    machines = "; ".join(sorted({record.machine for record in records}))
     minutes = sum(record.seconds for record in records) / 60
-    return f"Made from {len(records)} records, which took {minutes:.1f} minutes on {machines}. {', '.join(found)}."
+    where, what = machines(records), ", ".join(found)
+    return f"Made from {len(records)} records, which took {minutes:.1f} minutes on {where}. {what}."

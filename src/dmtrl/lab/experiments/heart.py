@@ -48,9 +48,9 @@ def runs(quick: bool) -> list[Run]:
 def measure(split: str, quick: bool) -> Mapping[str, Any]:
     seed = 43 if split == FLAMBY else int(split)
     hospitals = {name: Hospital.read(find_file(f"heart/{name}.csv"), seed) for name in HOSPITALS}
-    pooled = _logistic(np.vstack([one.X[one.train] for one in hospitals.values()]),
-                       np.concatenate([one.y[one.train] for one in hospitals.values()]))  # fmt: skip
-    alone = {name: _logistic(one.X[one.train], one.y[one.train]) for name, one in hospitals.items()}
+    rows = [(one.X[one.train], one.y[one.train]) for one in hospitals.values()]
+    pooled = logistic(np.vstack([X for X, _ in rows]), np.concatenate([y for _, y in rows]), STRENGTHS)
+    alone = {name: logistic(X, y, STRENGTHS) for name, (X, y) in zip(hospitals, rows, strict=True)}
     facts, accuracy = _study_accuracy(hospitals, "", quick)
     _, by_loss = _study_accuracy(hospitals, 'scoring = "loss"', quick)
     return {
@@ -101,13 +101,14 @@ class Hospital:
 LEVELS = {"cp": (1.0, 2.0, 3.0, 4.0), "restecg": (0.0, 1.0, 2.0)}
 
 
-def _logistic(X: np.ndarray, y: np.ndarray) -> Any:
-    """Choose the strength by cross-validation, with as many folds as the smaller class allows; with one class, always
+def logistic(X: Any, y: np.ndarray, strengths: Sequence[float] | np.ndarray, most_folds: int = 5) -> Any:
+    """Choose the strength by cross-validation, with as many folds as the smallest class allows; with one class, always
     predict it."""
-    if len(np.unique(y)) == 1:
+    counts = np.unique(y, return_counts=True)[1]
+    if len(counts) == 1:
         return DummyClassifier().fit(X, y)
-    folds, model = min(5, int(np.bincount(y).min())), LogisticRegression(max_iter=1000)
-    return model.fit(X, y) if folds < 2 else GridSearchCV(model, {"C": STRENGTHS}, cv=folds).fit(X, y)
+    folds, model = min(most_folds, int(counts.min())), LogisticRegression(max_iter=1000)
+    return model.fit(X, y) if folds < 2 else GridSearchCV(model, {"C": strengths}, cv=folds).fit(X, y)
 
 
 def _accuracy(model: Any, hospital: Hospital) -> float:

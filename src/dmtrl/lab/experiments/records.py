@@ -6,7 +6,7 @@ Pages are made from records alone, so they can be made again without computing.
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -68,6 +68,11 @@ def machine() -> str:
         pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{model}, {cores} cores"
+
+
+def machines(records: Sequence[Record]) -> str:
+    """Return where the runs took place."""
+    return "; ".join(sorted({record.machine for record in records}))
 
 
 class Store:

@@ -65,7 +65,7 @@ class ModelFacts:
     clear_level: float = 0.9  # of these intervals
     record: str = ""
     more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # additional key figures
-    study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/coordinate.py
+    study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/results.py
 
     @property
     def noisy(self) -> bool:

@@ -33,9 +33,9 @@ def site_section(study: Mapping[str, Any]) -> Section:
                 [
                     "site",
                     "task",
-                    "rows, at least",
+                    "rows, rounded down",
                     "error, cross-validation",
-                    "held-out rows, at least",
+                    "held-out rows, rounded down",
                     "error, held out",
                 ],
                 rows,

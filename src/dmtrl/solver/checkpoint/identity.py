@@ -15,6 +15,7 @@ from dmtrl.solver.layout import Layout
 from dmtrl.solver.settings import Settings
 
 _WHEN_TO_STOP = {"tol", "max_rounds", "omega_steps"}
+_TRIED = {"lambdas": "lambda", "commons": "common", "owns": "own"}  # what a search tries, in words of all interfaces
 
 
 def problem_of(
@@ -42,12 +43,19 @@ def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any])
     """Raise InputError if a checkpoint disagrees in something that is given here."""
     here = json.loads(json.dumps(here))  # tuples become lists, as in the file
     for name in here:
-        if here[name] != there.get(name):
+        ours, theirs = _distinct(name, here[name]), _distinct(name, there.get(name))
+        if ours != theirs:
             raise InputError(
-                f"{folder} is a checkpoint of another problem or of other settings: {name} is {_short(here[name])} "
-                f"here and {_short(there.get(name))} there; repeat exactly what was stopped, or leave out ",
-                Setting("resume"), " to start again",
-            )  # fmt: skip
+                f"{folder} is a checkpoint of another problem or of other settings: {_TRIED.get(name, name)} is "
+                f"{_short(ours)} here and {_short(theirs)} there; repeat exactly what was stopped, or leave out ",
+                Setting("resume"),
+                " to start again",
+            )
+
+
+def _distinct(name: str, value: Any) -> Any:
+    """Each number that a search tries, once: a grid holds them for all pairs of common and own."""
+    return list(dict.fromkeys(value)) if name in _TRIED and isinstance(value, list) else value
 
 
 def _relation(relationship: Any) -> list[Any]:

@@ -1,0 +1,51 @@
+"""The rows of a site in the problem of a study, and the errors on those that it holds out."""
+
+from typing import Any
+
+import numpy as np
+
+from dmtrl.data.blocks import Blocks
+from dmtrl.estimators.problem import Coordinates
+from dmtrl.federation import messages, preparation
+from dmtrl.federation.privacy.moments import clip_rows
+from dmtrl.federation.site_data import SiteTable
+from dmtrl.federation.study import Study
+
+
+def coordinates_of(begin: messages.Begin) -> Coordinates:
+    """The coordinates of a problem."""
+    return preparation.coordinates_from_json(begin.coordinates, begin.x_centre)
+
+
+def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X: np.ndarray, y: np.ndarray) -> Blocks:
+    """The rows of the tasks that are fitted, in the coordinates of a problem; clipped if the study is private.
+
+    X, y: the features and targets of all rows of the fit, sorted by task.
+    """
+    names = study.task_names(site)
+    used, mine = np.flatnonzero(data.fitted), data.fitted[data.codes[data.train]]
+    X, y = X[mine], y[mine]
+    starts = np.concatenate([[0], np.cumsum(data.rows_per_task[used])])
+    coordinates, zero = coordinates_of(begin), np.zeros(len(used), dtype=int)
+    if study.privacy.private and study.target.range is not None:
+        y = np.clip(y, *study.target.range)
+    rows, y = coordinates.rows(X), y - coordinates.y_centre
+    if study.privacy.private:
+        rows = clip_rows(rows, study.privacy.row_norm)
+    return Blocks(rows, y, None, starts, begin.numbers[used], zero, [names[i] for i in used])
+
+
+def held_out_errors(study: Study, site: str, data: SiteTable, model: Any, minimum: int) -> messages.Finished:
+    """Errors on the rows that no fit used, summed over each task that has at least `minimum` of them; else 0."""
+    names = study.task_names(site)
+    sums = np.zeros((4, len(names)))
+    enough = np.bincount(data.codes[data.held_out], minlength=len(names)) >= minimum
+    held = data.held_out & (data.usable & enough)[data.codes]
+    if held.any():
+        X = model.preparation_.transform(data.table.take(np.flatnonzero(held)))
+        y, codes = data.y[held], data.codes[held]
+        tasks = np.array(names)[codes]
+        z = model.decision_function(X, tasks) if study.classification else model.predict(X, tasks)
+        per_row = np.ones(len(y)), study.loss.value(z, y), (y - z) ** 2, (y * z <= 0).astype(float)
+        sums = np.array([np.bincount(codes, weights=values, minlength=len(names)) for values in per_row])
+    return messages.Finished(rows=sums[0], loss=sums[1], squared_error=sums[2], wrong=sums[3])

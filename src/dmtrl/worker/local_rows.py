@@ -1,0 +1,95 @@
+"""The rows and losses of a worker, with what every run needs of them."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from scipy import sparse
+
+from dmtrl.data.blocks import Blocks
+from dmtrl.losses import AnyLoss, CustomLoss
+from dmtrl.worker import kernels, span
+from dmtrl.worker import rows as row_access
+from dmtrl.worker.row_formats import csr_arrays, in_chunks, row_products
+
+_DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense rows stay dense
+_CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
+_PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
+
+
+class LocalRows:
+    """The rows and losses of a worker, with what every run needs of them: squared norms and compiled kernels."""
+
+    def __init__(self, blocks: Blocks, losses: Sequence[AnyLoss]):
+        self.losses, self.kernels, self._one_copy = losses, _kernels_for(losses), Lock()
+        X, self.q = blocks.X, np.empty(len(blocks.y))
+        self.blocks, self.chunks_used, self.chunks = blocks, 0, 0
+        self._products: span.RowProducts | None = None
+        if sparse.issparse(X):
+            kernels.squared_norms(csr_arrays(X), self.q)
+            return
+        kernels.squared_norms(X, self.q)
+        if X.shape[1] >= 4 * row_access.CHUNK:
+            self.chunks_used, self.chunks = row_access.chunks_in_use(X, blocks.starts, _CHUNK_SAMPLE)
+
+    def arrays(self, density: float) -> Any:
+        """X in the format of the kernels. Dense rows that are mostly zero, as in images, are stored as the chunks that
+        are not; `density`, taken over all workers, decides, so that the partition does not."""
+        X = self.blocks.X
+        if sparse.issparse(X):
+            return csr_arrays(X)
+        if density > _DENSE_FROM:
+            return X
+        with self._one_copy:  # workers that share these rows may ask at the same time
+            return self._chunked
+
+    def products(self, which: np.ndarray, stored: np.ndarray) -> Iterator[tuple[span.RowProducts, np.ndarray]]:
+        """The products of the rows of the units `which`, some units at a time. Those of the units `stored` (a mask) are
+        computed once."""
+        kept, others = which[stored[which]], which[~stored[which]]
+        if len(kept):
+            if self._products is None:
+                self._products = row_products(self.blocks, np.flatnonzero(stored))
+            yield self._products, kept
+        sizes = np.cumsum(np.diff(self.blocks.starts)[others] ** 2)
+        for part in np.split(others, np.flatnonzero(np.diff(sizes // _PRODUCTS_AT_ONCE)) + 1):
+            if len(part):
+                yield row_products(self.blocks, part), part
+
+    @cached_property
+    def _chunked(self) -> Any:
+        return in_chunks(self.blocks.X)
+
+    def numbers_in_row(self, density: float) -> float:
+        """How many numbers a pass reads per row, on average."""
+        X = self.blocks.X
+        if sparse.issparse(X):
+            return float(X.nnz / max(X.shape[0], 1))
+        return float(X.shape[1] if density > _DENSE_FROM else X.shape[1] * density)
+
+    def numbers_by_unit(self, density: float) -> np.ndarray:
+        """How many numbers a row of each unit has, on average, and at least one."""
+        X, starts = self.blocks.X, self.blocks.starts
+        if not sparse.issparse(X):
+            return np.full(self.blocks.n_units, max(self.numbers_in_row(density), 1.0))
+        return np.maximum(np.diff(X.indptr[starts]) / np.maximum(np.diff(starts), 1), 1.0)
+
+
+def sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Each unit's own sum, which does not depend on its neighbours; a unit may be empty."""
+    sums = np.empty(len(starts) - 1)
+    kernels.sums_by_unit(values, starts, sums)
+    return sums
+
+
+def _kernels_for(losses: Sequence[AnyLoss]) -> Any:
+    custom = {loss for loss in losses if isinstance(loss, CustomLoss)}
+    if not custom:
+        return kernels
+    if len(custom) > 1:
+        names = ", ".join(sorted(loss.name for loss in custom))
+        raise ValueError(f"a problem may use one custom loss beside the built-in ones, got {names}")
+    loss = custom.pop()
+    return kernels.compiled_for(loss.value, loss.conjugate, loss.step)
