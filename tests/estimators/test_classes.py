@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from dmtrl import MTRLClassifier, MTRLClassifierCV, load, verify
 from dmtrl.estimators.classes import fill_absent
@@ -119,3 +120,24 @@ def test_a_task_of_several_classes_joins_later(multi_class: str, classes: int, t
         assert np.mean(shared[y[tasks == "d"] == 2] == 2) > 0.6
     model.save(tmp_path / "model")
     assert (load(tmp_path / "model").predict(X, tasks=tasks) == model.predict(X, tasks=tasks)).all()
+
+
+def test_classes_of_rows_without_weight_do_not_count_in_a_new_task() -> None:
+    late = TASKS == "d"
+    model = MTRLClassifier(reg_lambda=0.01).fit(X[~late], Y[~late], tasks=TASKS[~late])
+    weight = (Y[late] != "x").astype(float)
+    model.add_task(X[late], Y[late], "d", sample_weight=weight)
+    other = MTRLClassifier(reg_lambda=0.01).fit(X[~late], Y[~late], tasks=TASKS[~late])
+    other.add_task(X[late][weight > 0], Y[late][weight > 0], "d")
+    assert model.seen_classes_[-1].tolist() == other.seen_classes_[-1].tolist() == [False, True, True]
+    np.testing.assert_allclose(model.intercept_, other.intercept_)
+    with pytest.raises(ValueError, match="only one class, 'x'; it needs rows of at least two classes"):
+        other.add_task(X[late], Y[late], "e", sample_weight=(Y[late] == "x").astype(float))
+
+
+def test_sparse_rows_join_a_model_of_dense_rows() -> None:
+    late = TASKS == "d"
+    dense, sparse_rows = (MTRLClassifier(reg_lambda=0.01).fit(X[~late], Y[~late], tasks=TASKS[~late]) for _ in range(2))
+    dense.add_task(X[late], Y[late], "d")
+    sparse_rows.add_task(sparse.csr_array(X[late]), Y[late], "d")
+    np.testing.assert_allclose(sparse_rows.coef_, dense.coef_)

@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dmtrl import MTRLRegressor, TaskData
+from dmtrl import MTRLClassifier, MTRLRegressor, NotConvergedWarning, TaskData
 from dmtrl.estimators import correlations
 from dmtrl.estimators.correlations import Groups, intervals_of, relation_statistic
 from dmtrl.lab.experiments import intervals
 from dmtrl.report.content import HeatMap
 from dmtrl.report.model_page import model_page
 from support.model_pages import families, items
+
+NONE = np.zeros(2, dtype=bool)  # no task of which nothing is known
 
 
 def test_deviations_give_the_standard_error_of_a_mean_exactly() -> None:
@@ -80,16 +82,18 @@ def test_many_tasks_are_taken_in_portions(monkeypatch: pytest.MonkeyPatch) -> No
     assert relation_statistic(np.zeros((2, 3)), np.zeros((4, 2, 3))).tolist() == [[0, 0], [0, 0]]
 
 
-@given(st.floats(-0.95, 0.95), st.floats(-6, 6), st.floats(0, 0.5), st.floats(0.5, 0.99))
+@given(st.floats(-1, 1), st.floats(-6, 6), st.floats(0, 0.5), st.floats(0.5, 0.99))
 def test_an_interval_contains_zero_unless_the_tasks_alone_show_the_relation(
     correlation: float, statistic: float, spread: float, level: float
 ) -> None:
     groups = Groups(np.arange(20) % 10, np.array([10, 10]))
     both = np.array([[0.0, 1.0], [1.0, 0.0]])
     estimate = correlation * both + np.eye(2)
-    changes = np.tanh(np.arctanh(correlation) + spread * np.linspace(-1, 1, 10))[:, None, None] * both + np.eye(2)
-    low, high, p_value = intervals_of(estimate, changes, statistic * both, groups, level)
-    assert low[0, 1] - 1e-12 <= correlation <= high[0, 1] + 1e-12
+    changes = np.tanh(correlations.fisher(correlation) + spread * np.linspace(-1, 1, 10))[
+        :, None, None
+    ] * both + np.eye(2)
+    low, high, p_value = intervals_of(estimate, changes, statistic * both, groups, NONE, level)
+    assert low[0, 1] <= correlation <= high[0, 1]
     assert (low == low.T).all()
     assert (high == high.T).all()
     clear = p_value[0, 1] < 1 - level and statistic * correlation > 0
@@ -102,7 +106,7 @@ def test_the_far_end_is_that_of_the_refits() -> None:
     groups = Groups(np.arange(6), np.array([6, 6]))
     z, changes = np.arctanh(0.3), np.random.default_rng(1).normal(size=6) * 0.1
     refits = np.tanh(z + changes)[:, None, None] * np.ones((2, 2))
-    _, high, _ = intervals_of(np.full((2, 2), 0.3), refits, np.full((2, 2), 9.0), groups, 0.8)
+    _, high, _ = intervals_of(np.full((2, 2), 0.3), refits, np.full((2, 2), 9.0), groups, NONE, 0.8)
     removed = 0.8
     spread = np.sqrt((6 - removed) ** 2 / (removed**2 * 6 * 5) * np.square(changes - changes.mean()).sum())
     assert high[0, 1] == pytest.approx(np.tanh(z + stats.t.ppf(0.9, 5) * spread))
@@ -146,3 +150,49 @@ def test_the_experiment_draws_unrelated_families() -> None:
     assert product[same] == pytest.approx(product[0, 0])
     assert product[~same] == pytest.approx(0.0, abs=1e-9)
     assert np.bincount(tasks).tolist() == [5] * 14
+
+
+def test_intervals_follow_the_tasks_of_the_model() -> None:
+    """Also with a task that was left out, one without weights, and one that was added later."""
+    X, y, tasks, _ = families(4)
+    first = tasks[0]
+    labels = np.where(tasks == first, 1, np.where(y > 0, 1, -1))
+    model = MTRLClassifier(on_single_class="constant", common=0.0).fit(X, labels, tasks=tasks)
+    found = model.correlation_intervals(X, labels, tasks, n_groups=3)
+    assert found.lower.index.tolist() == model.tasks_.tolist()
+    others = [name for name in model.tasks_.tolist() if name != first]
+    assert found.lower.loc[first, others].tolist() == [-1.0] * 3
+    assert found.p_value.loc[first, others].isna().all()
+    assert found.p_value.loc[others[0], others].notna().all()
+
+    late = tasks == model.tasks_[0]
+    grown = MTRLRegressor(reg_lambda=0.1, common=0.0).fit(X[~late], y[~late], tasks=tasks[~late])
+    grown.add_task(X[late], y[late], model.tasks_[0])
+    intervals_after = grown.correlation_intervals(X, y, tasks, n_groups=4)
+    assert intervals_after.lower.index.tolist() == grown.tasks_.tolist()
+    value = grown.task_correlation_
+    assert ((intervals_after.lower <= value) & (value <= intervals_after.upper)).all(axis=None)
+
+    nothing = MTRLRegressor(reg_lambda=0.1, common=0.0).fit(X, np.where(late, 0.0, y), tasks=tasks)
+    silent = nothing.correlation_intervals(X, np.where(late, 0.0, y), tasks, n_groups=3)
+    assert (silent.lower.iloc[0, 1:] == -1).all() or not late[0]
+
+
+def test_what_has_no_intervals_is_refused() -> None:
+    X, y, tasks, _ = families(4)
+    with pytest.raises(ValueError, match="requires relationship='learned'"):
+        MTRLRegressor(relationship="independent").fit(X, y, tasks=tasks).correlation_intervals(X, y, tasks)
+    wide = np.column_stack([y, -y])
+    with pytest.raises(ValueError, match="requires tasks with rows of their own"):
+        MTRLRegressor().fit(X, wide).correlation_intervals(X, wide)
+    model = MTRLRegressor().fit(X, y, tasks=tasks)
+    for wrong in (1, 2.5, "3"):
+        with pytest.raises(ValueError, match="n_groups must be a whole number of at least 2"):
+            model.correlation_intervals(X, y, tasks, n_groups=wrong)
+
+
+def test_refits_that_did_not_converge_are_told() -> None:
+    X, y, tasks, _ = families(4)
+    model = MTRLRegressor(reg_lambda=1e-3).fit(X, y, tasks=tasks).set_params(max_rounds=1)
+    with pytest.warns(NotConvergedWarning, match="stopped after max_rounds=1"):
+        model.correlation_intervals(X, y, tasks, n_groups=2)

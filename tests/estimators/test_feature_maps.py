@@ -8,7 +8,7 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.preprocessing import SplineTransformer
 
-from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, Splines, load
+from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, Splines, export, load
 from dmtrl.estimators.feature_maps import candidate_maps
 
 RNG = np.random.default_rng(0)
@@ -153,6 +153,12 @@ def test_splines_are_scikit_learns_with_knots_that_always_lie_apart():
     knots = Splines().fit(few).knots_
     assert (np.diff(knots, axis=0) > 0).all()
     np.testing.assert_allclose(knots[:, 1:], np.column_stack([np.linspace(0, 1, 5), np.linspace(7, 8, 5)]))
+    tail = np.concatenate([np.zeros(80), np.geomspace(1, 1000, 120)])[:, None]  # many zeros, and a long tail
+    assert (np.diff(Splines().fit(tail).knots_[:, 0]) > 0).all()
+    assert 0.3 < np.mean(tail[tail > 0] < Splines().fit(tail).knots_[2, 0]) < 0.7
+    assert np.isfinite(Splines().fit_transform(np.full((3, 1), 1e17))).all()
+    with pytest.raises(ValueError, match="column 1 has values that are too large or too close"):
+        Splines().fit(np.column_stack([np.arange(4), [0, 5e-324, 0, 5e-324]]))
     mapped = Splines().fit(few).transform(np.vstack([few, 1e6 + few]).astype(np.float32))
     assert mapped.dtype == np.float32
     np.testing.assert_allclose(mapped.reshape(400, 3, 7).sum(axis=2), 1.0, rtol=1e-5)
@@ -172,8 +178,11 @@ def test_a_curve_for_each_feature(tmp_path):
     curve.save(tmp_path / "model")
     again = load(tmp_path / "model")
     assert again.predict(x, tasks=tasks).tobytes() == curve.predict(x, tasks=tasks).tobytes()
-    with pytest.raises(ValueError, match="n_knots must be at least 2, got 1"):
-        MTRLRegressor(feature_map=Splines(1)).fit(x, y, tasks=tasks)
+    for wrong in (1, 2.5, "5"):
+        with pytest.raises(ValueError, match="n_knots must be a whole number of at least 2"):
+            MTRLRegressor(feature_map=Splines(wrong)).fit(x, y, tasks=tasks)
+    with pytest.raises(ValueError, match=r"feature map \(Splines\) .* of the data; save the model"):
+        export(curve, tmp_path / "model.csv")
 
 
 def test_automatic_maps_suit_the_rows():

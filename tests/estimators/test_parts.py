@@ -114,7 +114,7 @@ def test_cross_validation_over_owns() -> None:
 
 def test_tiny_tasks_make_no_headline() -> None:
     model = MTRLRegressor(reg_lambda=1e-3, common=0.0, task_weight="equal").fit(X, Y, tasks=TASKS)
-    assert model.tiny_units().tolist() == [False, False, False, False, True]
+    assert model.tiny_tasks().tolist() == [False, False, False, False, True]
     assert np.asarray(model.task_correlation_)[0, 4] < -0.3, "the tiny task would be the most opposed one"
     opposed = [name for name, _ in model.related("a").opposed]
     assert opposed == ["d"]

@@ -24,8 +24,8 @@ class CorrelationIntervals:
 
     An interval contains zero unless the rows of the two tasks show that their weights are related: the weights are
     fitted to each task alone for this, because a fit that shares pulls tasks together. `p_value` is the probability of
-    such a product of weights if the tasks are unrelated. For a task with a single row nothing is known: its intervals
-    are -1 to 1, its `p_value` is NaN.
+    a product of weights at least as large if the true weights are orthogonal. Nothing is known of a task with a single
+    row, with zero weights or without a fit: its intervals are -1 to 1, its `p_value` is NaN.
     """
 
     lower: Any
@@ -88,14 +88,14 @@ def _scale(count: np.ndarray) -> np.ndarray:
 
 def relation_statistic(W: np.ndarray, deviations: np.ndarray) -> np.ndarray:
     """The products of weights (m, d) of tasks fitted alone, over their standard errors (49)."""
-    along = np.einsum("gij->ij", np.square(np.einsum("gjd,id->gij", deviations, W, optimize=True)))
-    both = _both(deviations)
-    variance = np.maximum(along + along.T - both, both / 4)  # chance must not make it vanish
+    of_one = np.square(np.einsum("gjd,id->gij", deviations, W, optimize=True)).sum(axis=0)  # w_i V_j w_i
+    of_both = _traces(deviations)
+    variance = np.maximum(of_one + of_one.T - of_both, of_both / 4)  # chance must not make it vanish
     product = W @ W.T
     return np.divide(product, np.sqrt(variance), out=np.zeros_like(product), where=variance > 0)
 
 
-def _both(deviations: np.ndarray) -> np.ndarray:
+def _traces(deviations: np.ndarray) -> np.ndarray:
     """The traces of the products of every two covariances, tr(V_i V_j)."""
     groups, m, d = deviations.shape
     flat = deviations.transpose(1, 0, 2).reshape(m * groups, d)
@@ -109,9 +109,17 @@ def _both(deviations: np.ndarray) -> np.ndarray:
 
 
 def intervals_of(
-    estimate: np.ndarray, refits: np.ndarray, statistic: np.ndarray, groups: Groups, level: float
+    estimate: np.ndarray,
+    refits: np.ndarray,
+    statistic: np.ndarray,
+    groups: Groups,
+    unknown: np.ndarray,
+    level: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The lower and upper ends (50) of correlations (m, m), from those (groups, m, m) of refits, and p-values."""
+    """The lower and upper ends (50) of correlations (m, m), from those (groups, m, m) of refits, and p-values.
+
+    unknown: the tasks of which nothing is known.
+    """
     z, changes = fisher(estimate), fisher(refits)
     fewer = np.minimum(groups.count[:, None], groups.count)
     freedom = np.maximum(fewer - 1, 1)
@@ -121,14 +129,22 @@ def intervals_of(
     clear = agrees > quantile
     by_test = np.abs(z) * (1 - np.divide(quantile, agrees, out=np.ones_like(z), where=clear))
     near = np.where(clear, np.maximum(near, by_test), np.minimum(near, 0.0))
-    low, high = np.where(z >= 0, near, -far), np.where(z >= 0, far, -near)
+    low = np.minimum(np.tanh(np.where(z >= 0, near, -far)), estimate)
+    high = np.maximum(np.tanh(np.where(z >= 0, far, -near)), estimate) + 0.0  # no negative zero
     p_value = 2 * student.sf(np.abs(statistic), freedom)
-    unknown = (groups.count[:, None] < 2) | (groups.count < 2)
-    low, high = np.where(unknown, -1.0, np.tanh(low)), np.where(unknown, 1.0, np.tanh(high))
-    p_value[unknown] = np.nan
+    pairs = unknown[:, None] | unknown
+    low[pairs], high[pairs], p_value[pairs] = -1.0, 1.0, np.nan
     for ends, same in ((low, 1.0), (high, 1.0), (p_value, 0.0)):
         np.fill_diagonal(ends, same)
     return low, high, p_value
+
+
+def pad_pairs(values: np.ndarray, units: np.ndarray, m: int, empty: float) -> np.ndarray:
+    """A matrix (m, m) with the values of some tasks, `empty` for pairs with another one, and one diagonal."""
+    padded = np.full((m, m), empty)
+    np.fill_diagonal(padded, values[0, 0])
+    padded[np.ix_(units, units)] = values
+    return padded
 
 
 def fisher(correlation: np.ndarray) -> np.ndarray:

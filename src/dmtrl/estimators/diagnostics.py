@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_consistent_length, check_is_fitted
 
 from dmtrl import notebook
 from dmtrl.data.task_data import TaskData, tiny_tasks
@@ -13,7 +13,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
 from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.comparison import Comparison, default_measure, held_out_errors, significantly_positive
-from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, relation_statistic
+from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, pad_pairs, relation_statistic
 from dmtrl.estimators.folds import given_splits, label_splits
 from dmtrl.estimators.grids import default_lambdas
 from dmtrl.estimators.held_out import HeldOutRows
@@ -22,6 +22,7 @@ from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
+from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_learned
 from dmtrl.solver.api import (
@@ -60,8 +61,9 @@ class Related(NamedTuple):
 class AddedTask:
     """A task added to a fitted model.
 
-    `certificate` is for all tasks together with the old tasks unchanged. Its gap bounds the gain of a full refit. With
-    more than two classes, `coef` has a row and `intercept` a number for each class.
+    `certificate` is for all tasks together with the old tasks unchanged. Its gap bounds the gain of a full refit with
+    the same weights of tasks (`task_weights_`). With more than two classes, `coef` has a row and `intercept` a number
+    for each class.
     """
 
     name: Any
@@ -99,15 +101,15 @@ class Diagnostics(MTRLBase):
         F, diagonal = covariance.factor(), covariance.diagonal()
         scale = np.sqrt(diagonal * diagonal[i])
         row = np.divide(F @ F[i], scale, out=np.zeros(len(F)), where=scale > 0)
-        tiny = self.tiny_units()
+        tiny = self.tiny_tasks()
         others = np.array([j for j in np.argsort(-row, kind="stable") if j != i and not tiny[j]], dtype=int)
         names = self.tasks_.tolist()
         related = [(names[j], float(row[j])) for j in others[:k] if row[j] > 0]
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
         return Related(related, opposed)
 
-    def tiny_units(self) -> np.ndarray:
-        """Return which units belong to a task with very few rows: fewer than 3, or than a tenth of the median.
+    def tiny_tasks(self) -> np.ndarray:
+        """Return which tasks have very few rows: fewer than 3, or than a tenth of the median.
 
         Returns
         -------
@@ -115,10 +117,7 @@ class Diagnostics(MTRLBase):
             One value per name in `tasks_`; all False if the numbers of rows are not known.
         """
         check_is_fitted(self)
-        count = len(self.tasks_)
-        if self.task_rows_ is None:
-            return np.zeros(count, dtype=bool)
-        return np.repeat(tiny_tasks(self.task_rows_), count // len(self.tasks_))
+        return np.zeros(len(self.tasks_), dtype=bool) if self.task_rows_ is None else tiny_tasks(self.task_rows_)
 
     def _problem_of_same_tasks(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
         problem = self._build_problem(rows, splits)
@@ -220,7 +219,8 @@ class Diagnostics(MTRLBase):
 
         Divides the rows of each task into groups, and refits the model with less weight on one group at a time. An
         interval contains zero unless fits to each task alone show the relation, too: at a level of 0.9 about one in ten
-        of the pairs that are not related has an interval without zero.
+        of the pairs whose true weights are orthogonal has an interval without zero. Requires a learned relationship,
+        and tasks with rows of their own.
 
         Parameters
         ----------
@@ -240,47 +240,65 @@ class Diagnostics(MTRLBase):
         Returns
         -------
         CorrelationIntervals
-            `lower`, `upper` and `p_value` for each pair of tasks, as data frames if pandas is installed.
+            `lower`, `upper` and `p_value` for each pair of names in `tasks_`, as data frames if pandas is installed.
         """
-        if n_groups < 2:
-            raise ValueError(f"n_groups must be at least 2, got {n_groups!r}")
+        if not is_whole(n_groups) or n_groups < 2:
+            raise ValueError(f"n_groups must be a whole number of at least 2, got {n_groups!r}")
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
         check_is_fitted(self)
-        problem = self._problem_of_same_tasks(self.read_rows(X, y, tasks, sample_weight))
+        if not is_learned(self.relationship):
+            raise ValueError("correlation_intervals requires relationship='learned'; given relations are exact")
+        rows = self.read_rows(X, y, tasks, sample_weight)
+        if rows.layout == "wide":
+            raise ValueError(
+                "correlation_intervals requires tasks with rows of their own: errors of several labels of the same row "
+                "are not independent"
+            )
+        problem = self._problem_of_same_tasks(rows)
         settings = Settings(tol=min(self.tol, _TOL_OF_REFITS), max_rounds=self.max_rounds)
         groups = Groups.draw(problem.data.starts, n_groups, np.random.default_rng(self._seed()))
-        m, threads = problem.data.m, thread_count(self.n_jobs)
+        m, outcomes = problem.data.m, list[Outcome]()
+
+        def solve_with(data: TaskData, relationship: Any, lam: float, common: float, own: float) -> Outcome:
+            spec = replace(self.problem_spec(replace(problem, data=data), settings), own=own)
+            spec = spec if relationship is None else replace(spec, relationship=relationship)
+            outcomes.append(solve_problem(spec, lam, common))
+            return outcomes[-1]
 
         def together(data: TaskData) -> Outcome:
-            spec = replace(self.problem_spec(replace(problem, data=data), settings), own=self.own_strength_)
-            return solve_problem(spec, self.reg_lambda_, self.common_strength_)
-
-        # alone: each task may be as large as with the others, and has no relation to them
-        size = together(problem.data).covariance.diagonal() + (self.common_strength_ + self.own_strength_) / m
-        unrelated = Fixed(TaskCovariance(np.eye(m), size, 0.0))
-
-        def alone(data: TaskData) -> np.ndarray:
-            spec = replace(self.problem_spec(replace(problem, data=data), settings), relationship=unrelated)
-            return self._weights_of_features(solve_problem(spec, self.reg_lambda_, 0.0))
+            return solve_with(data, None, self.reg_lambda_, self.common_strength_, self.own_strength_)
 
         with (
-            bar(self.verbose, "refitting", int(groups.count.max())) as step,
+            bar(self.verbose, "refitting", int(groups.count.max()) + 1) as step,
             single_threaded_blas(),
-            ThreadPoolExecutor(threads) as pool,
+            ThreadPoolExecutor(thread_count(self.n_jobs)) as pool,
         ):
+            # alone: without relations, with a tenth of the penalty on each task
+            size = together(problem.data).covariance.diagonal() + (self.common_strength_ + self.own_strength_) / m
+            unrelated = Fixed(TaskCovariance(np.eye(m), size, 0.0))
+
+            def alone(data: TaskData) -> np.ndarray:
+                return self._weights_of_features(solve_with(data, unrelated, self.reg_lambda_ / 10, 0.0, 0.0))
 
             def refit(data: TaskData) -> tuple[np.ndarray, np.ndarray]:
                 found = self._reported_covariance(together(data)).correlation(), alone(data)
                 step()
                 return found
 
+            W = alone(problem.data)
+            step()
             correlations, weights = map(np.array, zip(*pool.map(refit, groups.lighter(problem.data)), strict=True))
-            statistic = relation_statistic(alone(problem.data), groups.deviations(weights))
-        units = lookup(problem.data.names, self.tasks_)  # a task that was added later is the last of the model
+        warn_unless_converged(max(outcomes, key=lambda one: one.certificate.relative_gap), settings, stacklevel=2)
+        statistic = relation_statistic(W, groups.deviations(weights))
+        units = lookup(problem.data.names, self.tasks_)
         estimate = self.covariance_.correlation()[np.ix_(units, units)]
-        found = intervals_of(estimate, correlations, statistic, groups, level)
-        lower, upper, p_value = (label_pairs(values, problem.data.names) for values in found)
+        unknown = (groups.count < 2) | ~W.any(axis=1)
+        found = intervals_of(estimate, correlations, statistic, groups, unknown, level)
+        lower, upper, p_value = (
+            label_pairs(pad_pairs(one, units, len(self.tasks_), empty), self.tasks_)
+            for one, empty in zip(found, (-1.0, 1.0, np.nan), strict=True)
+        )
         return CorrelationIntervals(lower, upper, p_value, level)
 
     def add_task(self, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
@@ -317,11 +335,11 @@ class Diagnostics(MTRLBase):
             raise ValueError(
                 f"the name {name!r} must have the type of the other task names, such as {self.tasks_.tolist()[0]!r}"
             )
-        rows, seen = self._newcomer_rows(X, y, sample_weight)
+        rows, seen = self._rows_of_new_task(X, y, sample_weight)
         newcomer = TaskData.from_list([rows], [name])
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
-        weight = self._weight_of_newcomer(newcomer)
+        weight = self._weight_of_new_task(newcomer)
         grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
         own, common = self.own_strength_ * grown, self.common_strength_ * grown
         loss = self._losses(seen)
@@ -335,23 +353,29 @@ class Diagnostics(MTRLBase):
         warn_unless_converged(added.outcome, settings, stacklevel=3)
         return self._join(names, added, newcomer, seen)
 
-    def _weight_of_newcomer(self, newcomer: TaskData) -> np.ndarray:
+    def _weight_of_new_task(self, newcomer: TaskData) -> np.ndarray:
         """The weights of all tasks: the old ones keep theirs, so the mean is no longer exactly one."""
         before, gamma = self._outcome, check_task_weight(self.task_weight)
         ratio = _size(newcomer) / before.task_size[0]
         return np.append(before.task_weight, before.task_weight[0] * ratio**gamma)
 
-    def _newcomer_rows(self, X: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, ...], np.ndarray | None]:
+    def _rows_of_new_task(self, X: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, ...], np.ndarray | None]:
         """The rows of the new task in the coordinates of the fitted problem, and (1, k) which classes they have."""
-        X = self._validate(X, reset=False)
+        X, y, seen = self._validate(X, reset=False), np.asarray(y), None
+        if sample_weight is not None:  # rows of weight zero do not count, and neither do their classes
+            sample_weight = np.asarray(sample_weight, dtype=float)
+            check_consistent_length(X, y, sample_weight)
+            counts = sample_weight != 0
+            X, y, sample_weight = X[counts], y[counts], sample_weight[counts]
         X = X if self.feature_map_ is None else self.feature_map_.transform(X)
         X = self.coordinates_.rows(X)
-        y, seen = np.asarray(y), None
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
                 raise ValueError(f"the labels of the new task must be among the classes {self.classes_.tolist()}")
             if len(np.unique(y)) < 2:
-                raise ValueError(f"the new task has only one class, {y[0]!r}; it needs rows of two")
+                raise ValueError(
+                    f"the new task has only one class, {y.tolist()[0]!r}; it needs rows of at least two classes"
+                )
             seen = np.isin(self.classes_, y)[None]
             y = np.searchsorted(self.classes_, y)
             y = y if len(self.classes_) > 2 else 2 * y - 1

@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.labels import plain
 from dmtrl.estimators.classes import resolve_multi_class
+from dmtrl.estimators.feature_maps import RFF
 from dmtrl.estimators.inputs import first_names
 from dmtrl.estimators.model_file import MODELS, FilePath
 from dmtrl.exceptions import InputError, Setting
@@ -136,9 +137,10 @@ def _chosen_tasks(model: Any, task: Any) -> np.ndarray:
 def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]:
     """The formula of each of these tasks, and of each of its classes if there are more than two."""
     if model.feature_map_ is not None:
+        onnx = "export it as .onnx, or " if isinstance(model.feature_map_, RFF) else ""
         raise InputError(
             f"the coefficients of a model with a feature map ({type(model.feature_map_).__name__}) do not multiply "
-            "columns of the data; export it as .onnx, or save the model"
+            f"columns of the data; {onnx}save the model"
         )
     patterns, intercepts = _patterns(model), model.score_intercepts()
     for i in tasks:

@@ -9,6 +9,8 @@ from sklearn.preprocessing import SplineTransformer
 from sklearn.utils.extmath import safe_sparse_dot
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from dmtrl.numerics.checks import is_whole
+
 
 class RFF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Random Fourier features of the kernel `exp(-gamma |x - x'|^2)`.
@@ -161,7 +163,7 @@ class Splines(TransformerMixin, BaseEstimator):
     Attributes
     ----------
     knots_ : ndarray of shape (n_knots, d)
-        Quantiles of each feature; evenly spaced where quantiles coincide.
+        Quantiles of each feature; of its distinct values, or evenly spaced, where those coincide.
     n_features_in_ : int
         Number of features in `fit`.
     feature_names_in_ : ndarray of str
@@ -187,13 +189,12 @@ class Splines(TransformerMixin, BaseEstimator):
             The fitted transformer.
         """
         X = validate_data(self, X, dtype=[np.float64, np.float32])
-        if self.n_knots < 2:
-            raise ValueError(f"n_knots must be at least 2, got {self.n_knots!r}")
-        low, high = X.min(axis=0).astype(float), X.max(axis=0).astype(float)
-        high = np.where(high > low, high, low + 1)  # a constant feature
-        quantiles = np.quantile(X, np.linspace(0, 1, self.n_knots), axis=0)
-        apart = (np.diff(quantiles, axis=0) > 1e-6 * (high - low)).all(axis=0)
-        self.knots_ = np.where(apart, quantiles, np.linspace(low, high, self.n_knots))
+        if not is_whole(self.n_knots) or self.n_knots < 2:
+            raise ValueError(f"n_knots must be a whole number of at least 2, got {self.n_knots!r}")
+        self.knots_ = np.column_stack([_knots(column, self.n_knots) for column in X.T.astype(float)])
+        together = np.flatnonzero(~(np.diff(self.knots_, axis=0) > 0).all(axis=0))
+        if len(together):
+            raise ValueError(f"column {together[0]} has values that are too large or too close together for splines")
         return self
 
     def transform(self, X: Any) -> Any:
@@ -226,8 +227,11 @@ class Splines(TransformerMixin, BaseEstimator):
         ndarray of str
         """
         check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", None)
         if input_features is None:
-            input_features = getattr(self, "feature_names_in_", None)
+            input_features = names
+        elif names is not None and not np.array_equal(input_features, names):
+            raise ValueError("input_features is not equal to feature_names_in_")
         return np.asarray(self._splines().get_feature_names_out(input_features))
 
     def _splines(self) -> SplineTransformer:
@@ -237,6 +241,18 @@ class Splines(TransformerMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+def _knots(column: np.ndarray, count: int) -> np.ndarray:
+    """Increasing knots from the smallest to the largest value, except for values that are too close together."""
+    low, high = column.min(), column.max()
+    high = high if high > low else low + max(1.0, 1e-3 * abs(low))  # a constant feature
+    shares = np.linspace(0, 1, count)
+    for values in (column, np.unique(column)):
+        knots = np.quantile(values, shares)
+        if (np.diff(knots) > 1e-6 * (high - low)).all():
+            return knots
+    return np.linspace(low, high, count)
 
 
 def several_maps(feature_map: Any) -> bool:

@@ -64,8 +64,9 @@ class Coordinates:
         if not self.column and not self.x_centre.any():
             return X if which is None else as_rows(X[which])
         n, d = X.shape[0] if which is None else len(which), X.shape[1]
-        if sparse.issparse(X):
+        if sparse.issparse(X) and self.column:
             return _with_column(X, which)
+        X = X.toarray() if sparse.issparse(X) else X  # the rows of the fit were dense, and centred
         transformed = np.empty((n, d + self.column), dtype=X.dtype)
         transformed[:, d:] = 1.0
         for rows in row_blocks(n, d):

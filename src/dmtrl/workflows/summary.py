@@ -149,6 +149,6 @@ def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
         ]
 
     vectors = unit_vectors(covariance)
-    vectors[model.tiny_units()] = 0.0  # what is learned about a task with very few rows is mostly chance
+    vectors[model.tiny_tasks()] = 0.0  # what is learned about a task with very few rows is mostly chance
     alike, opposed = strongest_pairs(vectors, k)
     return {"alike": listed(alike), "opposed": listed(opposed)}

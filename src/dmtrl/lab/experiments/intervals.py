@@ -19,7 +19,8 @@ from dmtrl.report.content import Section, Table, Text
 
 TITLE, COVERAGE = "Intervals", 0.9
 SCHOOL, HOSPITALS, RELATIONS = "School", "simulated hospitals", "unrelated tasks"
-PROBLEMS = ((15, 2.0), (40, 2.0), (100, 2.0), (40, 6.0))  # rows of a task and standard deviation of the noise
+# rows of a task, standard deviation of the noise, and correlation of neighbouring features
+PROBLEMS = ((15, 2.0, 0.0), (40, 2.0, 0.0), (100, 2.0, 0.0), (40, 6.0, 0.0), (40, 2.0, 0.7), (100, 2.0, 0.7))
 SPLITS, DRAWS, SEEDS = 10, 10, 20
 
 
@@ -27,16 +28,18 @@ def runs(quick: bool) -> list[Run]:
     found = [({"data": SCHOOL, "seed": seed}, 15.0) for seed in range(1 if quick else SPLITS)]
     found += [({"data": HOSPITALS, "seed": seed}, 2.0) for seed in range(1 if quick else DRAWS)]
     found += [
-        ({"data": RELATIONS, "rows": rows, "noise": noise, "seed": seed}, 8.0)
-        for rows, noise in (PROBLEMS[:1] if quick else PROBLEMS)
+        ({"data": RELATIONS, "rows": rows, "noise": noise, "neighbours": neighbours, "seed": seed}, 8.0)
+        for rows, noise, neighbours in (PROBLEMS[:1] if quick else PROBLEMS)
         for seed in range(1 if quick else SEEDS)
     ]
     return [Run({**params, "quick": quick}, 3.0 if quick else seconds) for params, seconds in found]
 
 
-def measure(data: str, seed: int, quick: bool, rows: int = 0, noise: float = 0.0) -> Mapping[str, Any]:
+def measure(
+    data: str, seed: int, quick: bool, rows: int = 0, noise: float = 0.0, neighbours: float = 0.0
+) -> Mapping[str, Any]:
     if data == RELATIONS:
-        return _level(seed, rows, noise, quick)
+        return _level(seed, rows, noise, neighbours, quick)
     train, test = _school(seed, quick) if data == SCHOOL else _hospitals(seed)
     X, y, tasks = train
     grid: dict[str, Any] = {"lambdas": [0.2, 0.6, 1.8], "cv": 3} if quick else {}
@@ -82,18 +85,22 @@ def _hospitals(seed: int) -> tuple[Rows, Rows]:
 
 
 def families(
-    seed: int, rows: int, features: int, noise: float
+    seed: int, rows: int, features: int, noise: float, neighbours: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """X, y, tasks and weights of fourteen tasks in seven pairs; the weights of different pairs are orthogonal."""
+    """X, y, tasks and weights of fourteen tasks in seven pairs; the weights of different pairs are orthogonal.
+
+    neighbours: the correlation of neighbouring features, to the power of the distance for others.
+    """
     rng = np.random.default_rng(seed)
     directions = np.linalg.qr(rng.normal(size=(features, 7)))[0].T * np.sqrt(features)
     weights, tasks = np.repeat(directions, 2, axis=0), np.repeat(np.arange(14), rows)
-    X = rng.normal(size=(len(tasks), features))
+    distance = np.abs(np.subtract.outer(np.arange(features), np.arange(features)))
+    X = rng.normal(size=(len(tasks), features)) @ np.linalg.cholesky(neighbours**distance).T
     return X, (X * weights[tasks]).sum(axis=1) + noise * rng.normal(size=len(tasks)), tasks, weights
 
 
-def _level(seed: int, rows: int, noise: float, quick: bool) -> Mapping[str, Any]:
-    X, y, tasks, _ = families(seed, rows, 10, noise)
+def _level(seed: int, rows: int, noise: float, neighbours: float, quick: bool) -> Mapping[str, Any]:
+    X, y, tasks, _ = families(seed, rows, 10, noise, neighbours)
     grid: dict[str, Any] = {"lambdas": [1.0, 0.1], "commons": [0.0], "owns": [0.0], "cv": 3} if quick else {}
     model = MTRLRegressorCV(**grid, n_jobs=-1).fit(X, y, tasks=tasks)
     found = model.correlation_intervals(X, y, tasks, n_groups=10 if quick else 30).without_zero
@@ -115,15 +122,12 @@ def section(records: Sequence[Record]) -> Section:
         width = np.mean([figures["width"] / figures["spread"] for figures in mine])
         columns = [_mean([figures[name] for figures in mine]) for name in ("coverage", "per_task")]
         predictions.append([data, len(mine), *columns, f"{width:.2f}"])
-    settings = {(r.params["rows"], r.params["noise"]) for r in records if r.params["data"] == RELATIONS}
-    for rows, noise in sorted(settings):
-        mine = [
-            record.figures
-            for record in records
-            if record.params["data"] == RELATIONS and (record.params["rows"], record.params["noise"]) == (rows, noise)
-        ]
-        columns = [_mean([figures[name] for figures in mine]) for name in ("unrelated", "related")]
-        relations.append([rows, f"{noise:g}", len(mine), *columns])
+    for problem in PROBLEMS:
+        keys = ("rows", "noise", "neighbours")
+        mine = [record.figures for record in records if tuple(record.params.get(key) for key in keys) == problem]
+        if mine:  # the quick mode has one of the problems
+            columns = [_mean([figures[name] for figures in mine]) for name in ("unrelated", "related")]
+            relations.append([*(f"{number:g}" for number in problem), len(mine), *columns])
     return Section(
         TITLE,
         [
@@ -142,9 +146,10 @@ def section(records: Sequence[Record]) -> Section:
             ),
             Table(
                 "Correlation intervals without zero",
-                ["rows of a task", "noise", "runs", "unrelated pairs", "related pairs"],
+                ["rows of a task", "noise", "correlation of features", "runs", "unrelated pairs", "related pairs"],
                 relations,
-                "Fourteen tasks, ten features. Unrelated pairs should be at 0.1; for related pairs, more is better.",
+                "Fourteen tasks, ten features, squared loss. Correlation: of neighbouring features. Unrelated pairs have "
+                "orthogonal weights and should be at 0.1; for related pairs, more is better.",
             ),
         ],
     )

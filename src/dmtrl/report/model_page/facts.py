@@ -17,7 +17,6 @@ from dmtrl.data.task_data import tiny_tasks
 from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.correlations import CorrelationIntervals
 from dmtrl.estimators.held_out import Metrics
-from dmtrl.estimators.inputs import lookup
 from dmtrl.losses import get_loss
 from dmtrl.relationship import TaskCovariance, is_learned
 from dmtrl.report.model_page.held_out import HeldOut, held_out_error, metrics_of
@@ -149,11 +148,13 @@ def _coefficient_names(model: Any, preparation: Any) -> list[str]:
 
 
 def _clear(model: Any, intervals: CorrelationIntervals) -> np.ndarray:
-    """Which pairs of the model's units have an interval without zero. A unit that was left out of the fit has none."""
-    known = lookup(np.asarray(getattr(intervals.lower, "index", model.tasks_)), model.tasks_)
-    clear = np.eye(len(model.tasks_), dtype=bool)
-    clear[np.ix_(known, known)] = intervals.without_zero
-    return clear
+    """Which pairs of the model's tasks have an interval without zero."""
+    if len(intervals.without_zero) != len(model.tasks_):
+        raise ValueError(
+            f"the intervals are of {len(intervals.without_zero)} tasks and the model has {len(model.tasks_)}; pass the "
+            "result of its own correlation_intervals"
+        )
+    return intervals.without_zero
 
 
 def _feature_names(model: Any, preparation: Any) -> list[str]:
