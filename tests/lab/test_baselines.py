@@ -19,6 +19,7 @@ from dmtrl.lab.baselines import (
 )
 from dmtrl.losses import BUILTIN
 from dmtrl.relationship import Learned
+from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
 
 LOSSES = ["hinge", "squared", "logistic"]
@@ -50,10 +51,7 @@ def by_cvxpy(data: TaskData, loss: str, lam: float, root: np.ndarray) -> float:
             "logistic": lambda z=z, y=y: cp.logistic(-cp.multiply(y, z)),
         }[loss]()
         total = total + (p / p.sum()) @ losses
-    problem = cp.Problem(cp.Minimize(total))
-    problem.solve(solver=cp.CLARABEL)
-    assert problem.status == "optimal"
-    return float(problem.value)
+    return optimum(cp.Minimize(total))
 
 
 def joint_objective(data: TaskData, W: np.ndarray, loss: str, lam: float) -> float:
