@@ -17,10 +17,12 @@ hypothesis.settings.register_profile("dmtrl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("dmtrl")
 
 
-# These files run first, so that at the end no process is still busy with one of them while the others wait.
+# These files run first, so that at the end no process is still busy with one of them while the others wait. Two files
+# whose tests mostly wait for other processes do not run at the same time.
 LONG = (
-    "flare", "private_flare", "reproduce", "checkpoint_killed", "bench", "ray_faults", "docs", "scale", "ray",
-    "engines", "model_page",
+    "flare", "reproduce", "docs", "compile_cache", "scale", "private_flare", "engines", "parallel_paths", "ray",
+    "estimators", "ray_faults", "bench_fit", "checkpoint_killed", "bench_startup", "simulate", "model_page", "chunks",
+    "report", "lagging", "race", "cli", "bench",
 )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Every engine passes the conformance suite, and the suite finds each violation of the contract."""
+"""Every engine passes the conformance suite, and the suite finds each violation of the contract. That of Ray is in
+test_engines.py, where there is a cluster."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,14 +8,13 @@ import numpy as np
 import pytest
 
 from dmtrl.data.blocks import Source
-from dmtrl.engines import LocalEngine, RayEngine, RayOptions
+from dmtrl.engines import LocalEngine
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import decode, encode
-from support import clusters
 from support.fragile import Fragile
 
 
@@ -33,12 +33,6 @@ def test_recovering_engine(faults: dict[int, str]) -> None:
 
     check_engine(start)
     assert all(engine.losses >= len(faults) - 1 for engine in started)
-
-
-@pytest.mark.ray
-def test_ray_engine() -> None:
-    with clusters.alone():
-        check_engine(lambda sources, loss: RayEngine(sources, loss, RayOptions(cpus=0.25)))
 
 
 # Engines with one defect each

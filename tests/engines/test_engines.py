@@ -17,6 +17,7 @@ import pytest
 from dmtrl import MTRLRegressorCV, Settings, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
+from dmtrl.engines.conformance import check_engine
 from dmtrl.lab.bench.cluster import measure, section
 from dmtrl.lab.experiments.records import Record
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
@@ -61,6 +62,10 @@ def pair(request: pytest.FixtureRequest, cluster: None) -> Iterator[Engine]:
     """Two workers over dense rows of every loss, which several tests share."""
     with started(request.param, every_loss(False, np.float64), LOSSES, 2) as engine:
         yield engine
+
+
+def test_ray_passes_the_conformance_suite() -> None:
+    check_engine(lambda sources, loss: RayEngine(sources, loss, RayOptions(cpus=0.25)))
 
 
 def same_bits(a: Outcome, b: Outcome) -> None:
@@ -186,10 +191,18 @@ def test_a_custom_loss_is_compiled_where_it_is_used() -> None:
     np.testing.assert_allclose(scored.loss, [np.abs(r).sum() / 2 for r in residuals], rtol=1e-12)
 
 
-def test_estimators_and_choice_of_lambda() -> None:
+SPLITS = [(np.arange(0, 86, 2), np.arange(1, 86, 4)), (np.arange(1, 86, 2), np.arange(0, 86, 4))]  # not complements
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"commons": [0.0, 1.0], "cv": 3}, {"commons": [1.0], "owns": [0.0], "cv": SPLITS, "scoring": "r2"}],
+    ids=["folds", "splits and a score"],
+)
+def test_estimators_and_choice_of_lambda(how: dict[str, Any]) -> None:
     data = random_problem("squared", m=4, rows=20)
     tasks = np.repeat(data.names, np.diff(data.starts))
-    how: dict[str, Any] = {"lambdas": [10.0, 1.0, 0.1], "commons": [0.0, 1.0], "cv": 3}
+    how = {"lambdas": [10.0, 1.0, 0.1], **how}
     threads = MTRLRegressorCV(**how, n_jobs=2).fit(data.X, data.y, tasks=tasks)
     apart = MTRLRegressorCV(**how, engine=RayOptions(workers=2, cpus=0.1)).fit(data.X, data.y, tasks=tasks)
     assert apart.coef_.tobytes() == threads.coef_.tobytes()

@@ -23,7 +23,6 @@ from dmtrl import (
     MTRLClassifierCV,
     MTRLRegressor,
     MTRLRegressorCV,
-    RayOptions,
     load,
     per_task_scores,
     task_scorer,
@@ -102,23 +101,6 @@ def test_a_number_of_folds_is_the_same_as_its_splits() -> None:
             assert values.tobytes() == getattr(model.cv_path_, name).tobytes(), name
     cut = MTRLRegressorCV(cv=3, **options, shards=2, workers=2).fit(X, y, tasks=tasks)
     assert np.array_equal(cut.cv_path_.weight, models[0].cv_path_.weight)  # shards hold out the rows of the whole task
-
-
-@pytest.mark.ray
-def test_splits_and_scores_are_the_same_on_ray() -> None:
-    X, y, tasks = _rows()
-    options: dict[str, Any] = {
-        "lambdas": [0.3, 0.01],
-        "commons": [1.0],
-        "owns": [0.0],
-        "cv": SPLITTERS["pairs"],
-        "scoring": "r2",
-    }
-    here = MTRLRegressorCV(**options).fit(X, y, tasks=tasks)
-    there = MTRLRegressorCV(**options, engine=RayOptions(workers=2)).fit(X, y, tasks=tasks)
-    for name, values in vars(here.cv_path_).items():
-        assert values.tobytes() == getattr(there.cv_path_, name).tobytes(), name
-    assert there.coef_.tobytes() == here.coef_.tobytes()
 
 
 def test_rows_without_weight_keep_their_numbers() -> None:

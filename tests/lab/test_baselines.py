@@ -19,6 +19,7 @@ from dmtrl.lab.baselines import (
 )
 from dmtrl.losses import BUILTIN
 from dmtrl.relationship import Learned
+from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
 
 LOSSES = ["hinge", "squared", "logistic"]
@@ -50,10 +51,7 @@ def by_cvxpy(data: TaskData, loss: str, lam: float, root: np.ndarray) -> float:
             "logistic": lambda z=z, y=y: cp.logistic(-cp.multiply(y, z)),
         }[loss]()
         total = total + (p / p.sum()) @ losses
-    problem = cp.Problem(cp.Minimize(total))
-    problem.solve(solver=cp.CLARABEL)
-    assert problem.status == "optimal"
-    return float(problem.value)
+    return optimum(cp.Minimize(total))
 
 
 def joint_objective(data: TaskData, W: np.ndarray, loss: str, lam: float) -> float:
@@ -127,16 +125,16 @@ def test_the_same_alternation_as_the_library(loss: str) -> None:
     """With every W-step solved tightly, P Omega-steps lead to one place, whoever takes them."""
     data, lam, omega_steps = random_problem(loss, m=4, d=6, rows=25), 0.02, 4
     knobs = {"rho": "spectral", "sampling": "shuffled", "max_passes": 5}
-    settings = Settings.paper(T=3000, P=omega_steps, w_tol=1e-8, **knobs)
+    settings = Settings.paper(T=3000, P=omega_steps, w_tol=1e-7, **knobs)
     expected = ends_in_the_library(data, loss, lam, omega_steps, settings)
-    optimum = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6, max_rounds=5000)).certificate
+    joint = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6, max_rounds=5000)).certificate
     for method in METHODS:
-        fitted = run(method, data, loss, lam, omega_steps=omega_steps, w_tol=1e-8)
-        assert all(record.w_gap <= 1e-8 for record in fitted.history if record.omega)
+        fitted = run(method, data, loss, lam, omega_steps=omega_steps, w_tol=1e-7)
+        assert all(record.w_gap <= 1e-7 for record in fitted.history if record.omega)
         assert ends_of_w_steps(fitted.history) == pytest.approx(expected, rel=1e-4)
         assert joint_objective(data, fitted.W, loss, lam) == pytest.approx(fitted.certificate.primal, rel=1e-9)
-        assert fitted.certificate.dual <= optimum.primal
-        assert fitted.certificate.primal >= optimum.dual
+        assert fitted.certificate.dual <= joint.primal
+        assert fitted.certificate.primal >= joint.dual
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,6 +6,7 @@ import pytest
 from scipy.special import xlogy
 
 from dmtrl import Settings, TaskCovariance, TaskData, solve
+from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
 
 SHAPES = {"m<d": {"m": 3, "d": 6}, "m>d": {"m": 6, "d": 3}, "repeated": {"m": 4, "d": 4, "repeated": True}}
@@ -31,20 +32,13 @@ def _losses(data: TaskData, W: cp.Variable, loss: str) -> cp.Expression:
     return total
 
 
-def _solve(objective: cp.Expression) -> float:
-    problem = cp.Problem(cp.Minimize(objective))
-    problem.solve(solver=cp.CLARABEL)
-    assert problem.status == "optimal"
-    return float(problem.value)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("loss", [*LOSSES, "poisson"])
 def test_joint_optimum(loss: str, shape: str) -> None:
     data = random_problem(loss, **SHAPES[shape])
     lam = 0.05
     W = cp.Variable((data.m, data.X.shape[1]))
-    best = _solve(_losses(data, W, loss) + lam / 2 * cp.square(cp.normNuc(W)))
+    best = optimum(cp.Minimize(_losses(data, W, loss) + lam / 2 * cp.square(cp.normNuc(W))))
     outcome = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6, max_rounds=3000))
     slack = 2e-6 * abs(best)
     assert outcome.certificate.dual <= best + slack
@@ -67,7 +61,7 @@ def test_w_step_optimum_for_a_given_covariance(loss: str, shape: str, method: st
     sigma = root @ root.T / np.trace(root @ root.T)
     A = cp.Variable((root.shape[1], data.X.shape[1]))  # W = root A has tr(W' Sigma^-1 W) = trace * |A|^2 at best
     trace = np.trace(root @ root.T)
-    best = _solve(_losses(data, root @ A, loss) + lam / 2 * trace * cp.sum_squares(A))
+    best = optimum(cp.Minimize(_losses(data, root @ A, loss) + lam / 2 * trace * cp.sum_squares(A)))
     outcome = solve(
         data, loss=loss, reg_lambda=lam, relationship=sigma, settings=Settings(tol=1e-6, max_rounds=5000, method=method)
     )
@@ -84,7 +78,7 @@ def test_joint_optimum_with_a_common_component(loss: str) -> None:
     R, w0 = cp.Variable((5, 4)), cp.Variable(4)
     W = R + np.ones((5, 1)) @ cp.reshape(w0, (1, 4), order="C")
     penalty = cp.square(cp.normNuc(R)) / 2 + cp.sum_squares(w0) / (2 * tau)
-    best = _solve(_losses(data, W, loss) + lam * penalty)
+    best = optimum(cp.Minimize(_losses(data, W, loss) + lam * penalty))
     outcome = solve(data, loss=loss, reg_lambda=lam, common=5 * tau, settings=Settings(tol=1e-6, max_rounds=3000))
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
     assert outcome.certificate.dual <= best * (1 + 2e-6)
@@ -97,7 +91,7 @@ def test_joint_optimum_with_a_free_intercept(loss: str) -> None:
     lam, ridge = 0.1, 1e-3
     W = cp.Variable((5, 5))
     penalty = lam / 2 * cp.square(cp.normNuc(W[:, :-1])) + ridge / 2 * cp.sum_squares(W[:, -1])
-    best = _solve(_losses(with_ones, W, loss) + penalty)
+    best = optimum(cp.Minimize(_losses(with_ones, W, loss) + penalty))
     settings = Settings(tol=1e-6, max_rounds=3000)
     outcome = solve(data, loss=loss, reg_lambda=lam, intercept_ridge=ridge, settings=settings)
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
@@ -121,7 +115,7 @@ def test_tasks_may_have_different_losses() -> None:
         rows = rows_of(data, i)
         one = TaskData(data.X[rows], data.y[rows], None, np.array([0, rows.stop - rows.start]), data.names[:1])
         total = total + _losses(one, cp.reshape(W[i], (1, 4), order="C"), name)
-    best = _solve(total + 0.05 * cp.square(cp.normNuc(W)))
+    best = optimum(cp.Minimize(total + 0.05 * cp.square(cp.normNuc(W))))
     outcome = solve(data, loss=names, reg_lambda=0.1, settings=Settings(tol=1e-6, max_rounds=3000))
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
 

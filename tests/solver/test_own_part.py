@@ -13,6 +13,7 @@ from dmtrl.relationship.parts import given_parts, learned_parts
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
 from support.checkpoints import halfway
+from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
 
 LAM, M, D = 0.1, 5, 4
@@ -39,10 +40,8 @@ def best_by_cvxpy(data: TaskData, loss: str, common: float, own: float, learned:
             "logistic": lambda z=z, y=y: cp.sum(cp.logistic(-cp.multiply(y, z))),
         }[loss]()
         total = total + terms / len(y)
-    problem = cp.Problem(cp.Minimize(total + LAM * penalty), constraints)
-    problem.solve(solver=cp.CLARABEL)
-    assert problem.status == "optimal"
-    return float(problem.value), np.asarray(W.value)
+    best = optimum(cp.Minimize(total + LAM * penalty), constraints)
+    return best, np.asarray(W.value)
 
 
 @pytest.mark.parametrize(("common", "own"), [(0.0, 1.0), (2.0, 1.0), (2.0, 0.1), (0.0, 30.0)])

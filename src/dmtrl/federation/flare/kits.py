@@ -17,6 +17,7 @@ from dmtrl.exceptions import FederationError
 Echo = Callable[[str], None]
 ADMIN = "coordinator@dmtrl.org"  # FLARE wants an e-mail address; nothing is sent there
 _HEARTBEAT_TIMEOUT = 60  # seconds after which the server shows a silent site as not connected
+_MESSAGE_TIMEOUT = 10.0  # seconds after which a site sends its sign of life again, to a server that was restarted
 _PREFIX = "dmtrl.federation.flare."
 
 
@@ -85,6 +86,7 @@ def secure_site(kit: Path) -> None:
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
     _allow(resources, "site_worker.SiteWorker")
     resources["allow_log_streaming"] = False
+    resources["client"]["maint_msg_timeout"] = _MESSAGE_TIMEOUT
     _replace_components(resources, "site_log_streamer", launcher="launchers.SiteLauncher", rejoin="launchers.Rejoin")
     _write(kit / "local" / "resources.json", resources)
 

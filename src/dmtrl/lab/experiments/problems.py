@@ -59,7 +59,7 @@ def _school(quick: bool, seed: int) -> PaperProblem:
     school = load_school()
     train, test = school.splits[seed]
     if quick:
-        train, test = (rows[school.task[rows] < 30] for rows in (train, test))
+        train, test = (rows[school.task[rows] < 15] for rows in (train, test))
     X, y = school.X.astype(float), school.y.astype(float)
     scale = X[train].std(axis=0)
     # keep the last column, the constant 1, and other constant columns
@@ -70,7 +70,7 @@ def _school(quick: bool, seed: int) -> PaperProblem:
 
 
 def _mnist(quick: bool, seed: int) -> PaperProblem:
-    split = load_mnist_tasks(seed=seed, max_positives=150 if quick else None)
+    split = load_mnist_tasks(seed=seed, max_positives=60 if quick else None)
     return PaperProblem(with_constant(split.train), with_constant(split.test), "hinge")
 
 
@@ -84,7 +84,7 @@ def mds_split(seed: int, quick: bool = False) -> TaskSplit:
     from sklearn.feature_extraction.text import TfidfTransformer
 
     folds = [(2 * seed + k) % 10 for k in range(3)]  # five seeds test every fold, some of them twice
-    split = load_mds(tfidf=False, test_folds=folds, domains=6 if quick else None)
+    split = load_mds(tfidf=False, test_folds=folds, domains=4 if quick else None)
     weights = TfidfTransformer(sublinear_tf=True).fit(split.train.X)
 
     def weigh(data: TaskData) -> TaskData:
