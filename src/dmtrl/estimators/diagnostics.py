@@ -276,7 +276,7 @@ class Diagnostics(MTRLBase):
         ):
             # alone: without relations, with a tenth of the penalty on each task
             size = together(problem.data).covariance.diagonal() + (self.common_strength_ + self.own_strength_) / m
-            unrelated = Fixed(TaskCovariance(np.eye(m), size, 0.0))
+            unrelated = Fixed(TaskCovariance(np.eye(m), np.maximum(size, 0.01 * size.mean()), 0.0))
 
             def alone(data: TaskData) -> np.ndarray:
                 return self._weights_of_features(solve_with(data, unrelated, self.reg_lambda_ / 10, 0.0, 0.0))

@@ -148,8 +148,8 @@ def section(records: Sequence[Record]) -> Section:
                 "Correlation intervals without zero",
                 ["rows of a task", "noise", "correlation of features", "runs", "unrelated pairs", "related pairs"],
                 relations,
-                "Fourteen tasks, ten features, squared loss; the correlation is that of neighbouring features. Unrelated "
-                "pairs have orthogonal weights and should be at 0.1; for related pairs, more is better.",
+                "Fourteen tasks, ten features, squared loss; the correlation is that of neighbouring features. "
+                "Unrelated pairs have orthogonal weights and should be at 0.1; for related pairs, more is better.",
             ),
         ],
     )
