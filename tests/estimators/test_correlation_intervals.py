@@ -107,9 +107,9 @@ def test_the_far_end_is_that_of_the_refits() -> None:
     z, changes = np.arctanh(0.3), np.random.default_rng(1).normal(size=6) * 0.1
     refits = np.tanh(z + changes)[:, None, None] * np.ones((2, 2))
     _, high, _ = intervals_of(np.full((2, 2), 0.3), refits, np.full((2, 2), 9.0), groups, NONE, 0.8)
-    removed = 0.8
+    removed = 0.75
     spread = np.sqrt((6 - removed) ** 2 / (removed**2 * 6 * 5) * np.square(changes - changes.mean()).sum())
-    assert high[0, 1] == pytest.approx(np.tanh(z + stats.t.ppf(0.9, 5) * spread))
+    assert high[0, 1] == pytest.approx(np.tanh(z + stats.t.ppf(0.9, 10) * spread))
 
 
 def test_a_task_with_one_row_is_never_clear() -> None:

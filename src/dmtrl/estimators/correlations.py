@@ -14,7 +14,7 @@ from dmtrl import notebook
 from dmtrl.data.task_data import TaskData
 
 _LARGEST = 0.999  # a correlation of one is infinite on Fisher's scale
-_REMOVED = 0.8  # of the weight of a group of rows
+_REMOVED = 0.75  # of the weight of a group of rows
 _PAIRS_AT_ONCE = 2**22  # products of two tasks' deviations that are held in memory
 
 
@@ -122,7 +122,7 @@ def intervals_of(
     """
     z, changes = fisher(estimate), fisher(refits)
     fewer = np.minimum(groups.count[:, None], groups.count)
-    freedom = np.maximum(fewer - 1, 1)
+    freedom = np.maximum(groups.count[:, None] + groups.count - 2, 1)
     spread = np.sqrt(np.square(changes - changes.mean(axis=0)).sum(axis=0)) * _scale(fewer)
     quantile = student.ppf((1 + level) / 2, freedom)
     far, near, agrees = np.abs(z) + quantile * spread, np.abs(z) - quantile * spread, statistic * np.sign(z)
