@@ -18,7 +18,7 @@ hypothesis.settings.load_profile("dmtrl")
 
 
 # These files run first, so that at the end no process is still busy with one of them while the others wait. Two files
-# whose tests mostly wait for other processes do not run at the same time.
+# whose tests mostly wait for other processes rarely run at the same time.
 LONG = (
     "flare", "reproduce", "docs", "compile_cache", "scale", "private_flare", "engines", "parallel_paths", "ray",
     "estimators", "ray_faults", "bench_fit", "checkpoint_killed", "bench_startup", "simulate", "model_page", "chunks",

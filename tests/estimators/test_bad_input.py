@@ -227,7 +227,7 @@ def test_strengths_to_try_must_be_a_list(name):
         ({"relationship": np.eye(2)}, "the task relationship has 2 tasks, the data has 3"),
         ({"fit_intercept": "free"}, "fit_intercept must be True or False or 'penalised', got 'free'"),
         ({"feature_map": "fourier"}, "unknown feature_map 'fourier'; choose 'rff'"),
-        ({"feature_map": 3}, "feature_map must be None, 'rff' or a scikit-learn transformer, got 3"),
+        ({"feature_map": 3}, "feature_map must be None, 'rff', 'splines' or a scikit-learn transformer, got 3"),
         ({"feature_map": RFF(n_components=0)}, "n_components must be at least 1, got 0"),
         ({"feature_map": RFF(gamma=-1.0)}, "gamma must be 'scale' or a positive number, got -1.0"),
         ({"unknown_tasks": "guess"}, "unknown_tasks must be 'raise' or 'common', got 'guess'"),

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dmtrl import MTRLClassifier, MTRLRegressor, NotConvergedWarning, TaskData
 from dmtrl.estimators import correlations
-from dmtrl.estimators.correlations import Groups, intervals_of, relation_statistic
+from dmtrl.estimators.correlations import Groups, intervals_of, relation_test
 from dmtrl.lab.experiments import intervals
 from dmtrl.report.content import HeatMap
 from dmtrl.report.model_page import model_page
@@ -62,7 +62,8 @@ def test_few_statistics_of_unrelated_tasks_are_large(size: float) -> None:
     factors = rng.normal(size=(2, d, d)) / d**0.5 * np.array([1.0, 0.6])[:, None, None]
     W = truth + np.einsum("ide,tie->tid", factors, rng.normal(size=(trials, 2, d)))
     deviations = factors.transpose(2, 0, 1)  # their squares sum to the covariances
-    statistic = np.array([relation_statistic(w, deviations)[0, 1] for w in W])
+    groups = Groups(np.arange(2 * d) % d, np.array([d, d]))
+    statistic = np.array([relation_test(w, deviations, groups)[0][0, 1] for w in W])
     assert np.mean(np.abs(statistic) > stats.norm.ppf(0.95)) == pytest.approx(0.1, abs=0.035)
     if size == 4.0:  # the variance is known well
         products = np.einsum("td,td->t", W[:, 0], W[:, 1])
@@ -72,14 +73,16 @@ def test_few_statistics_of_unrelated_tasks_are_large(size: float) -> None:
 def test_many_tasks_are_taken_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(2)
     W, deviations = rng.normal(size=(7, 3)), rng.normal(size=(5, 7, 3))
-    whole = relation_statistic(W, deviations)
+    groups = Groups(np.arange(35) % 5, np.full(7, 5))
+    whole, freedom = relation_test(W, deviations, groups)
     monkeypatch.setattr(correlations, "_PAIRS_AT_ONCE", 2 * 5 * 5 * 7)
-    assert relation_statistic(W, deviations) == pytest.approx(whole)
+    assert relation_test(W, deviations, groups)[0] == pytest.approx(whole)
     V = np.einsum("gid,gie->ide", deviations, deviations)
     along, both = np.einsum("id,jde,ie->ij", W, V, W), np.einsum("ide,jed->ij", V, V)
     variance = np.maximum(along + along.T - both, both / 4)
     assert whole == pytest.approx(W @ W.T / np.sqrt(variance))
-    assert relation_statistic(np.zeros((2, 3)), np.zeros((4, 2, 3))).tolist() == [[0, 0], [0, 0]]
+    assert ((freedom >= 4 - 1e-9) & (freedom <= 8 + 1e-9)).all()  # of the less certain task, or of both
+    assert relation_test(np.zeros((7, 3)), np.zeros((5, 7, 3)), groups)[0].tolist() == [[0] * 7] * 7
 
 
 @given(st.floats(-1, 1), st.floats(-6, 6), st.floats(0, 0.5), st.floats(0.5, 0.99))
@@ -92,7 +95,7 @@ def test_an_interval_contains_zero_unless_the_tasks_alone_show_the_relation(
     changes = np.tanh(correlations.fisher(correlation) + spread * np.linspace(-1, 1, 10))[
         :, None, None
     ] * both + np.eye(2)
-    low, high, p_value = intervals_of(estimate, changes, statistic * both, groups, NONE, level)
+    low, high, p_value = intervals_of(estimate, changes, (statistic * both, np.full((2, 2), 18.0)), groups, NONE, level)
     assert low[0, 1] <= correlation <= high[0, 1]
     assert (low == low.T).all()
     assert (high == high.T).all()
@@ -106,10 +109,11 @@ def test_the_far_end_is_that_of_the_refits() -> None:
     groups = Groups(np.arange(6), np.array([6, 6]))
     z, changes = np.arctanh(0.3), np.random.default_rng(1).normal(size=6) * 0.1
     refits = np.tanh(z + changes)[:, None, None] * np.ones((2, 2))
-    _, high, _ = intervals_of(np.full((2, 2), 0.3), refits, np.full((2, 2), 9.0), groups, NONE, 0.8)
+    test = np.full((2, 2), 9.0), np.full((2, 2), 10.0)
+    _, high, _ = intervals_of(np.full((2, 2), 0.3), refits, test, groups, NONE, 0.8)
     removed = 0.75
     spread = np.sqrt((6 - removed) ** 2 / (removed**2 * 6 * 5) * np.square(changes - changes.mean()).sum())
-    assert high[0, 1] == pytest.approx(np.tanh(z + stats.t.ppf(0.9, 10) * spread))
+    assert high[0, 1] == pytest.approx(np.tanh(z + stats.t.ppf(0.9, 5) * spread))
 
 
 def test_a_task_with_one_row_is_never_clear() -> None:
@@ -193,7 +197,7 @@ def test_what_has_no_intervals_is_refused() -> None:
             model.correlation_intervals(X, y, tasks, n_groups=wrong)
 
 
-def test_refits_that_did_not_converge_are_told() -> None:
+def test_refits_that_did_not_converge_warn() -> None:
     X, y, tasks, _ = families(4)
     model = MTRLRegressor(reg_lambda=1e-3).fit(X, y, tasks=tasks).set_params(max_rounds=1)
     with pytest.warns(NotConvergedWarning, match="stopped after max_rounds=1"):

@@ -156,6 +156,8 @@ def test_splines_are_scikit_learns_with_knots_that_always_lie_apart():
     tail = np.concatenate([np.zeros(80), np.geomspace(1, 1000, 120)])[:, None]  # many zeros, and a long tail
     assert (np.diff(Splines().fit(tail).knots_[:, 0]) > 0).all()
     assert 0.3 < np.mean(tail[tail > 0] < Splines().fit(tail).knots_[2, 0]) < 0.7
+    far = np.append(np.arange(100.0), 1e9)[:, None]  # an outlier leaves the other knots where they are
+    np.testing.assert_allclose(Splines().fit(far).knots_[:4, 0], [0, 25, 50, 75])
     assert np.isfinite(Splines().fit_transform(np.full((3, 1), 1e17))).all()
     with pytest.raises(ValueError, match="column 1 has values that are too large or too close"):
         Splines().fit(np.column_stack([np.arange(4), [0, 5e-324, 0, 5e-324]]))

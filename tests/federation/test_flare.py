@@ -227,16 +227,17 @@ def test_the_settings_of_sites_and_server(federation: Loopback) -> None:
         assert all(role["byoc"] == role["shell_commands"] == "none" for role in rules.values())
         if name.startswith("site"):
             assert resources["allow_log_streaming"] is False
+            assert resources["client"]["maint_msg_timeout"] == 10  # FLARE's 30 s would delay a return after a crash
 
 
 def test_killed_and_suspended_processes(federation: Loopback, begin: Begin, expected: Path) -> None:
-    """In one run: a site's job process is killed, a site is suspended for longer than the coordinator waits for it,
-    a whole site is killed and started again, and the server's job process is killed."""
+    """In one run: a site's job process is killed, a site is suspended for longer than a reply may take, a whole site
+    is killed and started again, and the server's job process is killed."""
     run, cleveland = begin(), federation.members["cleveland"]
     assert run.reaches(0.1)
     kill(*processes.job_processes(federation.members["hungarian"].kit))
     assert run.reaches()
-    support.suspend(12.0, all_processes(federation.members["va"].kit))
+    support.suspend(15.0, all_processes(federation.members["va"].kit))
     assert run.reaches()
     kill(*all_processes(cleveland.kit))
     assert cleveland.start()

@@ -174,6 +174,11 @@ def test_another_cross_validation_is_refused(tmp_path: Path) -> None:
         MTRLRegressorCV(lambdas=(1.0, 0.1), commons=(0.0,), cv=4).fit(X, y, tasks=tasks, resume=tmp_path)
     with pytest.raises(ValueError, match="lambda is"):
         MTRLRegressorCV(lambdas=(1.0, 0.2), commons=(0.0,), cv=3).fit(X, y, tasks=tasks, resume=tmp_path)
+    for repeated in ({"lambdas": (1.0, 1.0, 0.1)}, {"commons": (0.0, 0.0)}):
+        with pytest.raises(ValueError, match="a checkpoint of another problem or of other settings"):
+            MTRLRegressorCV(**{"lambdas": (1.0, 0.1), "commons": (0.0,), "cv": 3, **repeated}).fit(
+                X, y, tasks=tasks, resume=tmp_path
+            )
     single = MTRLRegressor(model.loss, model.reg_lambda_, common=0.0)
     single.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path / "single", every_rounds=1))
     with pytest.raises(ValueError, match=r"lambda is .* here and None there"):

@@ -81,18 +81,21 @@ class Groups:
 
 
 def _scale(count: np.ndarray) -> np.ndarray:
-    """What turns a change of the mean, from a group's weight, into its share of a standard error."""
+    """The factor from a change in a refit to its share of a standard error."""
     safe = np.maximum(count, 2)
     return (safe - _REMOVED) / (_REMOVED * np.sqrt(safe * (safe - 1.0)))
 
 
-def relation_statistic(W: np.ndarray, deviations: np.ndarray) -> np.ndarray:
-    """The products of weights (m, d) of tasks fitted alone, over their standard errors (49)."""
+def relation_test(W: np.ndarray, deviations: np.ndarray, groups: "Groups") -> tuple[np.ndarray, np.ndarray]:
+    """The products of weights (m, d) of tasks fitted alone over their standard errors (49), and degrees of freedom."""
     of_one = np.square(np.einsum("gjd,id->gij", deviations, W, optimize=True)).sum(axis=0)  # w_i V_j w_i
     of_both = _traces(deviations)
     variance = np.maximum(of_one + of_one.T - of_both, of_both / 4)  # chance must not make it vanish
     product = W @ W.T
-    return np.divide(product, np.sqrt(variance), out=np.zeros_like(product), where=variance > 0)
+    statistic = np.divide(product, np.sqrt(variance), out=np.zeros_like(product), where=variance > 0)
+    squares = np.square(of_one) / np.maximum(groups.count - 1, 1)
+    freedom = np.square(of_one + of_one.T) / np.maximum(squares + squares.T, np.finfo(float).tiny)
+    return statistic, np.maximum(freedom, 1.0)
 
 
 def _traces(deviations: np.ndarray) -> np.ndarray:
@@ -111,23 +114,24 @@ def _traces(deviations: np.ndarray) -> np.ndarray:
 def intervals_of(
     estimate: np.ndarray,
     refits: np.ndarray,
-    statistic: np.ndarray,
+    test: tuple[np.ndarray, np.ndarray],
     groups: Groups,
     unknown: np.ndarray,
     level: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The lower and upper ends (50) of correlations (m, m), from those (groups, m, m) of refits, and p-values.
 
-    unknown: the tasks of which nothing is known.
+    test: statistics and degrees of freedom. unknown: the tasks of which nothing is known.
     """
+    statistic, freedom = test
     z, changes = fisher(estimate), fisher(refits)
     fewer = np.minimum(groups.count[:, None], groups.count)
-    freedom = np.maximum(groups.count[:, None] + groups.count - 2, 1)
     spread = np.sqrt(np.square(changes - changes.mean(axis=0)).sum(axis=0)) * _scale(fewer)
-    quantile = student.ppf((1 + level) / 2, freedom)
-    far, near, agrees = np.abs(z) + quantile * spread, np.abs(z) - quantile * spread, statistic * np.sign(z)
-    clear = agrees > quantile
-    by_test = np.abs(z) * (1 - np.divide(quantile, agrees, out=np.ones_like(z), where=clear))
+    half = student.ppf((1 + level) / 2, np.maximum(fewer - 1, 1)) * spread
+    far, near, agrees = np.abs(z) + half, np.abs(z) - half, statistic * np.sign(z)
+    limit = student.ppf((1 + level) / 2, freedom)
+    clear = agrees > limit
+    by_test = np.abs(z) * (1 - np.divide(limit, agrees, out=np.ones_like(z), where=clear))
     near = np.where(clear, np.maximum(near, by_test), np.minimum(near, 0.0))
     low = np.minimum(np.tanh(np.where(z >= 0, near, -far)), estimate)
     high = np.maximum(np.tanh(np.where(z >= 0, far, -near)), estimate) + 0.0  # no negative zero

@@ -19,7 +19,7 @@ from dmtrl.estimators.mtrl import (
 )
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.strength_search import StrengthSearch
-from dmtrl.estimators.task_model import given
+from dmtrl.estimators.task_model import init_parameters
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.numerics.checks import is_number
 from dmtrl.solver.outcome import Callback
@@ -109,7 +109,7 @@ class MTRLRegressorCV(StrengthSearch, MTRLRegressor):
         task_column: Any = None,
         unknown_tasks: str = "raise",
     ):
-        super().__init__(**given(locals()))
+        super().__init__(**init_parameters(locals()))
 
     def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
         super()._keep_held_out(held, problem)
@@ -199,4 +199,4 @@ class MTRLClassifierCV(StrengthSearch, MTRLClassifier):
         multi_class: str = "auto",
         absent_classes: str = "never",
     ):
-        super().__init__(**given(locals()))
+        super().__init__(**init_parameters(locals()))

@@ -13,7 +13,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import MTRLBase
 from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.comparison import Comparison, default_measure, held_out_errors, significantly_positive
-from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, pad_pairs, relation_statistic
+from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, pad_pairs, relation_test
 from dmtrl.estimators.folds import given_splits, label_splits
 from dmtrl.estimators.grids import default_lambdas
 from dmtrl.estimators.held_out import HeldOutRows
@@ -248,7 +248,7 @@ class Diagnostics(MTRLBase):
             raise ValueError(f"level must be between 0 and 1, got {level!r}")
         check_is_fitted(self)
         if not is_learned(self.relationship):
-            raise ValueError("correlation_intervals requires relationship='learned'; given relations are exact")
+            raise ValueError("correlation_intervals requires relationship='learned': a given one is not estimated")
         rows = self.read_rows(X, y, tasks, sample_weight)
         if rows.layout == "wide":
             raise ValueError(
@@ -258,13 +258,15 @@ class Diagnostics(MTRLBase):
         problem = self._problem_of_same_tasks(rows)
         settings = Settings(tol=min(self.tol, _TOL_OF_REFITS), max_rounds=self.max_rounds)
         groups = Groups.draw(problem.data.starts, n_groups, np.random.default_rng(self._seed()))
-        m, outcomes = problem.data.m, list[Outcome]()
+        m, worst = problem.data.m, list[Outcome]()
 
         def solve_with(data: TaskData, relationship: Any, lam: float, common: float, own: float) -> Outcome:
             spec = replace(self.problem_spec(replace(problem, data=data), settings), own=own)
             spec = spec if relationship is None else replace(spec, relationship=relationship)
-            outcomes.append(solve_problem(spec, lam, common))
-            return outcomes[-1]
+            outcome = solve_problem(spec, lam, common)
+            if not outcome.converged:
+                worst[:] = [max([*worst, outcome], key=lambda one: one.certificate.relative_gap)]
+            return outcome
 
         def together(data: TaskData) -> Outcome:
             return solve_with(data, None, self.reg_lambda_, self.common_strength_, self.own_strength_)
@@ -289,12 +291,13 @@ class Diagnostics(MTRLBase):
             W = alone(problem.data)
             step()
             correlations, weights = map(np.array, zip(*pool.map(refit, groups.lighter(problem.data)), strict=True))
-        warn_unless_converged(max(outcomes, key=lambda one: one.certificate.relative_gap), settings, stacklevel=2)
-        statistic = relation_statistic(W, groups.deviations(weights))
+        for outcome in worst:
+            warn_unless_converged(outcome, settings, stacklevel=2)
+        test = relation_test(W, groups.deviations(weights), groups)
         units = lookup(problem.data.names, self.tasks_)
         estimate = self.covariance_.correlation()[np.ix_(units, units)]
         unknown = (groups.count < 2) | ~W.any(axis=1)
-        found = intervals_of(estimate, correlations, statistic, groups, unknown, level)
+        found = intervals_of(estimate, correlations, test, groups, unknown, level)
         lower, upper, p_value = (
             label_pairs(pad_pairs(one, units, len(self.tasks_), empty), self.tasks_)
             for one, empty in zip(found, (-1.0, 1.0, np.nan), strict=True)
@@ -366,6 +369,8 @@ class Diagnostics(MTRLBase):
             sample_weight = np.asarray(sample_weight, dtype=float)
             check_consistent_length(X, y, sample_weight)
             counts = sample_weight != 0
+            if not counts.any():
+                raise ValueError("the new task has no rows: all sample weights are zero")
             X, y, sample_weight = X[counts], y[counts], sample_weight[counts]
         X = X if self.feature_map_ is None else self.feature_map_.transform(X)
         X = self.coordinates_.rows(X)
@@ -387,7 +392,7 @@ class Diagnostics(MTRLBase):
         k, before = self._outputs, self._outcome
         W = np.vstack([before.W, added.w])
         whole = W  # with intercepts for classes that the task does not have
-        if seen is not None:
+        if seen is not None and "seen_classes_" in vars(self):  # the model of a study does not have it
             self.seen_classes_ = np.vstack([self.seen_classes_, seen])
             if k > 1 and self.fit_intercept is True:
                 whole = np.hstack([W[:, :-k], fill_absent(W[:, -k:], self.seen_classes_)])

@@ -151,7 +151,8 @@ def documented(
 
 def with_parameters_of(other: Callable[..., object]) -> Callable[[Function], Function]:
     """Insert the parameters that another function documents into a docstring, in place of "<parameters>"."""
-    entries = (inspect.getdoc(other) or "").split("Parameters\n----------\n")[1].split("\n\nReturns\n")[0]
+    text = inspect.getdoc(other)  # none with python -OO
+    entries = text.split("Parameters\n----------\n")[1].split("\n\nReturns\n")[0] if text else ""
 
     def insert(function: Function) -> Function:
         function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("<parameters>", entries)

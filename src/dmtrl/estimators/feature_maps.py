@@ -244,13 +244,13 @@ class Splines(TransformerMixin, BaseEstimator):
 
 
 def _knots(column: np.ndarray, count: int) -> np.ndarray:
-    """Increasing knots from the smallest to the largest value, except for values that are too close together."""
+    """Knots from the smallest to the largest value. They increase, unless values are too large or too close."""
     low, high = column.min(), column.max()
     high = high if high > low else low + max(1.0, 1e-3 * abs(low))  # a constant feature
     shares = np.linspace(0, 1, count)
     for values in (column, np.unique(column)):
         knots = np.quantile(values, shares)
-        if (np.diff(knots) > 1e-6 * (high - low)).all():
+        if (np.diff(knots) > 1e-12 * np.abs(knots).max()).all():
             return knots
     return np.linspace(low, high, count)
 

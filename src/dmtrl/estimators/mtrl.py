@@ -15,7 +15,7 @@ from dmtrl.estimators.diagnostics import Diagnostics
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import UnitLabels, by_task
-from dmtrl.estimators.task_model import check_choice, given
+from dmtrl.estimators.task_model import check_choice, init_parameters
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, Loss, get_loss
 from dmtrl.solver.outcome import Callback
 
@@ -137,7 +137,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         multi_class: str = "auto",
         absent_classes: str = "never",
     ):
-        super().__init__(**given(locals(), but=("on_single_class", "multi_class", "absent_classes")))
+        super().__init__(**init_parameters(locals(), exclude=("on_single_class", "multi_class", "absent_classes")))
         self.on_single_class = on_single_class
         self.multi_class = multi_class
         self.absent_classes = absent_classes

@@ -66,7 +66,8 @@ class Coordinates:
         n, d = X.shape[0] if which is None else len(which), X.shape[1]
         if sparse.issparse(X) and self.column:
             return _with_column(X, which)
-        X = X.toarray() if sparse.issparse(X) else X  # the rows of the fit were dense, and centred
+        if sparse.issparse(X):  # the rows of the fit were dense, and centred
+            X, which = (X if which is None else X[which]).toarray(), None
         transformed = np.empty((n, d + self.column), dtype=X.dtype)
         transformed[:, d:] = 1.0
         for rows in row_blocks(n, d):

@@ -346,9 +346,12 @@ class TaskModel(ABC):
         return tags
 
 
-def given(parameters: dict[str, Any], but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The parameters of an `__init__` to pass on, from its `locals()`; `but`: those that it keeps itself."""
-    return {name: value for name, value in parameters.items() if name not in ("self", "__class__", *but)}
+def init_parameters(variables: dict[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The parameters of an `__init__` to pass on, from its `locals()` before anything else is assigned.
+
+    exclude: parameters that it keeps itself.
+    """
+    return {name: value for name, value in variables.items() if name not in ("self", "__class__", *exclude)}
 
 
 def label_pairs(values: np.ndarray, names: np.ndarray) -> Any:

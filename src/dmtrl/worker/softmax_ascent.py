@@ -12,12 +12,12 @@ from numba import njit
 from dmtrl.losses import vector
 from dmtrl.losses.vector import softmax_bracket, softmax_chances, softmax_conjugate, softmax_step
 from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
-from dmtrl.worker import rows, streams
+from dmtrl.worker import kernels, rows, streams
 from dmtrl.worker.kernels import CALM, LONGEST_REST
 from dmtrl.worker.rows import row_axpy, row_dot
 from dmtrl.worker.streams import below, next_state, shuffle, stream
 
-discard_stale(__file__, vector.__file__, rows.__file__, streams.__file__)
+discard_stale(__file__, vector.__file__, rows.__file__, streams.__file__, kernels.__file__)
 
 
 class ClassRows(NamedTuple):

@@ -120,7 +120,7 @@ class Case:
     seconds: float
     methods: tuple[str, ...] = (ALONE, POOLED, COLUMNS, SHARED, BOOSTED)
     regression: bool = False
-    maps: bool = False  # whether to choose a feature map, too: six times as long
+    maps: bool = False  # whether to choose a feature map, too: about nine times as long
     ours: Mapping[str, Any] = field(default_factory=dict)  # parameters of our estimators; default: their own
     strengths: tuple[float, ...] = STRENGTHS
     trees: dict[str, list[float]] = field(default_factory=lambda: TREES)
@@ -299,8 +299,9 @@ def section(records: Sequence[Record]) -> Section:
             rows,
             "Mean ± standard deviation over splits. Verdict: against the best other method, with the difference in "
             "standard errors of a paired comparison over test rows (positive: dmtrl is better); beyond two it is ahead "
-            "or behind. Against alone: the same difference for each task alone. An empty cell: too slow or not "
-            "possible on these rows. The second column chooses a feature map, too, and has no part in the verdict.",
+            "or behind. Against alone: the same difference for each task alone. An empty cell: too slow, not "
+            "possible on these rows or not tried. The second column chooses a feature map, too, and has no part in the "
+            "verdict.",
         ),
     ])  # fmt: skip
 

@@ -22,6 +22,7 @@ SCHOOL, HOSPITALS, RELATIONS = "School", "simulated hospitals", "unrelated tasks
 # rows of a task, standard deviation of the noise, and correlation of neighbouring features
 PROBLEMS = ((15, 2.0, 0.0), (40, 2.0, 0.0), (100, 2.0, 0.0), (40, 6.0, 0.0), (40, 2.0, 0.7), (100, 2.0, 0.7))
 SPLITS, DRAWS, SEEDS = 10, 10, 20
+FIRST = 100  # seed: the constants of the intervals were chosen on the seeds below
 
 
 def runs(quick: bool) -> list[Run]:
@@ -30,7 +31,7 @@ def runs(quick: bool) -> list[Run]:
     found += [
         ({"data": RELATIONS, "rows": rows, "noise": noise, "neighbours": neighbours, "seed": seed}, 8.0)
         for rows, noise, neighbours in (PROBLEMS[:1] if quick else PROBLEMS)
-        for seed in range(1 if quick else SEEDS)
+        for seed in range(FIRST, FIRST + (1 if quick else SEEDS))
     ]
     return [Run({**params, "quick": quick}, 3.0 if quick else seconds) for params, seconds in found]
 

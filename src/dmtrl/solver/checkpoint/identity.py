@@ -15,7 +15,7 @@ from dmtrl.solver.layout import Layout
 from dmtrl.solver.settings import Settings
 
 _WHEN_TO_STOP = {"tol", "max_rounds", "omega_steps"}
-_TRIED = {"lambdas": "lambda", "commons": "common", "owns": "own"}  # what a search tries, in words of all interfaces
+_TRIED = {"lambdas": "lambda", "commons": "common", "owns": "own"}  # what a search tries, as users know it
 
 
 def problem_of(
@@ -43,8 +43,10 @@ def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any])
     """Raise InputError if a checkpoint disagrees in something that is given here."""
     here = json.loads(json.dumps(here))  # tuples become lists, as in the file
     for name in here:
-        ours, theirs = _distinct(name, here[name]), _distinct(name, there.get(name))
-        if ours != theirs:
+        if here[name] != there.get(name):
+            ours, theirs = (_distinct(name, given.get(name)) for given in (here, there))
+            if ours == theirs:  # the same numbers, repeated or in other pairs
+                ours, theirs = here[name], there[name]
             raise InputError(
                 f"{folder} is a checkpoint of another problem or of other settings: {_TRIED.get(name, name)} is "
                 f"{_short(ours)} here and {_short(theirs)} there; repeat exactly what was stopped, or leave out ",
