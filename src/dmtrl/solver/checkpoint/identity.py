@@ -42,17 +42,19 @@ def problem_of(
 def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     """Raise InputError if a checkpoint disagrees in something that is given here."""
     here = json.loads(json.dumps(here))  # tuples become lists, as in the file
-    for name in here:
-        if here[name] != there.get(name):
-            ours, theirs = (_distinct(name, given.get(name)) for given in (here, there))
-            if ours == theirs:  # the same numbers, repeated or in other pairs
-                ours, theirs = here[name], there[name]
-            raise InputError(
-                f"{folder} is a checkpoint of another problem or of other settings: {_TRIED.get(name, name)} is "
-                f"{_short(ours)} here and {_short(theirs)} there; repeat exactly what was stopped, or leave out ",
-                Setting("resume"),
-                " to start again",
-            )
+    different = [name for name in here if here[name] != there.get(name)]
+    if not different:
+        return
+    plain = [name for name in different if _distinct(name, here[name]) != _distinct(name, there.get(name))]
+    name = (plain or different)[0]
+    # the numbers themselves if none is new: they are repeated or in another order
+    ours, theirs = ((_distinct(name, one.get(name)) if plain else one.get(name)) for one in (here, there))
+    raise InputError(
+        f"{folder} is a checkpoint of another problem or of other settings: {_TRIED.get(name, name)} is "
+        f"{_short(ours)} here and {_short(theirs)} there; repeat exactly what was stopped, or leave out ",
+        Setting("resume"),
+        " to start again",
+    )
 
 
 def _distinct(name: str, value: Any) -> Any:
