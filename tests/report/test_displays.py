@@ -18,6 +18,7 @@ matplotlib = pytest.importorskip("matplotlib")
 def _no_window() -> Iterator[None]:
     from matplotlib import pyplot
 
+    pyplot.close("all")  # of tests before; an old matplotlib warns if switching closes them
     pyplot.switch_backend("Agg")
     yield
     pyplot.close("all")

@@ -212,7 +212,8 @@ class Splines(TransformerMixin, BaseEstimator):
         """
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        return self._splines().transform(X)
+        inside = np.clip(X.astype(np.float64), self.knots_[0], self.knots_[-1])
+        return self._splines().transform(inside).astype(X.dtype)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the mapped features.
