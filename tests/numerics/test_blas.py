@@ -1,10 +1,12 @@
 """One thread for BLAS while anybody computes."""
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from threading import Barrier, Event
 
+import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
@@ -15,19 +17,17 @@ def blas_threads() -> set[int]:
     return {library["num_threads"] for library in ThreadpoolController().select(user_api="blas").info()}
 
 
-@contextmanager
-def two_threads() -> Iterator[set[int]]:
-    """Leaves nobody in control of the number, as at the start of a process."""
-    before = blas_threads()
-    with threadpool_limits(2, user_api="blas"):
-        pass
-    if before == {1}:
-        pytest.skip("BLAS has one thread only")
-    yield before
+def start() -> set[int]:
+    """The number of threads at the start of a process, after BLAS has computed something."""
+    _ = np.ones((64, 64)) @ np.ones((64, 64))
+    found = blas_threads()
+    assert found == {2}
+    return found
 
 
-def test_a_fit_in_another_thread_after_one_in_this() -> None:
-    with two_threads() as before, ThreadPoolExecutor(1) as pool:
+def a_fit_in_another_thread_after_one_in_this() -> None:
+    before = start()
+    with ThreadPoolExecutor(1) as pool:
         with single_threaded_blas():
             assert blas_threads() == {1}
         assert blas_threads() == before
@@ -40,7 +40,7 @@ def test_a_fit_in_another_thread_after_one_in_this() -> None:
         assert blas_threads() == before
 
 
-def test_the_first_to_end_does_not_give_the_threads_back_to_the_others() -> None:
+def the_first_to_end_does_not_give_the_threads_back_to_the_others() -> None:
     both, ended = Barrier(2), Event()
 
     def second() -> set[int]:
@@ -56,7 +56,8 @@ def test_the_first_to_end_does_not_give_the_threads_back_to_the_others() -> None
             both.wait()
         ended.set()
 
-    with two_threads() as before, ThreadPoolExecutor(2) as pool:
+    before = start()
+    with ThreadPoolExecutor(2) as pool:
         earlier, later = pool.submit(first), pool.submit(second)
         assert later.result(timeout=30) == {1}
         earlier.result(timeout=30)
@@ -64,12 +65,29 @@ def test_the_first_to_end_does_not_give_the_threads_back_to_the_others() -> None
     assert blas_threads() == before
 
 
-def test_a_limit_of_the_caller_comes_back() -> None:
-    with two_threads(), threadpool_limits(2, user_api="blas"):
+def a_limit_of_the_caller_comes_back() -> None:
+    start()
+    with threadpool_limits(2, user_api="blas"):
         of_caller = blas_threads()
         with single_threaded_blas():
             assert blas_threads() == {1}
         assert blas_threads() == of_caller
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="BLAS has one thread on one core")
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        a_fit_in_another_thread_after_one_in_this,
+        the_first_to_end_does_not_give_the_threads_back_to_the_others,
+        a_limit_of_the_caller_comes_back,
+    ],
+)
+def test_in_a_new_process(scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tests before have done to the number of threads of this process."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(scenario).result(timeout=60)
 
 
 def test_an_error_gives_the_threads_back() -> None:
