@@ -63,4 +63,4 @@ def test_completion_script_for_bash() -> None:
 def test_each_command_is_a_file_of_its_own() -> None:
     folder = Path(sys.modules[main.__class__.__module__].__file__ or "").parent
     for name in COMMANDS:
-        assert (folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists()
+        assert (folder / f"{name}.py").exists()

@@ -302,7 +302,7 @@ def test_very_many_tasks_in_one_group(covariance: TaskCovariance, sentence: str)
     names = [f"task {i}" for i in range(200)]
     coef = np.random.default_rng(0).normal(size=(200, 3))
     facts = ModelFacts(
-        names, 200, covariance, True, Certificate(2.0, 1.999), 1e-3, "squared", 0.1, 0.0, 3, list("abc"), coef
+        names, covariance, True, Certificate(2.0, 1.999), 1e-3, "squared", 0.1, 0.0, 3, list("abc"), coef
     )
     page = page_from_facts(facts, "One group")
     assert sentence in page.lead

@@ -323,6 +323,6 @@ def test_light_and_dark_are_exchanged_one_to_one() -> None:
     assert len(set(colours)) == len(colours)
     pairs = colour_map(LIGHT, DARK)
     assert set(colours) <= set(pairs)
-    figure = panels(curves("c"), theme="dark")[0].figure
-    assert figure.layout.paper_bgcolor == pairs[LIGHT.background]
-    assert figure.data[0].line.color == pairs[LIGHT.series[0]]
+    figure = panels(curves("c"))[0].figure
+    assert pairs[figure.layout.paper_bgcolor] == DARK.background
+    assert pairs[figure.data[0].line.color] == DARK.series[0]

@@ -99,7 +99,6 @@ def made_of(correlation: np.ndarray, **more: Any) -> Page:
     names = [f"task {i}" for i in range(m)]
     facts = ModelFacts(
         names,
-        m,
         covariance,
         True,
         Certificate(2.0, 1.999),

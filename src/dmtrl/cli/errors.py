@@ -53,6 +53,16 @@ def exit_on_error() -> Iterator[None]:
         raise click.ClickException(printable(one_line(_message(error)))) from error
 
 
+@contextmanager
+def exit_on_interrupt(advice: str = "") -> Iterator[None]:
+    """Turn Ctrl-C into one message and exit code 130. advice: what the user should know or do."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; {advice}" if advice else "interrupted", err=True)
+        click.get_current_context().exit(INTERRUPTED)
+
+
 def one_line(text: str) -> str:
     """A message of several lines, such as those of other packages, as one sentence."""
     parts = [part for part in (" ".join(line.split()) for line in text.splitlines()) if part]
@@ -69,13 +79,11 @@ def note_text(note: str) -> str:
 
 def _message(error: Exception) -> str:
     """The message of an error, with advice in terms of command-line options."""
-    if isinstance(error, InputError):
-        return error.message(option)
     if isinstance(error, NotAModelError):
         return f"{error.path} is not a dmtrl model; the first argument must be a model file, which 'dmtrl fit' writes"
     if isinstance(error, MixedColumnError):
         return _mixed_column(error)
-    if isinstance(error, CellError):
+    if isinstance(error, InputError | CellError):
         return error.message(option)
     if isinstance(error, OutputExistsError):
         return f"{error.path} already exists; choose another name, or pass --force to replace it"

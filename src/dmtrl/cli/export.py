@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from dmtrl.cli.errors import exit_on_error, printable
+from dmtrl.cli.errors import printable
 from dmtrl.tables.discovery import check_model
 from dmtrl.tables.output import check_output
 
@@ -29,13 +29,12 @@ def command(model: str, out: str, task: str | None, force: bool, as_json: bool, 
       dmtrl export model.dmtrl --task north -o north.onnx
     """
     path = Path(out)
-    with exit_on_error():  # quick checks, before the numerical libraries are imported
-        check_model(Path(model))
-        check_output(path, force, [model])
+    # quick checks, before the numerical libraries are imported
+    check_model(Path(model))
+    check_output(path, force, [model])
     from dmtrl.workflows.export import export_file
 
-    with exit_on_error():
-        summary = export_file(model, path, task, force)
+    summary = export_file(model, path, task, force)
     if as_json:
         click.echo(json.dumps(summary))
     elif not quiet:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text, printable
+from dmtrl.cli.errors import INTERRUPTED, note_text, printable
+from dmtrl.cli.options import KINDS
 from dmtrl.exceptions import Setting
 from dmtrl.tables.discovery import find_files
 from dmtrl.tables.output import check_output
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from dmtrl.solver.checkpoint.options import PathLike
     from dmtrl.workflows.prepare import FitRequest, Prepared
 
-KINDS = ("regression", "classification")
 LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson",
           "logistic", "hinge", "smoothed_hinge", "squared_hinge")  # fmt: skip
 
@@ -159,26 +159,22 @@ def command(
         raise click.UsageError("--compare needs all rows in memory; leave out --by-task")
     began = time.perf_counter()
     page = None if no_page else Path(out).with_suffix(".html")
-    with exit_on_error():  # quick checks, before the numerical libraries are imported
-        find_files(data, options["encoding"])
-        for path in (Path(out), page):
-            if path is not None:
-                check_output(path, force, data)
-    from dmtrl.workflows.fit import Interrupted, check_checkpoints
+    # quick checks, before the numerical libraries are imported
+    find_files(data, options["encoding"])
+    for path in (Path(out), page):
+        if path is not None:
+            check_output(path, force, data)
+    from dmtrl.workflows.fit import check_checkpoints
     from dmtrl.workflows.prepare import FitRequest
 
     try:
-        with exit_on_error():
-            check_checkpoints(Path(out), resume, checkpoint, force)
-            options["date"] = dict(options["date"])
-            options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
-            request = FitRequest(data, **options)
-            summary = _fit(request, Path(out), page, resume, checkpoint, compare, as_json, quiet, by_task)
-    except Interrupted as interrupt:
-        _print_resume_command(ctx.find_root().obj, interrupt.checkpoint)
-        ctx.exit(INTERRUPTED)
-    except KeyboardInterrupt:
-        click.echo("interrupted; nothing was written", err=True)
+        check_checkpoints(Path(out), resume, checkpoint, force)
+        options["date"] = dict(options["date"])
+        options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
+        request = FitRequest(data, **options)
+        summary = _fit(request, Path(out), page, resume, checkpoint, compare, as_json, quiet, by_task)
+    except KeyboardInterrupt as interrupt:
+        _print_resume_command(ctx.find_root().obj, getattr(interrupt, "checkpoint", None))
         ctx.exit(INTERRUPTED)
     summary["seconds"]["total"] = time.perf_counter() - began
     if as_json:
@@ -209,7 +205,7 @@ def _fit(
         from dmtrl.cli.fit_summary import print_columns
 
         print_columns(prepared.preparation.table(), prepared.notes)
-    comparison, folds = None, 0
+    comparison = None
     if compare:
         rows = rows_per_task(prepared.tasks, prepared.weight)
         folds = folds_for(rows, "for a comparison; leave out ", Setting("compare"))

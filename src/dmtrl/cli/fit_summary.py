@@ -15,11 +15,10 @@ from dmtrl.estimators.held_out import TITLES
 
 MAX_LINES = 20  # of the table of columns
 MAX_NAME = 40  # characters of a task name
-_MEASURES = {"squared_error": "mean squared error", "wrong": "error rate", "loss": "mean loss"}
-_BASELINES = {
-    "squared_error": "each task's mean",
-    "wrong": "each task's most frequent class",
-    "loss": "each task's best constant",
+_MEASURES = {  # each with its baseline
+    "squared_error": ("mean squared error", "each task's mean"),
+    "wrong": ("error rate", "each task's most frequent class"),
+    "loss": ("mean loss", "each task's best constant"),
 }
 
 
@@ -47,41 +46,37 @@ def _few(columns: list[tuple[str, int]]) -> str:
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column(overflow="fold")
-    facts.add_row(
-        "rows",
-        _text(
-            f"{summary['rows']:,} in {summary['tasks']:,} tasks ({summary['task']}), {summary['features']:,} features"
-        ),
-    )
-    facts.add_row("per task", _text(_rows_per_task(summary["per_task"])))
-    facts.add_row("target", _text(f"{summary['target']}: {summary['kind']}, {summary['loss']} loss"))
-    facts.add_row("lambda", _strengths(summary))
-    if summary["tasks"] > 1:
-        shares = ", ".join(f"{share:.0%} {part}" for part, share in summary["shares"].items())
-        facts.add_row("shares", f"{shares} (mean over tasks)")
-    if summary["held_out"] is not None:
-        facts.add_row("held out", _held_out(summary))
-    if summary["metrics"] is not None:
-        facts.add_row("metrics", _text(_metrics(summary["metrics"])))
-    certificate = summary["certificate"]
-    proven = f"proven within {max(certificate['relative_gap'], 0):.2%} of the optimum"
-    short = "" if certificate["converged"] else f"; the requested {certificate['tol']:.2%} was not reached"
-    facts.add_row("certificate", f"{proven} ({summary['rounds']} rounds){short}")
-    facts.add_row("time", _time(summary["seconds"]))
-    for word in ("alike", "opposed"):
-        if summary["relations"][word]:
-            facts.add_row(word, _text(_pairs(summary["relations"][word])))
-    if summary["compared"]:
-        facts.add_row("compared", _text(summary["compared"]))
-    facts.add_row("model", _text(summary["model"]))
-    if summary["report"]:
-        facts.add_row("page", _text(summary["report"]))
+    certificate, seconds = summary["certificate"], summary["seconds"]
+    shares = ", ".join(f"{share:.0%} {part}" for part, share in summary["shares"].items())
+    proven = f"proven within {max(certificate['relative_gap'], 0):.2%} of the optimum ({summary['rounds']} rounds)"
+    missed = "" if certificate["converged"] else f"; the requested {certificate['tol']:.2%} was not reached"
+    choosing = f", of which {seconds['choosing']:.1f} s choosing lambda" if "choosing" in seconds else ""
+    tasks = f"{summary['tasks']:,} tasks ({summary['task']})"
+    lines = {
+        "rows": f"{summary['rows']:,} in {tasks}, {summary['features']:,} features",
+        "per task": _rows_per_task(summary["per_task"]),
+        "target": f"{summary['target']}: {summary['kind']}, {summary['loss']} loss",
+        "lambda": _strengths(summary),
+        "shares": f"{shares} (mean over tasks)" if summary["tasks"] > 1 else None,
+        "held out": summary["held_out"] and _held_out(summary),
+        "metrics": summary["metrics"] and _metrics(summary["metrics"]),
+        "certificate": f"{proven}{missed}",
+        "time": f"{seconds['total']:.1f} s{choosing}",
+        "alike": _pairs(summary["relations"]["alike"]),
+        "opposed": _pairs(summary["relations"]["opposed"]),
+        "compared": summary["compared"],
+        "model": summary["model"],
+        "page": summary["report"],
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, line in lines.items():
+        if line:
+            table.add_row(name, _text(line))
     _print(*_as_lines(summary["notes"][summary["notes_before_fit"] :]))
     click.echo()
-    _print(facts)
+    _print(table)
     click.echo(printable(f"\n  next: dmtrl predict {shlex.quote(summary['model'])} NEW.csv -o predictions.csv", "\n"))
 
 
@@ -99,12 +94,9 @@ def _rows_per_task(per_task: Sequence[dict[str, Any]]) -> str:
 
 def _held_out(summary: dict[str, Any]) -> str:
     by, baseline = summary["chosen"]["by"], summary["baseline"]
-
-    def format_error(value: float) -> str:
-        return f"{value:.2%}" if by == "wrong" else f"{value:.4g}"
-
-    compared = "" if baseline is None else f" (baseline, {_BASELINES[by]}: {format_error(baseline)})"
-    return f"{_MEASURES[by]} {format_error(summary['held_out'][by])} over all rows{compared}"
+    (measure, name), form = _MEASURES[by], ".2%" if by == "wrong" else ".4g"
+    compared = "" if baseline is None else f" (baseline, {name}: {baseline:{form}})"
+    return f"{measure} {summary['held_out'][by]:{form}} over all rows{compared}"
 
 
 def _metrics(metrics: dict[str, dict[str, float | None]]) -> str:
@@ -116,11 +108,6 @@ def _metrics(metrics: dict[str, dict[str, float | None]]) -> str:
     return ", ".join(
         f"{TITLES[name]} {shown(values['model'])} ({shown(values['baseline'])})" for name, values in metrics.items()
     )
-
-
-def _time(seconds: dict[str, float]) -> str:
-    choosing = f", of which {seconds['choosing']:.1f} s choosing lambda" if "choosing" in seconds else ""
-    return f"{seconds['total']:.1f} s{choosing}"
 
 
 def _pairs(pairs: Sequence[tuple[Any, Any, float]]) -> str:

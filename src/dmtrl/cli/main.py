@@ -3,28 +3,25 @@
 Exit codes: 0 success, 1 failure (a message on stderr gives the reason), 2 usage error, 130 interrupted with Ctrl-C.
 """
 
+import importlib
 from typing import Any
 
 import click
 
 import dmtrl
-from dmtrl.cli.groups import LazyGroup
+from dmtrl.cli.errors import exit_on_error, exit_on_interrupt
 
-COMMANDS = (
-    "demo",
-    "fit",
-    "predict",
-    "report",
-    "export",
-    "study",
-    "site",
-    "reproduce",
-    "bench",
-)  # cli/NAME defines each as `command`
+COMMANDS = ("demo", "fit", "predict", "report", "export", "study", "site", "reproduce", "bench")
 
 
-class Shell(LazyGroup):
-    """Keeps the arguments as typed in `context.obj`."""
+class Shell(click.Group):
+    """Imports each command when it is used, and turns its errors into messages and exit codes."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return importlib.import_module(f"dmtrl.cli.{name}").command if name in COMMANDS else None
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> click.Context:
         typed = list(args)  # for the command that resumes an interrupted fit
@@ -32,14 +29,12 @@ class Shell(LazyGroup):
         context.obj = typed
         return context
 
+    def invoke(self, ctx: click.Context) -> Any:
+        with exit_on_interrupt(), exit_on_error():
+            return super().invoke(ctx)
 
-@click.group(
-    name="dmtrl",
-    cls=Shell,
-    package="dmtrl.cli",
-    commands=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+@click.group(name="dmtrl", cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(dmtrl.__version__, prog_name="dmtrl")
 def main() -> None:
     """Fit one linear model per task and learn how the tasks are related.

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text, printable
+from dmtrl.cli.errors import exit_on_interrupt, note_text, printable
 from dmtrl.tables.discovery import check_model, find_files
 from dmtrl.tables.output import check_output, check_table_name
 
@@ -24,9 +24,8 @@ from dmtrl.tables.output import check_output, check_table_name
 @click.option("--force", is_flag=True, help="Overwrite an existing output file.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON; requires --out.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
-@click.pass_context
 def command(
-    ctx: click.Context, model: str, data: tuple[str, ...], out: str | None, unknown: str, keep: tuple[str, ...],
+    model: str, data: tuple[str, ...], out: str | None, unknown: str, keep: tuple[str, ...],
     fill: bool, encoding: str | None, force: bool, as_json: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Predict the rows of data files with a saved model.
@@ -42,20 +41,17 @@ def command(
     if as_json and out is None:
         raise click.UsageError("--json prints to standard output; write the predictions to a file with --out")
     path = None if out is None else Path(out)
-    with exit_on_error():  # quick checks, before the numerical libraries are imported
-        check_model(Path(model))
-        find_files(data, encoding)
-        if path is not None:
-            check_table_name(path)
-            check_output(path, force, [model, *data])
+    # quick checks, before the numerical libraries are imported
+    check_model(Path(model))
+    find_files(data, encoding)
+    if path is not None:
+        check_table_name(path)
+        check_output(path, force, [model, *data])
     from dmtrl.workflows.predict import PredictRequest, predict
 
-    try:
-        with exit_on_error(), display(quiet or (out is None and sys.stdout.isatty())) as progress:
-            summary = predict(PredictRequest(model, data, path, unknown, keep, fill, encoding), progress)
-    except KeyboardInterrupt:
-        click.echo("interrupted; nothing was written", err=True)
-        ctx.exit(INTERRUPTED)
+    hidden = quiet or (out is None and sys.stdout.isatty())
+    with exit_on_interrupt("nothing was written"), display(hidden) as progress:
+        summary = predict(PredictRequest(model, data, path, unknown, keep, fill, encoding), progress)
     if as_json:
         click.echo(json.dumps({**summary, "out": out, "notes": [note_text(note) for note in summary["notes"]]}))
     elif not quiet:

@@ -7,7 +7,7 @@ import click
 
 from dmtrl import __version__
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import INTERRUPTED, exit_on_error, note_text
+from dmtrl.cli.errors import exit_on_interrupt, note_text
 from dmtrl.tables.discovery import check_model, find_files
 from dmtrl.tables.output import check_output
 
@@ -20,11 +20,9 @@ from dmtrl.tables.output import check_output
 @click.option("--force", is_flag=True, help="Overwrite an existing page.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures of the page as JSON.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
-@click.pass_context
 def command(
-    ctx: click.Context, model: str, data: tuple[str, ...], out: str | None, encoding: str | None, force: bool,
-    as_json: bool, quiet: bool,
-) -> None:  # fmt: skip
+    model: str, data: tuple[str, ...], out: str | None, encoding: str | None, force: bool, as_json: bool, quiet: bool
+) -> None:
     """Write a page about a saved model.
 
     The page is one HTML file that needs no network. It shows the accuracy and the certificate, which tasks are related,
@@ -37,19 +35,15 @@ def command(
       dmtrl report model.dmtrl marks.csv -o marks.html
     """
     path = Path(model).with_suffix(".html") if out is None else Path(out)
-    with exit_on_error():  # quick checks, before the numerical libraries are imported
-        check_model(Path(model))
-        if data:
-            find_files(data, encoding)
-        check_output(path, force, [model, *data])
+    # quick checks, before the numerical libraries are imported
+    check_model(Path(model))
+    if data:
+        find_files(data, encoding)
+    check_output(path, force, [model, *data])
     from dmtrl.workflows.report import report
 
-    try:
-        with exit_on_error(), display(quiet) as progress:
-            found = report(model, data, path, progress, encoding)
-    except KeyboardInterrupt:
-        click.echo("interrupted; nothing was written", err=True)
-        ctx.exit(INTERRUPTED)
+    with exit_on_interrupt("nothing was written"), display(quiet) as progress:
+        found = report(model, data, path, progress, encoding)
     notes = [note_text(note) for note in found["notes"]]
     if as_json:
         more = {"dmtrl": __version__, "model": model, "data": list(data)}

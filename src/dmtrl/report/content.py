@@ -53,6 +53,12 @@ class LineChart:
         _check_figure(self.title, self.alt)
         _check_unique([series.name for series in self.series], f"chart {self.title!r}")
 
+    def drawn(self, series: Series) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """x and y of the points that can be drawn, and which they are: finite, and positive on a logarithmic axis."""
+        x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
+        keep = np.isfinite(x) & np.isfinite(y) & ((x > 0) | (not self.log_x)) & ((y > 0) | (not self.log_y))
+        return x[keep], y[keep], keep
+
 
 @dataclass(frozen=True)
 class ChartGrid:
@@ -180,21 +186,10 @@ def slug(title: str) -> str:
     """
     plain = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode()
     words = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")
-    lost = any(letter.isalnum() and letter.isascii() is False for letter in unicodedata.normalize("NFKD", title))
+    lost = any(letter.isalnum() and not letter.isascii() for letter in unicodedata.normalize("NFKD", title))
     if words and len(words) <= 60 and not lost:
         return words
     return f"{words[:50].rstrip('-') or 'item'}-{sha256(title.encode('utf-8', 'replace')).hexdigest()[:8]}"
-
-
-def finite_points(series: Series, log_x: bool, log_y: bool) -> np.ndarray:
-    """Which points of a series can be drawn: finite, and positive on a logarithmic axis."""
-    x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
-    keep = np.isfinite(x) & np.isfinite(y)
-    if log_x:
-        keep &= x > 0
-    if log_y:
-        keep &= y > 0
-    return np.asarray(keep)
 
 
 def _require(ok: bool, message: str) -> None:

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series
 from dmtrl.report.theme import (
     FEW_POINTS,
     LABELLED_CELLS,
+    LIGHT,
     NARROW_COLUMNS,
-    THEMES,
-    Theme,
     axis_labels,
     colour_indices,
     decimal_ticks,
@@ -45,59 +44,57 @@ class Panel(NamedTuple):
     figure: Any
 
 
-def panels(item: Figure, theme: str = "light") -> list[Panel]:
-    """The panels of an item, each with a `plotly.graph_objects.Figure`."""
+def panels(item: Figure) -> list[Panel]:
+    """The panels of an item in the light theme, each with a `plotly.graph_objects.Figure`."""
     try:
         import plotly.graph_objects as go
     except ImportError as error:
         raise ImportError('Interactive plots need plotly: pip install "dmtrl[report]".') from error
-    draw = _RENDERERS[type(item)]
-    return [Panel(title, go.Figure(traces, layout)) for title, traces, layout in draw(item, THEMES[theme])]
+    return [Panel(title, go.Figure(traces, layout)) for title, traces, layout in _RENDERERS[type(item)](item)]
 
 
 _Drawn = list[tuple[str, list[dict[str, Any]], dict[str, Any]]]
 
 
-def _line_chart(chart: LineChart, theme: Theme) -> _Drawn:
-    return [("", *_curves(chart, colour_indices(chart.series), theme))]
+def _line_chart(chart: LineChart) -> _Drawn:
+    return [("", *_curves(chart, colour_indices(chart.series)))]
 
 
-def _chart_grid(grid: ChartGrid, theme: Theme) -> _Drawn:
+def _chart_grid(grid: ChartGrid) -> _Drawn:
     indices = colour_indices(series for chart in grid.charts for series in chart.series)
     narrow = min(grid.columns, len(grid.charts)) >= NARROW_COLUMNS
-    return [(chart.title, *_curves(chart, indices, theme, narrow)) for chart in grid.charts]
+    return [(chart.title, *_curves(chart, indices, narrow)) for chart in grid.charts]
 
 
 def _curves(
-    chart: LineChart, indices: Mapping[str, int], theme: Theme, narrow: bool = False
+    chart: LineChart, indices: Mapping[str, int], narrow: bool = False
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    traces = [_trace(chart, series, indices[series.name], theme) for series in chart.series]
-    layout = _layout(theme)
-    layout["xaxis"] |= _titled(chart.x_label, theme) | _scale(chart, "x", theme, narrow)
-    layout["yaxis"] |= _titled(chart.y_label, theme) | _scale(chart, "y", theme)
+    traces = [_trace(chart, series, indices[series.name]) for series in chart.series]
+    layout = _layout()
+    layout["xaxis"] |= _titled(chart.x_label) | _scale(chart, "x", narrow)
+    layout["yaxis"] |= _titled(chart.y_label) | _scale(chart, "y")
     if chart.from_zero and not chart.log_x:
         layout["xaxis"]["rangemode"] = "tozero"
     layout["shapes"] = [
         {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height}
-        | {"line": {"color": theme.muted, "width": 1.2, "dash": "dash"}}
+        | {"line": {"color": LIGHT.muted, "width": 1.2, "dash": "dash"}}
         for _, height in chart.references
     ]
     layout["annotations"] = [
         {"text": _safe(shortened(name, 40)), "xref": "paper", "yanchor": "bottom"}
         | ({"x": 1, "xanchor": "right"} if label_at_right(chart, height) else {"x": 0, "xanchor": "left"})
         | {"y": np.log10(height) if chart.log_y else height, "showarrow": False}
-        | {"font": {"color": theme.muted, "size": 12}}
+        | {"font": {"color": LIGHT.muted, "size": 12}}
         for name, height in chart.references
     ]
     return traces, layout
 
 
-def _trace(chart: LineChart, series: Series, index: int, theme: Theme) -> dict[str, Any]:
-    keep = finite_points(series, chart.log_x, chart.log_y)
-    x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
-    colour = theme.series[index % len(theme.series)]
+def _trace(chart: LineChart, series: Series, index: int) -> dict[str, Any]:
+    x, y, keep = chart.drawn(series)
+    colour = LIGHT.series[index % len(LIGHT.series)]
     # colours repeat after seven series: later series are dashed
-    dash = DASHES[series.style] if series.style != "line" or index < len(theme.series) else "dashdot"
+    dash = DASHES[series.style] if series.style != "line" or index < len(LIGHT.series) else "dashdot"
     mode = "markers" if series.style == "points" else "lines+markers" if x.size <= FEW_POINTS else "lines"
     trace = {"type": "scatter", "name": _safe(series.name), "legendgroup": _safe(series.name), "x": x, "y": y}
     trace |= {"mode": mode, "line": {"color": colour, "width": 2.2, "dash": dash}}
@@ -108,13 +105,10 @@ def _trace(chart: LineChart, series: Series, index: int, theme: Theme) -> dict[s
     return trace
 
 
-def _scale(chart: LineChart, axis: str, theme: Theme, narrow: bool = False) -> dict[str, Any]:
+def _scale(chart: LineChart, axis: str, narrow: bool = False) -> dict[str, Any]:
     if not (chart.log_x if axis == "x" else chart.log_y):
         return {}
-    values = [
-        np.asarray(getattr(series, axis), dtype=float)[finite_points(series, chart.log_x, chart.log_y)]
-        for series in chart.series
-    ]
+    values = [chart.drawn(series)["xy".index(axis)] for series in chart.series]
     heights = [height for _, height in chart.references] if axis == "y" else []
     drawn = np.concatenate([*values, heights])
     scale: dict[str, Any] = {"type": "log", "exponentformat": "power"}
@@ -126,17 +120,17 @@ def _scale(chart: LineChart, axis: str, theme: Theme, narrow: bool = False) -> d
     scale["dtick"] = "D2" if decades < (1.0 if narrow else 2.3) else max(1, int(np.ceil(decades / 7)))
     if decades < 2.3 or decimal_ticks(drawn.min(), drawn.max()):
         return scale | {"tickformat": "~g"}
-    return scale | {"tickfont": {"size": 10, "color": theme.muted}}  # plotly draws powers larger than other ticks
+    return scale | {"tickfont": {"size": 10, "color": LIGHT.muted}}  # plotly draws powers larger than other ticks
 
 
-def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
+def _heat_map(heat: HeatMap) -> _Drawn:
     square = heat.columns is None
     letters = AXIS_LETTERS if square else WIDE_LETTERS
     sides = [heat.labels if heat.columns is None else heat.columns, heat.labels]  # x, y
     names = [_distinct([_full(label) for label in labels]) for labels in sides]
     rows = heat.short or heat.labels
     ticks = [[_safe(word) for word in axis_labels(side, letters)] for side in (heat.columns or rows, rows)]
-    steps = len(theme.diverging) - 1
+    steps = len(LIGHT.diverging) - 1
     gap = 1 if max(map(len, names)) <= LABELLED_CELLS else 0
     drawn: _Drawn = []
     for title, matrix in heat.panels:
@@ -147,40 +141,40 @@ def _heat_map(heat: HeatMap, theme: Theme) -> _Drawn:
             "y": names[1],
             "zmin": -heat.limit,
             "zmax": heat.limit,
-            "colorscale": [[step / steps, colour] for step, colour in enumerate(theme.diverging)],
+            "colorscale": [[step / steps, colour] for step, colour in enumerate(LIGHT.diverging)],
             "hoverongaps": False,
             "showscale": False,
             "xgap": gap,
             "ygap": gap,
             "hovertemplate": "%{y}<br>%{x}<br><b>%{z:.4f}</b><extra></extra>",
         }
-        layout = _layout(theme)
+        layout = _layout()
         for axis, words, texts in zip(("xaxis", "yaxis"), names, ticks, strict=True):
             step = -(-len(words) // LABELLED_CELLS)
             layout[axis] |= {
                 "type": "category",
                 "showgrid": False,
-                "tickcolor": theme.background,
+                "tickcolor": LIGHT.background,
                 "showline": False,
                 "constrain": "domain",
                 "tickmode": "array",
                 "tickvals": words[::step],
                 "ticktext": texts[::step],
-                "tickfont": {"size": 11, "color": theme.muted},
+                "tickfont": {"size": 11, "color": LIGHT.muted},
             }
         layout["xaxis"]["tickangle"] = -90 if max(map(len, ticks[0])) > 2 else 0
         layout["yaxis"] |= {"autorange": "reversed"} | ({"scaleanchor": "x"} if square else {})
         # page.js uses these to label as many rows as fit, and more after zooming in
         layout["meta"] = {"xaxis": ticks[0], "yaxis": ticks[1]}
         layout["plot_bgcolor"] = (
-            theme.background if np.isfinite(np.asarray(matrix, dtype=float)).all() else theme.missing
+            LIGHT.background if np.isfinite(np.asarray(matrix, dtype=float)).all() else LIGHT.missing
         )
         layout["margin"] = {"l": 4, "r": 4, "t": 4, "b": 4}
         drawn.append((title, [trace], layout))
     return drawn
 
 
-def _dot_plot(chart: DotPlot, theme: Theme) -> _Drawn:
+def _dot_plot(chart: DotPlot) -> _Drawn:
     names = _distinct([_full(name) for name in chart.rows])
     values = [np.asarray(dots, dtype=float) for _, dots in chart.dots]
     traces: list[dict[str, Any]] = []
@@ -188,65 +182,65 @@ def _dot_plot(chart: DotPlot, theme: Theme) -> _Drawn:
         joined = np.column_stack([values[0], values[1], np.full(len(names), np.nan)]).ravel()
         traces.append(
             {"type": "scatter", "x": joined, "y": [name for name in names for _ in range(3)], "mode": "lines"}
-            | {"line": {"color": theme.missing, "width": 3}, "hoverinfo": "skip", "zorder": 0}
+            | {"line": {"color": LIGHT.missing, "width": 3}, "hoverinfo": "skip", "zorder": 0}
         )
     for index, (name, _) in enumerate(chart.dots):
-        marker = {"color": theme.series[index % len(theme.series)], "size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)]}
+        marker = {"color": LIGHT.series[index % len(LIGHT.series)], "size": 9, "symbol": SYMBOLS[index % len(SYMBOLS)]}
         traces.append(
             {"type": "scatter", "mode": "markers", "name": _safe(name), "legendgroup": _safe(name), "marker": marker}
             | {"x": values[index], "y": names, "zorder": len(values) - index, "meta": _full(name)}
             | {"hovertemplate": "%{y}<br>%{meta}: <b>%{x:.6~g}</b><extra></extra>"}
         )
     if chart.marked:
-        ring = {"color": theme.ink, "size": 17, "symbol": "circle-open", "line": {"width": 2}}
+        ring = {"color": LIGHT.ink, "size": 17, "symbol": "circle-open", "line": {"width": 2}}
         traces.append(
             {"type": "scatter", "mode": "markers", "name": _safe(chart.mark), "legendgroup": _safe(chart.mark)}
             | {"x": values[0][list(chart.marked)], "y": [names[place] for place in chart.marked], "marker": ring}
             | {"hoverinfo": "skip", "zorder": len(values) + 1}
         )
-    layout = _layout(theme)
-    layout["xaxis"] |= _titled(chart.x_label, theme) | {"showgrid": True}
+    layout = _layout()
+    layout["xaxis"] |= _titled(chart.x_label) | {"showgrid": True}
     layout["yaxis"] |= {"type": "category", "categoryarray": names, "range": [len(names) - 0.5, -0.5]}
     layout["yaxis"] |= {"tickmode": "array"}
     layout["yaxis"] |= {"tickvals": names, "ticktext": [_safe(word) for word in axis_labels(chart.rows, 24)]}
     return [("", traces, layout)]
 
 
-def _layout(theme: Theme) -> dict[str, Any]:
+def _layout() -> dict[str, Any]:
     axis = {
-        "gridcolor": theme.grid,
+        "gridcolor": LIGHT.grid,
         "gridwidth": 1,
-        "linecolor": theme.muted,
+        "linecolor": LIGHT.muted,
         "showline": True,
         "ticks": "outside",
         "ticklen": 4,
-        "tickcolor": theme.muted,
-        "tickfont": {"color": theme.muted, "size": 12},
+        "tickcolor": LIGHT.muted,
+        "tickfont": {"color": LIGHT.muted, "size": 12},
         "zeroline": False,
         "automargin": True,
     }
     return {
         "template": "none",
-        "font": {"family": FONT, "size": 13, "color": theme.ink},
-        "paper_bgcolor": theme.background,
-        "plot_bgcolor": theme.background,
+        "font": {"family": FONT, "size": 13, "color": LIGHT.ink},
+        "paper_bgcolor": LIGHT.background,
+        "plot_bgcolor": LIGHT.background,
         "margin": {"l": 8, "r": 12, "t": 12, "b": 8},
         "hoverlabel": {
-            "bgcolor": theme.background,
-            "bordercolor": theme.muted,
-            "font": {"family": FONT, "size": 13, "color": theme.ink},
+            "bgcolor": LIGHT.background,
+            "bordercolor": LIGHT.muted,
+            "font": {"family": FONT, "size": 13, "color": LIGHT.ink},
             "align": "left",
         },
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "hovermode": "closest",
         "xaxis": dict(axis, showgrid=False),
         # invisible ticks keep the labels away from the plot
-        "yaxis": dict(axis, showline=False, tickcolor=theme.background),
+        "yaxis": dict(axis, showline=False, tickcolor=LIGHT.background),
     }
 
 
-def _titled(label: str, theme: Theme) -> dict[str, Any]:
-    return {"title": {"text": _safe(label), "font": {"color": theme.ink, "size": 13}, "standoff": 10}}
+def _titled(label: str) -> dict[str, Any]:
+    return {"title": {"text": _safe(label), "font": {"color": LIGHT.ink, "size": 13}, "standoff": 10}}
 
 
 def _safe(text: str) -> str:
@@ -269,7 +263,7 @@ def _distinct(names: list[str]) -> list[str]:
     return distinct
 
 
-_RENDERERS: dict[type, Callable[[Any, Theme], _Drawn]] = {
+_RENDERERS: dict[type, Callable[[Any], _Drawn]] = {
     LineChart: _line_chart,
     ChartGrid: _chart_grid,
     HeatMap: _heat_map,

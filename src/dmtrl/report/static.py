@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series, finite_points
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series
 from dmtrl.report.theme import (
     FEW_POINTS,
     LABELLED_CELLS,
@@ -127,8 +127,7 @@ def _curves(axes: Any, chart: LineChart, indices: Mapping[str, int]) -> dict[str
 
 
 def _curve(axes: Any, chart: LineChart, series: Series, index: int) -> Any:
-    keep = finite_points(series, chart.log_x, chart.log_y)
-    x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
+    x, y, _ = chart.drawn(series)
     colour = LIGHT.series[index % len(LIGHT.series)]
     # colours repeat after seven series: later series are dashed
     dash = "-." if series.style == "line" and index >= len(LIGHT.series) else DASHES[series.style]

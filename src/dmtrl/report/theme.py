@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dmtrl.report.content import LineChart, Series, finite_points
+from dmtrl.report.content import LineChart, Series
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,15 @@ DARK = Theme(
 FEW_POINTS = 3  # a curve with at most this many points gets markers
 NARROW_COLUMNS = 3  # with this many panels side by side, each has little space for ticks
 LABELLED_CELLS = 40  # labels on an axis of a heat map; on the page, hovering shows the others
-THEMES = {"light": LIGHT, "dark": DARK}
 
 
 def colour_map(start: Theme, end: Theme) -> dict[str, str]:
     """The counterpart in `end` of each colour of `start`."""
-    pairs = {start.background: end.background, start.ink: end.ink, start.muted: end.muted, start.grid: end.grid}
-    pairs[start.missing] = end.missing
-    for old, new in ((start.series, end.series), (start.diverging, end.diverging)):
-        pairs.update(zip(old, new, strict=True))
-    return pairs
+    old, new = (
+        (theme.background, theme.ink, theme.muted, theme.grid, theme.missing, *theme.series, *theme.diverging)
+        for theme in (start, end)
+    )
+    return dict(zip(old, new, strict=True))
 
 
 def colour_indices(series: Iterable[Series]) -> dict[str, int]:
@@ -155,8 +154,7 @@ def label_at_right(chart: LineChart, height: float) -> bool:
     """Whether the label of a reference line belongs at the right: the end with more distance from the curves."""
     places, distances = [], []
     for series in chart.series:
-        keep = finite_points(series, chart.log_x, chart.log_y)
-        x, y = np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep]
+        x, y, _ = chart.drawn(series)
         places.append(np.log(x) if chart.log_x else x)
         distances.append(np.abs(np.log(y / height) if chart.log_y else y - height))
     place, distance = np.concatenate(places), np.concatenate(distances)

@@ -34,7 +34,6 @@ class ModelFacts:
     """
 
     names: Sequence[str]
-    tasks: int
     covariance: TaskCovariance
     relations_learned: bool
     certificate: Certificate
@@ -49,7 +48,7 @@ class ModelFacts:
     scaled: bool = False  # whether the features were standardised
     history: Sequence[Mapping[str, Any]] = ()
     rows: int | None = None
-    unit_rows: np.ndarray | None = None  # the number of rows of the task of each unit
+    task_rows: np.ndarray | None = None  # the number of rows of each task
     kappa: float = 0.0  # strength of the own parts
     shares: np.ndarray | None = None  # of each task: how much of its coefficients is common, related and its own
     classes: Sequence[str] = ()
@@ -58,10 +57,8 @@ class ModelFacts:
     held_out: HeldOut | None = None
     metrics: Metrics | None = None  # on held-out rows
     comparison: Comparison | None = None
-    comparable: bool = True  # whether the data of the fit allows a comparison
     truth: np.ndarray | None = None
-    clear: np.ndarray | None = None  # which correlations have an interval without zero
-    clear_level: float = 0.9  # of these intervals
+    intervals: CorrelationIntervals | None = None  # of the correlations
     record: str = ""
     more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # additional key figures
     study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/results.py
@@ -72,14 +69,9 @@ class ModelFacts:
         return bool(self.study and self.study.get("noisy"))
 
     @property
-    def units(self) -> str:
-        """What the rows are: tasks, or pairs of a task and a class."""
-        return "tasks" if len(self.names) == self.tasks else "pairs of task and class"
-
-    @property
     def tiny(self) -> np.ndarray:
-        """Which units have very few rows; none if the numbers of rows are not known."""
-        return np.zeros(len(self.names), dtype=bool) if self.unit_rows is None else tiny_tasks(self.unit_rows)
+        """Which tasks have very few rows; none if the numbers of rows are not known."""
+        return np.zeros(len(self.names), dtype=bool) if self.task_rows is None else tiny_tasks(self.task_rows)
 
 
 def model_facts(
@@ -102,12 +94,16 @@ def model_facts(
     names = [str(plain(name)) for name in model.tasks_]
     if model.layout_ == "alone" and len(names) == 1:
         names = ["all rows"]
+    if intervals is not None and len(intervals.without_zero) != len(names):
+        raise ValueError(
+            f"the intervals are of {len(intervals.without_zero)} tasks and the model has {len(names)}; pass the result "
+            "of its own correlation_intervals"
+        )
     if comparison is None and X is not None and len(model.tasks_) > 1:
         comparison = model.compare(X, y, tasks, sample_weight)
     mapped = model.feature_map_ is not None
     return ModelFacts(
         names=names,
-        tasks=len(model.tasks_),
         covariance=model.covariance_,
         relations_learned=is_learned(model.relationship),
         certificate=model.certificate_,
@@ -124,16 +120,14 @@ def model_facts(
         scaled=preparation is not None and preparation.width is None,
         history=list(getattr(model, "history_", [])),
         rows=None if X is None else _count_rows(X, y),
-        unit_rows=None if model.task_rows_ is None else np.repeat(model.task_rows_, len(names) // len(model.tasks_)),
+        task_rows=model.task_rows_,
         classes=[str(plain(name)) for name in getattr(model, "classes_", [])],
         target="" if preparation is None else str(preparation.target),
         task_column="" if preparation is None else str(preparation.task),
         held_out=held_out_error(model, comparison or None, X, y, tasks, sample_weight),
         metrics=metrics_of(model, comparison or None),
         comparison=comparison or None,
-        clear=None if intervals is None else _clear(model, intervals),
-        clear_level=0.9 if intervals is None else intervals.level,
-        comparable=len(model.tasks_) > 1,
+        intervals=intervals,
         record=_record(model),
         study=getattr(model, "study_", None),
     )
@@ -145,16 +139,6 @@ def _coefficient_names(model: Any, preparation: Any) -> list[str]:
     if np.ndim(model.coef_) == 2:
         return names
     return [f"{name} ({plain(label)})" for label in model.classes_ for name in names]
-
-
-def _clear(model: Any, intervals: CorrelationIntervals) -> np.ndarray:
-    """Which pairs of the model's tasks have an interval without zero."""
-    if len(intervals.without_zero) != len(model.tasks_):
-        raise ValueError(
-            f"the intervals are of {len(intervals.without_zero)} tasks and the model has {len(model.tasks_)}; pass the "
-            "result of its own correlation_intervals"
-        )
-    return intervals.without_zero
 
 
 def _feature_names(model: Any, preparation: Any) -> list[str]:
@@ -185,7 +169,7 @@ def percent(share: float) -> str:
     """A share as a percentage with two digits, rounded up so that it is an upper bound."""
     if share <= 0:
         return "0 %"
-    if share == float("inf"):
+    if not np.isfinite(share):
         return "unknown"
     size = floor(log10(100 * share)) - 1
     if size < -9:

@@ -87,7 +87,7 @@ def _share_table(comparison: Comparison, names: list[str]) -> list[Item]:
 
 
 def _how_to_compare(facts: ModelFacts) -> str:
-    if not facts.comparable:
+    if len(facts.names) == 1:
         return "The model has one task, so there is no other task to share with."
     return (
         "This section needs the data of the fit. **To add it**, run `dmtrl report MODEL DATA`, or in Python call "

@@ -140,12 +140,7 @@ def baseline_error(
         residual = y[rows] - (total_y[task] - weight * y[rows]) / others
         errors = np.bincount(task, weights=weight * residual**2, minlength=len(total))
         total = np.bincount(task, weights=weight, minlength=len(total))
-    known = total > 0
-    if not known.any():
-        return None
-    if over == "rows":
-        return float(errors.sum() / total.sum())
-    return float((errors[known] / total[known]).mean())
+    return _mean(errors, total, over)
 
 
 def baseline_loss(
@@ -172,7 +167,15 @@ def baseline_loss(
         one, names = (loss.inner, np.unique(y)) if isinstance(loss, OneVsRest) else (loss, np.unique(y)[-1:])
         targets = [np.where(y == name, 1.0, -1.0) for name in names]
         errors = np.sum([_least_losses(one, target, task, weight) for target in targets], axis=0)
-    return float(errors.sum() / total.sum()) if over == "rows" else float((errors / total).mean())
+    return _mean(errors, total, over)
+
+
+def _mean(errors: np.ndarray, total: np.ndarray, over: str) -> float | None:
+    """The mean over rows, or over tasks with rows; None if there is none. total: the weight of each task."""
+    known = total > 0
+    if not known.any():
+        return None
+    return float(errors.sum() / total.sum()) if over == "rows" else float((errors[known] / total[known]).mean())
 
 
 def _loss_of(model: Any) -> AnyLoss:

@@ -91,7 +91,7 @@ def write_model_page(
 def _title(facts: ModelFacts) -> str:
     if facts.target and facts.task_column:
         return f"{facts.target} by {facts.task_column}"
-    return f"Models of {facts.tasks:,} related tasks" if facts.tasks > 1 else "Model of one task"
+    return f"Models of {len(facts.names):,} related tasks" if len(facts.names) > 1 else "Model of one task"
 
 
 def page_from_facts(facts: ModelFacts, title: str) -> Page:
@@ -106,26 +106,22 @@ def page_from_facts(facts: ModelFacts, title: str) -> Page:
     ]
     if facts.study is not None:
         sections.insert(1, sites.site_section(facts.study))
-    proven = f"The objective is proven to be within {percent(facts.certificate.relative_gap)} of the optimum."
+    gap = facts.certificate.relative_gap
+    proven = f"The objective is proven to be within {percent(gap)} of the optimum."
     if facts.noisy:
-        proven = "Noise was added to what left the sites." + ("" if np.isinf(facts.certificate.relative_gap) else
-            f" The objective of the noisy problem is within {percent(facts.certificate.relative_gap)} of its optimum."
-        )  # fmt: skip
-    count = f"{facts.tasks:,} tasks, each with its own model" if facts.tasks > 1 else "One task with one model"
+        proven = "Noise was added to what left the sites."
+        if np.isfinite(gap):
+            proven += f" The objective of the noisy problem is within {percent(gap)} of its optimum."
     target = f" of {literal(facts.target)}" if facts.target else ""
-    lead = " ".join(
-        part
-        for part in (
-            f"{count}{target}."
-            + (" The models and the relations between tasks were learned together." if facts.tasks > 1 else ""),
-            related.headline(facts, found) if facts.tasks > 1 else "",
-            held_out.headline(facts.held_out),
-            gains.headline(facts),
-            proven,
-        )
-        if part
-    )
-    return Page(title, lead, sections, literal(facts.record))
+    parts = [f"One task with one model{target}."]
+    if len(facts.names) > 1:
+        parts = [
+            f"{len(facts.names):,} tasks, each with its own model{target}.",
+            "The models and the relations between tasks were learned together.",
+            related.headline(facts, found),
+        ]
+    parts += [held_out.headline(facts.held_out), gains.headline(facts), proven]
+    return Page(title, " ".join(part for part in parts if part), sections, literal(facts.record))
 
 
 def _accuracy(facts: ModelFacts) -> Section:
@@ -133,7 +129,7 @@ def _accuracy(facts: ModelFacts) -> Section:
     figures = [
         ("proven distance from the optimum", percent(certificate.relative_gap)),
         *_held_out_figures(facts),
-        ("tasks", f"{facts.tasks:,}"),
+        ("tasks", f"{len(facts.names):,}"),
         *([("rows", f"{facts.rows:,}")] if facts.rows is not None else []),
         ("features", f"{facts.features:,}"),
         *([("classes", f"{len(facts.classes):,}")] if facts.classes else []),
@@ -141,13 +137,10 @@ def _accuracy(facts: ModelFacts) -> Section:
         ("lambda", f"{facts.reg_lambda:.3g}"),
         ("common component", f"{facts.tau:.3g}" if facts.tau > 0 else "none"),
         *([("own parts", f"{facts.kappa:.3g}")] if facts.kappa > 0 else []),
-        *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and facts.tasks > 1 else []),
+        *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and len(facts.names) > 1 else []),
         *facts.more,
     ]
-    best = (
-        "no weights and no task covariance" if facts.relations_learned else "no weights with the given task covariance"
-    )
-    within = percent(certificate.relative_gap)
+    given = "and no task covariance" if facts.relations_learned else "with the given task covariance"
     if np.isinf(certificate.relative_gap):
         text = (
             "**There is no certificate.** Its sums would be further releases about the rows of the sites, and were "
@@ -156,8 +149,9 @@ def _accuracy(facts: ModelFacts) -> Section:
         return Section("Accuracy", [KeyFigures("Key figures of the model", figures[1:]), Text(text)])
     text = (
         f"**The certificate.** The objective of this model is {format_number(certificate.primal)}, and the optimum is "
-        f"at least {format_number(certificate.dual)}, so the model is **within {within} of the optimum**. This is "
-        f"proven, not estimated: {best} can do better on this data with the {facts.loss} loss and these strengths."
+        f"at least {format_number(certificate.dual)}, so the model is **within {percent(certificate.relative_gap)} of "
+        f"the optimum**. This is proven, not estimated: no weights {given} can do better on this data with the "
+        f"{facts.loss} loss and these strengths."
     )
     if facts.noisy:
         text += " The data here are the noisy ones that left the sites, not the rows."
@@ -198,7 +192,7 @@ def _where_to_look(facts: ModelFacts) -> str:
         return f"For the error on held-out rows, see [where sharing helps](#section-{slug(gains.TITLE)})."
     if facts.held_out is not None:
         return "For the error on held-out rows, see above."
-    if not facts.comparable:
+    if len(facts.names) == 1:
         return (
             "To measure the error on held-out rows, use `MTRLRegressorCV`, `MTRLClassifierCV`, or `dmtrl fit` without "
             "`--lambda`."
@@ -209,22 +203,18 @@ def _where_to_look(facts: ModelFacts) -> str:
 def _coefficients(facts: ModelFacts, found: Relations) -> Section:
     title = "Which features matter"
     if facts.coef is None:
-        return Section(
-            title,
-            [
-                Text(
-                    "The features were mapped before the fit (by random Fourier features, splines or another "
-                    "`feature_map`), so the coefficients do not belong to features of the data and are not shown."
-                )
-            ],
+        mapped = (
+            "The features were mapped before the fit (by random Fourier features, splines or another `feature_map`), "
+            "so the coefficients do not belong to features of the data and are not shown."
         )
+        return Section(title, [Text(mapped)])
     size = np.abs(facts.coef).mean(axis=0)
     order = np.argsort(-size, kind="stable")
     shown = order[:MAX_FEATURES]
     columns = [facts.feature_names[j] for j in shown]
     values = found.means(facts.coef[:, shown])
     limit = float(np.abs(values).max()) or 1.0
-    what = f"means over each group of {facts.units}" if found.grouped else f"one row for each of the {facts.units}"
+    what = "means over each group of tasks" if found.grouped else "one row for each of the tasks"
     some = (
         f"The {len(shown)} of {len(order):,} features with the largest mean absolute coefficient"
         if len(shown) < len(order)
@@ -249,16 +239,14 @@ def _coefficients(facts: ModelFacts, found: Relations) -> Section:
     items: list[Item] = [heat]
     if facts.common is not None:
         items.append(_common(facts))
+    common = [] if facts.common is None else ["common component"]
     rows = [
         [facts.feature_names[j], float(size[j])]
         + [float(value) for value in (facts.coef[:, j].mean(), facts.coef[:, j].min(), facts.coef[:, j].max())]
         + ([] if facts.common is None else [float(facts.common[j])])
         for j in order[:200]
     ]
-    heads = [
-        "feature", "mean absolute", "mean", "smallest", "largest",
-        *([] if facts.common is None else ["common component"]),
-    ]  # fmt: skip
+    heads = ["feature", "mean absolute", "mean", "smallest", "largest", *common]
     caption = "" if len(order) <= 200 else f"The first 200 of {len(order):,} features by mean absolute coefficient."
     items.append(Table("Coefficients by feature", heads, rows, caption))
     return Section(title, items)
@@ -289,7 +277,7 @@ def _training(facts: ModelFacts) -> Section:
         ("rounds", f"{len(rounds):,}"),
         ("seconds", f"{seconds[-1]:.3g}"),
         ("messages", format_bytes(1e6 * megabytes[-1])),
-        ("first relative gap", percent(gap[0]) if np.isfinite(gap[0]) else "unknown"),
+        ("first relative gap", percent(gap[0])),
         ("last relative gap", percent(gap[-1])),
     ]
     # a subset of the rounds, evenly spaced, with the last one
@@ -300,8 +288,7 @@ def _training(facts: ModelFacts) -> Section:
             label,
             "relative gap",
             [Series("relative gap", along[keep].tolist(), gap[keep].tolist())],
-            f"The gap falls from {percent(gap[0]) if np.isfinite(gap[0]) else 'unknown'} to {percent(gap[-1])} "
-            f"over {along[-1]:.3g} {label}.",
+            f"The gap falls from {percent(gap[0])} to {percent(gap[-1])} over {along[-1]:.3g} {label}.",
             log_y=True,
             references=_tol_line(facts, gap),
             from_zero=True,

@@ -57,6 +57,11 @@ class Relations:
     sampled: bool
 
     @property
+    def any(self) -> bool:
+        """Whether any two tasks are related."""
+        return bool(self.alike or self.opposed)
+
+    @property
     def grouped(self) -> bool:
         """Whether the rows of the heat map are groups of tasks."""
         return len(self.cells) < len(self.vectors)
@@ -116,37 +121,29 @@ def _renumbered(groups: np.ndarray) -> np.ndarray:
     return np.asarray(np.argsort(np.argsort(first))[inverse])
 
 
-def any_related(found: Relations) -> bool:
-    return bool(found.alike or found.opposed)
-
-
 def headline(facts: ModelFacts, found: Relations) -> str:
     """One sentence about the relations for the top of the page."""
-    if len(facts.names) == 1:
-        return "There is only one task, so there is no other task to share with."
-    if not any_related(found):
-        return f"No two {facts.units} are related: each was in effect learned alone."
+    if not found.any:
+        return "No two tasks are related: each was in effect learned alone."
     sentences = []
     count = int((~facts.tiny).sum())
     joint = [int(size) for size in np.bincount(found.groups[~facts.tiny]) if size > 1]
     if len(joint) == 1 and joint[0] == count:
-        sentences.append(f"All {joint[0]:,} {facts.units}{_left_out(facts)} are alike.")
+        sentences.append(f"All {joint[0]:,} tasks{_left_out(facts)} are alike.")
     elif found.grouped:
-        sentences.append(
-            f"The {len(facts.names):,} {facts.units} form {len(found.cells):,} groups of similar {facts.units}."
-        )
+        sentences.append(f"The {len(facts.names):,} tasks form {len(found.cells):,} groups of similar tasks.")
     elif joint:
         loose = count - sum(joint)
         alone = f"; {loose:,} {'is' if loose == 1 else 'are'} in no group" if loose else ""
         groups = f"{len(joint)} group{'s' if len(joint) > 1 else ''}"
         some = f"{sum(joint):,} of {count:,}" if loose else f"The {count:,}"
-        sentences.append(f"{some} {facts.units}{_left_out(facts)} form {groups}{alone}.")
+        sentences.append(f"{some} tasks{_left_out(facts)} form {groups}{alone}.")
     if found.opposed:
         pair = found.opposed[0]
         first, second = literal(facts.names[pair.first]), literal(facts.names[pair.second])
         sentences.append(f"Most opposed: {first} and {second} ({_signed(pair.value)}).")
     else:
-        sentences.append(f"No two {facts.units} are opposed.")
+        sentences.append("No two tasks are opposed.")
     return " ".join(sentences)
 
 
@@ -162,15 +159,13 @@ def relation_section(facts: ModelFacts, found: Relations) -> Section:
         )
     source = "learned from the data" if facts.relations_learned else "given, not learned from the data"
     reading = (
-        f"The correlation of two {facts.units} measures how similar their models are. +1 means that features have the "
+        f"The correlation of two tasks measures how similar their models are. +1 means that features have the "
         "same effect in both. 0 means unrelated: neither learns from the other. −1 means **opposed**: features have "
         f"opposite effects, and each still learns from the other. These correlations were {source}."
     )
     items: list[Item] = [Text(reading)]
-    if not any_related(found):
-        items.append(
-            Text(f"**No two {facts.units} are related**: every correlation is between −{WEAK:g} and {WEAK:g}.")
-        )
+    if not found.any:
+        items.append(Text(f"**No two tasks are related**: every correlation is between −{WEAK:g} and {WEAK:g}."))
     items += [
         *([_heat_map(facts, found)] if len(found.cells) > 1 else []),  # a single cell shows nothing
         *_pair_tables(facts, found),
@@ -182,26 +177,25 @@ def relation_section(facts: ModelFacts, found: Relations) -> Section:
 
 def _heat_map(facts: ModelFacts, found: Relations) -> HeatMap:
     m = len(facts.names)
-    what = f"groups of {facts.units}" if found.grouped else facts.units
+    what = "groups of tasks" if found.grouped else "tasks"
     if found.grouped:
         caption = (
-            f"{m:,} {facts.units} in {len(found.cells)} groups. A cell shows the **mean** correlation between the "
+            f"{m:,} tasks in {len(found.cells)} groups. A cell shows the **mean** correlation between the "
             "tasks of two groups, or on the diagonal between different tasks of one group. "
         )
     else:
-        caption = f"One row and one column for each of the {facts.units}. "
+        caption = "One row and one column for each of the tasks. "
     caption += "Rows are ordered by similarity: related tasks are adjacent, next to tasks that are opposed to them. "
     caption += "Hover over a cell to see the pair and its value. Drag to zoom in, double-click to zoom out."
     panels = [("", found.matrix)]
+    order = [int(tasks[0]) for tasks in found.cells]
     if facts.truth is not None and not found.grouped:
-        order = [int(tasks[0]) for tasks in found.cells]
         panels = [("learned", found.matrix), ("true", facts.truth[np.ix_(order, order)])]
-    if facts.clear is not None and facts.truth is None and not found.grouped:
-        order = [int(tasks[0]) for tasks in found.cells]
-        clear = facts.clear[np.ix_(order, order)]
+    elif facts.intervals is not None and not found.grouped:
+        clear = facts.intervals.without_zero[np.ix_(order, order)]
         panels = [("learned", found.matrix), ("clearly not zero", np.where(clear, found.matrix, np.nan))]
         pairs = np.triu_indices(m, 1)
-        level, kept = facts.clear_level, f"{int(clear[pairs].sum()):,} of {len(pairs[0]):,}"
+        level, kept = facts.intervals.level, f"{int(clear[pairs].sum()):,} of {len(pairs[0]):,}"
         caption += (
             f" On the right, pairs whose {level:.0%} interval contains zero are left blank: the rows do not tell if "
             f"they are related. {kept} pairs remain; of pairs that are not related, {1 - level:.0%} remain by chance."
@@ -269,7 +263,7 @@ def _task_table(facts: ModelFacts, found: Relations) -> Table:
     shown = np.arange(m) if m <= MAX_LISTED else np.linspace(0, m - 1, MAX_LISTED).astype(int)
     nearest = nearest_tasks(found.vectors[shown])
     names = [facts.names[int(i)] for i in shown]
-    count, tiny = facts.unit_rows, facts.tiny
+    count, tiny = facts.task_rows, facts.tiny
     rows: list[list[object]] = []
     for i, name in enumerate(names):
         row: list[object] = [name, found.group_number(int(found.groups[shown[i]])), None, None, None, None]

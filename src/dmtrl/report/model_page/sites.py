@@ -8,20 +8,21 @@ from typing import Any
 from dmtrl.report.content import Section, Table, Text
 from dmtrl.report.theme import literal
 
-TITLE = "Sites"
+COLUMNS = {
+    "site": "site",
+    "task": "name",
+    "rows, rounded down": "rows",
+    "error, cross-validation": "cv_error",
+    "held-out rows, rounded down": "held_out_rows",
+    "error, held out": "error",
+}
 
 
 def site_section(study: Mapping[str, Any]) -> Section:
     """Rows and errors of the tasks of each site. study: `model.study_`, a StudyResult as plain values."""
-    tasks = study["tasks"]
     left_out = f" Left out because they stayed away: {literal(', '.join(study['lost']))}." if study["lost"] else ""
-    rows = [
-        [task["site"], task["name"], task["rows"], _shown(task["cv_error"]), task["held_out_rows"],
-         _shown(task["error"])]
-        for task in tasks
-    ]  # fmt: skip
     return Section(
-        TITLE,
+        "Sites",
         [
             Text(
                 f"The study {literal(study['study'])} (hash {study['hash'][:16]}) ran at {len(study['sites'])} sites. "
@@ -30,21 +31,10 @@ def site_section(study: Mapping[str, Any]) -> Section:
             Text(f"**Privacy.** {literal(study['privacy'])}"),
             Table(
                 "Tasks of each site",
-                [
-                    "site",
-                    "task",
-                    "rows, rounded down",
-                    "error, cross-validation",
-                    "held-out rows, rounded down",
-                    "error, held out",
-                ],
-                rows,
+                list(COLUMNS),
+                [[task[key] for key in COLUMNS.values()] for task in study["tasks"]],
                 "Numbers of rows are rounded down to a multiple of the threshold of the study. Errors are error rates "
                 "for classes and mean squared errors for numbers.",
             ),
         ],
     )
-
-
-def _shown(error: float | None) -> float | None:
-    return None if error is None else float(error)
