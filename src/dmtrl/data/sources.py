@@ -109,10 +109,6 @@ class SourcePlan:
         ----------
         tasks : ndarray of int
             Task numbers.
-
-        Returns
-        -------
-        SourcePlan
         """
         return replace(self, names=self.names[tasks], work=self.work[tasks])
 
@@ -126,10 +122,6 @@ class SourcePlan:
         shards : int or sequence of int, default=1
             Number of shards into which each task may be cut, so that one task can use several workers. Shards on
             the same worker are joined.
-
-        Returns
-        -------
-        list of Source
         """
         per_task = shards_per_task(self.m, workers, shards)
         work = np.append(0, np.cumsum(np.repeat(self.work / per_task, per_task)))
@@ -157,10 +149,6 @@ class SourcePlan:
             Task names.
         work : sequence of float, default=None
             Relative amount of work of each task, such as its number of rows. None means equal amounts.
-
-        Returns
-        -------
-        SourcePlan
         """
         names = _as_objects(tasks)
         if len(names) == 0 or len(set(names)) < len(names):
@@ -205,10 +193,6 @@ class SourcePlan:
             row needs a class.
         constant : float, default=None
             Append a feature with this value, for `intercept_ridge`.
-
-        Returns
-        -------
-        SourcePlan
         """
         table = open_files([paths] if isinstance(paths, str | Path) else list(paths))
         if task is None:
@@ -251,10 +235,6 @@ class SourcePlan:
             row needs a class.
         constant : float, default=None
             Append a feature with this value, for `intercept_ridge`.
-
-        Returns
-        -------
-        SourcePlan
         """
         names = open_dataset(str(url)).schema.names
         roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant)

@@ -123,10 +123,6 @@ class TaskData:
         ----------
         tasks : ndarray of int
             Task numbers.
-
-        Returns
-        -------
-        TaskData
         """
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
@@ -146,10 +142,6 @@ class TaskData:
         shards : int or sequence of int, default=1
             Number of shards into which each task may be cut, so that one task can use several workers. Shards on
             the same worker are joined.
-
-        Returns
-        -------
-        list of Blocks
         """
         per_task = shards_per_task(self.m, workers, shards)
         task = np.repeat(np.arange(self.m), per_task)
@@ -172,10 +164,6 @@ class TaskData:
         shards : int or sequence of int, default=1
             Number of shards into which each task may be cut, so that one task can use several workers. Shards on
             the same worker are joined.
-
-        Returns
-        -------
-        list of Source
         """
         return list(self.partition(workers, shards))
 

@@ -56,10 +56,6 @@ class Loss:
             Predictions.
         y : float or ndarray
             Labels.
-
-        Returns
-        -------
-        float or ndarray
         """
         return _elementwise(scalar.loss_value, self.id, self.param, z, y)
 
@@ -72,10 +68,6 @@ class Loss:
             Dual variables.
         y : float or ndarray
             Labels.
-
-        Returns
-        -------
-        float or ndarray
         """
         return _elementwise(scalar.loss_conjugate, self.id, self.param, a, y)
 
@@ -92,10 +84,6 @@ class Loss:
             Labels.
         sq : float or ndarray
             Curvature of the quadratic term.
-
-        Returns
-        -------
-        float or ndarray
         """
         return _elementwise(scalar.loss_step, self.id, self.param, a, z, y, sq)
 
@@ -108,10 +96,6 @@ class Loss:
             Predictions.
         y : float or ndarray
             Labels.
-
-        Returns
-        -------
-        float or ndarray
         """
         if not self.differentiable:
             raise ValueError(f"the {self.name} loss is not differentiable and has no slope; use a smooth loss")
@@ -124,10 +108,6 @@ class Loss:
         ----------
         y : float
             A label.
-
-        Returns
-        -------
-        tuple of float
         """
         if self.kind == CLASSIFICATION:
             upper = math.inf if self.id == scalar.SQUARED_HINGE else 1.0
@@ -167,10 +147,6 @@ class Loss:
         ----------
         y : ndarray
             Labels.
-
-        Returns
-        -------
-        tuple of ndarray and str
         """
         if self.kind == CLASSIFICATION:
             return (y != 1) & (y != -1), "labels -1 and +1"
@@ -237,7 +213,7 @@ def identity(loss: AnyLoss) -> tuple[Any, ...]:
     if isinstance(loss, Softmax):
         return loss.name, loss.outputs, loss.possible
     if isinstance(loss, OneVsRest):
-        return loss.name, loss.outputs, loss.possible, identity(loss.inner)
+        return loss.name, loss.outputs, loss.possible, identity(loss.binary)
     points = [(z, y) for y in (-1.0, 0.0, 0.7, 1.0, 2.0) for z in np.linspace(-2.9, 3.1, 13).tolist()]
     return (
         loss.name,
@@ -276,10 +252,6 @@ def smoothed_hinge(gamma: float = 1.0) -> Loss:
     ----------
     gamma : float, default=1.0
         Width of the rounded part, positive.
-
-    Returns
-    -------
-    Loss
     """
     gamma = _positive("smoothed_hinge", "gamma", gamma)
     return Loss("smoothed_hinge", scalar.SMOOTHED_HINGE, CLASSIFICATION, 1.0 / gamma, 1.0, gamma)
@@ -312,10 +284,6 @@ def epsilon_insensitive(epsilon: float = 0.1) -> Loss:
     ----------
     epsilon : float, default=0.1
         Size of the errors that cost nothing, not negative.
-
-    Returns
-    -------
-    Loss
     """
     if not (epsilon >= 0 and math.isfinite(epsilon)):
         raise ValueError(f"the epsilon_insensitive loss needs epsilon >= 0, got {epsilon!r}")
@@ -329,10 +297,6 @@ def huber(delta: float = 1.35) -> Loss:
     ----------
     delta : float, default=1.35
         Where the loss becomes linear, positive, in units of y.
-
-    Returns
-    -------
-    Loss
     """
     delta = _positive("huber", "delta", delta)
     return Loss("huber", scalar.HUBER, REGRESSION, 1.0, delta, delta)
@@ -345,10 +309,6 @@ def quantile(quantile: float = 0.5) -> Loss:
     ----------
     quantile : float, default=0.5
         The quantile q, between 0 and 1.
-
-    Returns
-    -------
-    Loss
     """
     if not 0 < quantile < 1:
         raise ValueError(f"the quantile loss needs a quantile between 0 and 1, got {quantile!r}")
@@ -381,10 +341,6 @@ def get_loss(loss: str | AnyLoss) -> AnyLoss:
     ----------
     loss : str, Loss, CustomLoss, Softmax or OneVsRest
         The name of a built-in loss, or a loss.
-
-    Returns
-    -------
-    Loss, CustomLoss, Softmax or OneVsRest
     """
     if isinstance(loss, Loss | CustomLoss | Softmax | OneVsRest):
         return loss
