@@ -195,7 +195,7 @@ def test_held_out_rows_are_scored_by_their_answers(kind):
     tested = rng.random(len(data.y)) < 0.4
     data = replace(data, splits=np.where(tested, TEST, TRAIN)[None].astype(np.int8))
     W = rng.normal(size=(M, (D + 1) * K))
-    worker = Worker(data.partition(1)[0], losses_of(kind, absent))
+    worker = Worker(data.sources(1)[0], losses_of(kind, absent))
     held = decode(worker.answer(encode(HoldOut(fold=0, folds=1, seed=0))))
     prepare = Prepare(
         seed=0,

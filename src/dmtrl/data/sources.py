@@ -59,7 +59,7 @@ class TaskSource:
             whole = found[unit.name]
             edges = shard_edges(_n_rows(whole, unit.name), unit.of)
             parts.append(tuple(part[edges[unit.first] : edges[unit.last]] for part in whole))
-        blocks = TaskData.from_list(parts, _as_objects(names)).partition(1)[0]
+        blocks = TaskData.from_list(parts, _as_objects(names)).sources(1)[0]
         tasks, shards = ([unit.task for unit in self.units], [unit.first for unit in self.units])
         return replace(blocks, tasks=np.array(tasks), shards=np.array(shards))
 
