@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
+from dmtrl.tables.arrow import pa
 from dmtrl.tables.discovery import DataFile
 
 ROWS = 1 << 16
@@ -32,8 +33,6 @@ class Npz:
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Iterator[tuple[Any, None, float]]:
-        import pyarrow as pa
-
         n, columns = _columns(file, names)
         for start in range(0, n, ROWS):
             end = min(start + ROWS, n)
@@ -117,7 +116,6 @@ class Libsvm:
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Iterator[tuple[Any, Any, float]]:
         """Feature numbers are those of the file, counted from 0; a file that counts from 1 has zeros in feature 0."""
-        import pyarrow as pa
         from sklearn.datasets import load_svmlight_file
 
         size = file.path.stat().st_size

@@ -13,10 +13,11 @@ import numpy as np
 
 from dmtrl.exceptions import CellError
 from dmtrl.tables import columns as read
+from dmtrl.tables.arrow import dataset, pa, pc
 from dmtrl.tables.classes import ClassScan, signs
 from dmtrl.tables.names import require_column
 from dmtrl.tables.readers import decode_dictionaries
-from dmtrl.tables.table_files import TableFiles, require_pyarrow
+from dmtrl.tables.table_files import TableFiles
 
 _ROW_NUMBERS = re.compile(r"__index_level_\d+__$|unnamed_\d+$")  # index columns that pandas writes
 
@@ -149,8 +150,6 @@ class FileReader:
         return replace(self, table=files_with(self.table, self.files_of, names), files_of=None)
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
-        import pyarrow as pa
-
         found: dict[str, list[tuple[np.ndarray, ...]]] = {}
         wanted = set(names)
         for batch in self.table.batches(self.roles.all):
@@ -169,8 +168,6 @@ class DatasetReader:
 
     def scan(self) -> tuple[Counter[str], "DatasetReader"]:
         """As FileReader.scan."""
-        import pyarrow as pa
-
         classes = ClassScan()
         batches = open_dataset(self.url).to_batches(columns=self.roles.scanned)
         tables = (decode_dictionaries(pa.Table.from_batches([batch])) for batch in batches)
@@ -181,9 +178,6 @@ class DatasetReader:
         return self
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         dataset = open_dataset(self.url)
         kind = dataset.schema.field(self.roles.task).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -192,9 +186,6 @@ class DatasetReader:
 
 
 def open_dataset(url: str) -> Any:
-    require_pyarrow()
-    from pyarrow import dataset
-
     try:
         return dataset.dataset(url, format="parquet", partitioning="hive")
     except (OSError, ValueError) as error:

@@ -12,6 +12,7 @@ import numpy as np
 
 from dmtrl.exceptions import CellError
 from dmtrl.tables import cells
+from dmtrl.tables.arrow import pa
 from dmtrl.tables.cells import NUMBER
 from dmtrl.tables.names import listed, nearest
 from dmtrl.tables.readers import MISSING
@@ -35,8 +36,6 @@ class ClassScan:
 
         Raises CellError if a cell has no class, and ValueError if the class never occurs.
         """
-        import pyarrow as pa
-
         text = str(positive).strip()
         summary = cells.summarize_cells(pa.array(list(self._first), pa.string()))
         are_numbers = summary.kind == NUMBER

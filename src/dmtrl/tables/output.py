@@ -14,6 +14,7 @@ from typing import Any
 
 from dmtrl.exceptions import OutputExistsError
 from dmtrl.storage import whole_file
+from dmtrl.tables.arrow import arrow_csv, pa, parquet
 
 _WRITABLE = (".csv", ".csv.gz", ".tsv", ".parquet", ".pq", ".arrow", ".feather")
 
@@ -65,9 +66,6 @@ class _Writer:
         self._inner.write_table(table.cast(self._schema))
 
     def _open(self, table: Any) -> None:
-        import pyarrow as pa
-        from pyarrow import csv, parquet
-
         fields = [f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in table.schema]
         self._schema = pa.schema(fields)
         if self._name.endswith((".parquet", ".pq")):
@@ -76,8 +74,8 @@ class _Writer:
             self._inner = pa.ipc.new_file(self._file, self._schema)
         else:
             self._stream = pa.output_stream(self._file, compression="gzip" if self._name.endswith(".gz") else None)
-            options = csv.WriteOptions(delimiter="\t" if ".tsv" in self._name else ",", quoting_style="needed")
-            self._inner = csv.CSVWriter(self._stream, self._schema, write_options=options)
+            options = arrow_csv.WriteOptions(delimiter="\t" if ".tsv" in self._name else ",", quoting_style="needed")
+            self._inner = arrow_csv.CSVWriter(self._stream, self._schema, write_options=options)
 
     def close(self) -> None:
         if self._inner is not None:

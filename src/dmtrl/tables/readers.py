@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from dmtrl.exceptions import InputError, Setting
+from dmtrl.tables.arrow import arrow_csv, pa, parquet
 from dmtrl.tables.discovery import UTF8, DataFile
 
 # Texts that count as missing in a CSV file, unless they are in quotes.
@@ -29,8 +30,6 @@ Rows = Iterator[tuple[Any, None, float]]
 @contextmanager
 def readable_errors(file: DataFile) -> Iterator[None]:
     """Turn the errors of a parser into a ValueError that names the file and the remedy."""
-    import pyarrow as pa
-
     try:
         yield
     except pa.ArrowInvalid as error:
@@ -76,8 +75,6 @@ def _describe_ragged(file: DataFile, expected: int, found: int) -> str:
 
 @contextmanager
 def _open_text(file: DataFile) -> Iterator[io.TextIOWrapper]:
-    import pyarrow as pa
-
     with pa.input_stream(str(file.path), compression="detect") as stream:
         yield io.TextIOWrapper(stream, encoding=file.encoding, newline="")
 
@@ -115,9 +112,6 @@ class Csv:
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Rows:
-        import pyarrow as pa
-        from pyarrow import csv as arrow_csv
-
         header = _header(file)
         if header.only_line:  # pyarrow rejects a first line without a line break
             return
@@ -162,8 +156,6 @@ class _Header(NamedTuple):
 
 
 def _header(file: DataFile) -> _Header:
-    import pyarrow as pa
-
     with readable_errors(file), pa.input_stream(str(file.path), compression="detect") as stream:
         head = stream.read(_HEAD)
         decoder = codecs.getincrementaldecoder(file.encoding)()
@@ -194,16 +186,11 @@ class Parquet:
 
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
-        from pyarrow import parquet
-
         with readable_errors(file), parquet.ParquetFile(file.path) as opened:
             return list(opened.schema_arrow.names)
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Rows:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         with readable_errors(file), parquet.ParquetFile(file.path, pre_buffer=False) as opened:
             total, done = max(opened.metadata.num_rows, 1), 0
             for batch in opened.iter_batches(ROWS, columns=names):
@@ -217,15 +204,11 @@ class Arrow:
 
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
-        import pyarrow as pa
-
         with readable_errors(file), pa.memory_map(str(file.path)) as opened:
             return list(pa.ipc.open_file(opened).schema.names)
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Rows:
-        import pyarrow as pa
-
         with readable_errors(file), pa.memory_map(str(file.path)) as opened:
             reader = pa.ipc.open_file(opened)
             for i in range(reader.num_record_batches):
@@ -239,8 +222,6 @@ class Arrow:
 
 def decode_dictionaries(table: Any) -> Any:
     """Replace dictionary columns by their values: each batch of a file may have its own dictionary."""
-    import pyarrow as pa
-
     for i, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))
