@@ -13,7 +13,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dmtrl
 from dmtrl.exceptions import CellError, OutputExistsError
-from dmtrl.tables.learning import learn
+from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.output import check_output
 from dmtrl.tables.preparation import Dropped, Replacements
 from support.shell_data import shops
@@ -59,7 +59,7 @@ def test_frames_of_every_kind_give_the_same_features() -> None:
 
 def test_a_loaded_model_makes_the_same_features(tmp_path: Path) -> None:
     table, new = shops(), shops(seed=3)
-    preparation = learn(table, "shop", "sales", number=["row_id"], drop=["verdict"])
+    preparation = learn(table, "shop", "sales", choices=Choices(number=["row_id"], drop=["verdict"]))
     X, shop = preparation.transform(table), table.column("shop").to_pylist()
     model = dmtrl.MTRLRegressor().fit(X, table.column("sales").to_numpy(), tasks=shop)
     model.preparation_ = preparation
@@ -77,7 +77,7 @@ def test_what_becomes_of_columns() -> None:
     assert kinds["kg"][1] == "always 7"
     assert kinds["size"][2] == 2
     assert kinds["day"][0] == "date"
-    forced = learn(shops(), "shop", "sales", number=["row_id"], category=["kg", "open"])
+    forced = learn(shops(), "shop", "sales", choices=Choices(number=["row_id"], category=["kg", "open"]))
     kinds = {name: (kind, done, count) for name, kind, done, count in forced.table()}
     assert kinds["row_id"][0] == "number"
     assert kinds["open"] == ("category", "two values, one column; 0 for 'false'", 1)

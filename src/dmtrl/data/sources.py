@@ -117,11 +117,8 @@ class SourcePlan:
 
         Parameters
         ----------
-        workers : int
-            Number of pieces.
-        shards : int or sequence of int, default=1
-            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
-            the same worker are joined.
+        workers, shards : int
+            As in `TaskData.sources`.
         """
         per_task = shards_per_task(self.m, workers, shards)
         work = np.append(0, np.cumsum(np.repeat(self.work / per_task, per_task)))
@@ -226,15 +223,8 @@ class SourcePlan:
             The column to predict.
         task : str
             The column with the task names.
-        features : list of str, default=None
-            Columns of numbers. None means all other columns.
-        weights : str, default=None
-            The column with the sample weights.
-        positive : object, default=None
-            The value of the target that becomes +1; all others become -1. Numbers are compared as numbers. Every
-            row needs a class.
-        constant : float, default=None
-            Append a feature with this value, for `intercept_ridge`.
+        features, weights, positive, constant : optional
+            As in `from_files`.
         """
         names = open_dataset(str(url)).schema.names
         roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant)

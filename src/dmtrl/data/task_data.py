@@ -103,8 +103,7 @@ class TaskData:
             X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
         else:
             X = np.concatenate(parts)
-        y, weight = np.concatenate(labels), found.stacked_weight()
-        return cls(as_rows(X), y, weight, found.starts, np.array(found.names))
+        return cls(as_rows(X), np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names))
 
     def only(self, tasks: np.ndarray) -> "TaskData":
         """Select tasks by number, in the given order.
@@ -139,19 +138,16 @@ class TaskData:
         rows, shard = np.diff(self.starts)[task], np.arange(len(task)) - first_unit[task]
         edges = np.append(self.starts[task] + rows * shard // per_task[task], self.starts[-1])  # as in shard_edges
         work = edges + (self.X.indptr[edges] if sparse.issparse(self.X) else 0)
-        return [
-            self._piece(tasks, first, edges[first_unit[tasks] + first], edges[first_unit[tasks[-1]] + last[-1]])
-            for tasks, first, last in split_units(work, per_task, workers)
-        ]
-
-    def _piece(self, tasks: np.ndarray, shards: np.ndarray, starts: np.ndarray, end: int) -> Blocks:
-        """The rows from starts[0] to `end` as blocks."""
-        rows = slice(starts[0], end)
-        weight = None if self.sample_weight is None else self.sample_weight[rows]
-        names = [str(name) for name in self.names[tasks]]
-        starts = np.append(starts, end) - starts[0]
-        splits = None if self.splits is None else self.splits[:, rows]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, splits)
+        pieces = []
+        for tasks, first, last in split_units(work, per_task, workers):
+            starts = np.append(edges[first_unit[tasks] + first], edges[first_unit[tasks[-1]] + last[-1]])
+            rows = slice(starts[0], starts[-1])
+            weight = None if self.sample_weight is None else self.sample_weight[rows]
+            splits = None if self.splits is None else self.splits[:, rows]
+            names = [str(name) for name in self.names[tasks]]
+            X, y = _part(self.X, rows), self.y[rows]
+            pieces.append(Blocks(X, y, weight, starts - starts[0], tasks, first, names, splits))
+        return pieces
 
 
 def tiny_tasks(rows: np.ndarray) -> np.ndarray:

@@ -30,10 +30,8 @@ class Loss:
         Number of the compiled functions in `dmtrl.losses.scalar`.
     kind : {"classification", "regression"}
         For classification the labels are -1 and 1.
-    smoothness : float
-        Upper bound of l''.
-    lipschitz : float
-        Upper bound of the absolute value of l'.
+    smoothness, lipschitz : float
+        Upper bounds of l'' and of the absolute value of l'.
     param : float, default=0.0
         Parameter of the loss: gamma, epsilon, delta or the quantile.
     """
@@ -52,10 +50,8 @@ class Loss:
 
         Parameters
         ----------
-        z : float or ndarray
-            Predictions.
-        y : float or ndarray
-            Labels.
+        z, y : float or ndarray
+            Predictions and labels.
         """
         return _elementwise(scalar.loss_value, self.id, self.param, z, y)
 
@@ -64,10 +60,8 @@ class Loss:
 
         Parameters
         ----------
-        a : float or ndarray
-            Dual variables.
-        y : float or ndarray
-            Labels.
+        a, y : float or ndarray
+            Dual variables and labels.
         """
         return _elementwise(scalar.loss_conjugate, self.id, self.param, a, y)
 
@@ -76,12 +70,8 @@ class Loss:
 
         Parameters
         ----------
-        a : float or ndarray
-            Dual variables.
-        z : float or ndarray
-            Predictions.
-        y : float or ndarray
-            Labels.
+        a, z, y : float or ndarray
+            Dual variables, predictions and labels.
         sq : float or ndarray
             Curvature of the quadratic term.
         """
@@ -92,10 +82,8 @@ class Loss:
 
         Parameters
         ----------
-        z : float or ndarray
-            Predictions.
-        y : float or ndarray
-            Labels.
+        z, y : float or ndarray
+            Predictions and labels.
         """
         if not self.differentiable:
             raise ValueError(f"the {self.name} loss is not differentiable and has no slope; use a smooth loss")
@@ -168,10 +156,8 @@ class CustomLoss:
         domain(y) returns the interval of feasible a.
     kind : {"regression", "classification"}
         For classification the labels are -1 and 1.
-    smoothness : float
-        Upper bound of l''.
-    lipschitz : float
-        Upper bound of the absolute value of l'.
+    smoothness, lipschitz : float
+        Upper bounds of l'' and of the absolute value of l'.
     """
 
     name: str
@@ -320,18 +306,11 @@ def poisson() -> Loss:
     return Loss("poisson", scalar.POISSON, REGRESSION, math.inf, math.inf)
 
 
-BUILTIN: dict[str, Callable[..., Loss]] = {
-    "hinge": hinge,
-    "smoothed_hinge": smoothed_hinge,
-    "squared_hinge": squared_hinge,
-    "logistic": logistic,
-    "squared": squared,
-    "absolute": absolute,
-    "epsilon_insensitive": epsilon_insensitive,
-    "huber": huber,
-    "quantile": quantile,
-    "poisson": poisson,
-}
+_FACTORIES: tuple[Callable[..., Loss], ...] = (
+    *(hinge, smoothed_hinge, squared_hinge, logistic),
+    *(squared, absolute, epsilon_insensitive, huber, quantile, poisson),
+)
+BUILTIN = {factory.__name__: factory for factory in _FACTORIES}
 
 
 def get_loss(loss: str | AnyLoss) -> AnyLoss:

@@ -47,15 +47,7 @@ class ClassLoss(ABC):
         return np.isin(np.arange(self.outputs), list(some))
 
     def check_labels(self, y: np.ndarray, where: str) -> None:
-        """Raise ValueError with the first label that is not the number of a possible class.
-
-        Parameters
-        ----------
-        y : ndarray
-            Labels.
-        where : str
-            Start of the error message.
-        """
+        """Raise ValueError with the first label that is not the number of a possible class."""
         wrong = ~np.isin(y, np.flatnonzero(self.mask))
         if wrong.any():
             row = int(np.argmax(wrong))

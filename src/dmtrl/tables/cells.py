@@ -118,9 +118,8 @@ def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
     if not bad.any():
         return CellSummary(TEXT, n_cells)
     row = pc.index(pc.is_in(words, value_set=values.filter(pa.array(bad))), True).as_py()
-    n_bad = int(counts[bad].sum())
-    first = {"first_bad": words[row].as_py(), "first_bad_row": row}
-    return CellSummary(TEXT, n_cells, decimal, mostly=mostly, n_bad=n_bad, date_format=date_format, **first)
+    first: dict[str, Any] = {"n_bad": int(counts[bad].sum()), "first_bad": words[row].as_py(), "first_bad_row": row}
+    return CellSummary(TEXT, n_cells, decimal, mostly=mostly, date_format=date_format, **first)
 
 
 def trimmed(column: Any, missing_words: bool = False) -> Any:

@@ -14,7 +14,7 @@ from dmtrl.exceptions import CellError
 from dmtrl.tables import cells
 from dmtrl.tables.arrow import pa, pc
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT
-from dmtrl.tables.dates import ISO, DateFormat, parse_column
+from dmtrl.tables.dates import ISO, DateFormat
 
 _WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
 
@@ -100,7 +100,9 @@ def dates(column: Any, name: str, format: str | None = None) -> np.ndarray:
         column = pc.cast(column, pa.string())
     if is_text(column.type):
         words = cells.trimmed(column, missing_words=True)
-        moments = parse_column(words, format)
+        moments = DateFormat(format or ISO).parse(words)
+        if format is not None and np.isnat(moments).any():  # ISO dates are never ambiguous
+            moments = np.where(np.isnat(moments), DateFormat(ISO).parse(words), moments)
         wrong = np.isnat(moments) & words.is_valid().to_numpy(zero_copy_only=False)
         if wrong.any():
             row, like = int(np.argmax(wrong)), DateFormat(format or ISO).example

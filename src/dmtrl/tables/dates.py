@@ -153,11 +153,3 @@ def detect(values: Any, counts: np.ndarray, wanted: np.ndarray) -> DateReading |
         elif best is not None and n == before > 0 and best.other is None:
             best = DateReading(best.format, best.is_date, text)
     return best
-
-
-def parse_column(words: Any, format: str | None) -> np.ndarray:
-    """Trimmed texts as datetime64[us], in a format (None: ISO). ISO dates are always read: they are never ambiguous."""
-    moments = DateFormat(format or ISO).parse(words)
-    if format is not None and np.isnat(moments).any():
-        moments = np.where(np.isnat(moments), DateFormat(ISO).parse(words), moments)
-    return moments

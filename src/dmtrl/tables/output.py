@@ -4,11 +4,10 @@ The file extension sets the format; without a file the output is CSV on standard
 name only after it is complete.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,11 @@ def check_table_name(path: Path) -> None:
 @contextmanager
 def table_writer(path: Path | None) -> Iterator[Any]:
     """An object with a method `write(table)`; path None: standard output."""
-    if path is None:
-        with contextlib.closing(_Writer(sys.stdout.buffer, ".csv")) as writer:
-            yield writer
-        return
-    with whole_file(path) as file, contextlib.closing(_Writer(file, path.name.lower())) as writer:
+    name = ".csv" if path is None else path.name.lower()
+    with (
+        nullcontext(sys.stdout.buffer) if path is None else whole_file(path) as file,
+        closing(_Writer(file, name)) as writer,
+    ):
         yield writer
 
 

@@ -8,7 +8,7 @@ what becomes of each column.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -292,15 +292,16 @@ class Preparation:
         absent = next((column.name for column in used if column.name not in present), None)
         if absent is not None:
             raise ValueError(f"the model needs the column {absent!r}, which the data lacks")
-        frame = without_missing(frame, self.missing, {column.name for column in used})
+        rows = frame.num_rows
+        frame = without_missing(frame.select([column.name for column in used]), self.missing)
         tally = Replacements() if tally is None else tally
-        tally.rows += frame.num_rows
+        tally.rows += rows
         if any(isinstance(column, Words) for column in used):
             from scipy import sparse
 
             parts = [sparse.csr_matrix(column.values(frame.column(column.name), tally)) for column in used]
             return sparse.hstack(parts, format="csr")
-        X = np.empty((frame.num_rows, sum(len(column.features) for column in used)))
+        X = np.empty((rows, sum(len(column.features) for column in used)))
         at = 0
         for start in range(0, len(used), _BLOCK):
             some = used[start : start + _BLOCK]
@@ -321,16 +322,12 @@ def as_arrow(frame: Any) -> Any:
     return frame.to_arrow()
 
 
-def without_missing(frame: Any, missing: Sequence[str], names: Iterable[str] | None = None) -> Any:
-    """An arrow table with null instead of these texts, in these columns (None: all)."""
+def without_missing(frame: Any, missing: Sequence[str]) -> Any:
+    """An arrow table with null instead of these texts."""
     if not missing:
         return frame
-    wanted, texts = None if names is None else set(names), tuple(missing)
-    columns = {
-        name: without(column, texts) if wanted is None or name in wanted else column
-        for name, column in zip(frame.column_names, frame.columns, strict=True)
-    }
-    return pa.table(columns)
+    texts = tuple(missing)
+    return pa.table({name: without(frame.column(name), texts) for name in frame.column_names})
 
 
 def days_since(first: str, moments: np.ndarray) -> np.ndarray:

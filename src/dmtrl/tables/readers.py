@@ -23,7 +23,6 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null",
 BLOCK = 1 << 20  # bytes of CSV read at a time; pyarrow reads about thirty blocks ahead
 ROWS = 1 << 16  # rows of Parquet read at a time
 _HEAD = 1 << 20  # the first line of a CSV file must end within these bytes
-_REWRITE = "copy the file again or recreate it"
 Rows = Iterator[tuple[Any, None, float]]
 
 
@@ -44,12 +43,11 @@ def readable_errors(file: DataFile) -> Iterator[None]:
         raise ValueError(f"{file.path} cannot be read as {file.format}: {text}") from error
     except UnicodeError as error:
         raise _wrong_encoding(file) from error
-    except EOFError as error:
-        raise ValueError(f"{file.path} is truncated or damaged: {error}; {_REWRITE}") from error
-    except OSError as error:
-        if error.errno is not None:
+    except (EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{file.path} is truncated or damaged: {error}; {_REWRITE}") from error
+        damage = f"{file.path} is truncated or damaged: {error}"
+        raise ValueError(f"{damage}; copy the file again or recreate it") from error
 
 
 def _wrong_encoding(file: DataFile) -> InputError:
@@ -74,17 +72,12 @@ def _describe_ragged(file: DataFile, expected: int, found: int) -> str:
 
 
 @contextmanager
-def _open_text(file: DataFile) -> Iterator[io.TextIOWrapper]:
-    with pa.input_stream(str(file.path), compression="detect") as stream:
-        yield io.TextIOWrapper(stream, encoding=file.encoding, newline="")
-
-
-@contextmanager
 def _cells(file: DataFile) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """The rows of a file, header first, without blank lines: the line on which each begins, counted from 1, and its
     cells."""
-    header = _header(file)
-    with _open_text(file) as text:
+    header = csv_header(file)
+    with pa.input_stream(str(file.path), compression="detect") as stream:
+        text = io.TextIOWrapper(stream, encoding=file.encoding, newline="")
         for _ in range(header.blank):
             text.readline()
         lines = csv.reader(text, delimiter=header.delimiter)
@@ -104,15 +97,11 @@ class Csv:
 
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
-        return _header(file).names
-
-    @staticmethod
-    def delimiter(file: DataFile) -> str:
-        return _header(file).delimiter
+        return csv_header(file).names
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Rows:
-        header = _header(file)
+        header = csv_header(file)
         if header.only_line:  # pyarrow rejects a first line without a line break
             return
         convert = arrow_csv.ConvertOptions(
@@ -155,7 +144,7 @@ class _Header(NamedTuple):
     only_line: bool
 
 
-def _header(file: DataFile) -> _Header:
+def csv_header(file: DataFile) -> _Header:
     with readable_errors(file), pa.input_stream(str(file.path), compression="detect") as stream:
         head = stream.read(_HEAD)
         decoder = codecs.getincrementaldecoder(file.encoding)()

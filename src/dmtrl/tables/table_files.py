@@ -101,9 +101,9 @@ class TableFiles:
     @cached_property
     def has_semicolons(self) -> bool:
         """Whether semicolons separate the columns of the first file; then commas are decimal signs."""
-        from dmtrl.tables.readers import Csv
+        from dmtrl.tables.readers import csv_header
 
-        return self.format == "csv" and Csv.delimiter(self.files[0]) == ";"
+        return self.format == "csv" and csv_header(self.files[0]).delimiter == ";"
 
     def position(self, row: int) -> str:
         """The line (or row) of a row that is counted from 0 over all files; if there are several, also the file."""
