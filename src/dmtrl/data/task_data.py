@@ -141,11 +141,11 @@ class TaskData:
         pieces = []
         for tasks, first, last in split_units(work, per_task, workers):
             starts = np.append(edges[first_unit[tasks] + first], edges[first_unit[tasks[-1]] + last[-1]])
-            rows = slice(starts[0], starts[-1])
-            weight = None if self.sample_weight is None else self.sample_weight[rows]
-            splits = None if self.splits is None else self.splits[:, rows]
+            piece = slice(starts[0], starts[-1])
+            weight = None if self.sample_weight is None else self.sample_weight[piece]
+            splits = None if self.splits is None else self.splits[:, piece]
             names = [str(name) for name in self.names[tasks]]
-            X, y = _part(self.X, rows), self.y[rows]
+            X, y = _part(self.X, piece), self.y[piece]
             pieces.append(Blocks(X, y, weight, starts - starts[0], tasks, first, names, splits))
         return pieces
 
