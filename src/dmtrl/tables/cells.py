@@ -66,9 +66,8 @@ class CellSummary:
         advice += Setting("category", [column]), " if its values are names"
         if is_target:
             advice = "or ", Setting("kind", "classification"), " if its values are classes"
-        return self.cell_error(
-            subject, Note(f"{hint}; correct it, or pass ", missing, " if it means missing, ", *advice)
-        )
+        problem = Note(f"{hint}; correct it, or pass ", missing, " if it means missing, ", *advice)
+        return self.cell_error(subject, problem)
 
 
 def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:

@@ -46,8 +46,7 @@ def readable_errors(file: DataFile) -> Iterator[None]:
     except (EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        damage = f"{file.path} is truncated or damaged: {error}"
-        raise ValueError(f"{damage}; copy the file again or recreate it") from error
+        raise ValueError(f"{file.path} is truncated or damaged: {error}; copy the file again or recreate it") from error
 
 
 def _wrong_encoding(file: DataFile) -> InputError:
