@@ -2,7 +2,6 @@
 
 DmtrlError
 ├── CellError              a cell of a table cannot be read (also a ValueError)
-│   └── MixedColumnError   a few cells of a column of numbers or dates are something else
 ├── CheckpointExistsError  a folder holds the checkpoint of another run (also a FileExistsError)
 ├── FederationError        a server, a site or their connection failed (also a RuntimeError)
 ├── InputError             wrong input that a parameter can fix (also a ValueError)
@@ -29,6 +28,7 @@ from the fields.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from typing import ClassVar
 
 
 class DmtrlError(Exception):
@@ -42,9 +42,44 @@ class DmtrlWarning(UserWarning):
 class _PathError(DmtrlError):
     """Base class of errors about one file or folder, `path`."""
 
+    text: ClassVar[str]
+
     def __init__(self, path: str | PathLike[str]) -> None:
         super().__init__(path)
         self.path = path
+
+    def __str__(self) -> str:
+        return self.text.format(path=self.path)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A parameter that a message advises to set, with a value if the message names one."""
+
+    name: str
+    value: object = None
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name}={self.value!r}"
+
+
+class _InPieces:
+    """A message in pieces, so that the shell can write each `Setting` as a command-line option."""
+
+    parts: tuple[str | Setting, ...]
+
+    def message(self, write: Callable[[Setting], str]) -> str:
+        """The message with each setting as `write` returns it."""
+        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
+
+
+class Note(_InPieces, str):
+    """A remark for the user, in pieces as `InputError`."""
+
+    def __new__(cls, *parts: str | Setting) -> "Note":
+        note = super().__new__(cls, "".join(map(str, parts)))
+        note.parts = parts
+        return note
 
 
 class CellError(DmtrlError, ValueError):
@@ -68,105 +103,40 @@ class CellError(DmtrlError, ValueError):
         self.subject, self.value, self.row, self.problem = subject, value, row, problem
         self.where: str | None = None
 
-    @property
-    def description(self) -> str:
-        """What is wrong and where."""
-        return self.message(str)
-
-    def message(self, write: Callable[["Setting"], str]) -> str:
-        """The description with each setting as `write` returns it."""
+    def message(self, write: Callable[[Setting], str]) -> str:
+        """What is wrong and where, with each setting as `write` returns it."""
         problem = self.problem.message(write) if isinstance(self.problem, Note) else self.problem
         return f"{self.subject} {self.value!r} ({self.where or f'row {self.row + 1}'}){problem}"
 
     def __str__(self) -> str:
-        return self.description
-
-
-class MixedColumnError(CellError):
-    """Most cells of a column are numbers or dates, and a few are something else.
-
-    Attributes
-    ----------
-    column : str
-    is_target : bool
-        Whether the column is the target of a fit.
-    """
-
-    def __init__(self, subject: str, value: str, row: int, problem: str, column: str, is_target: bool) -> None:
-        super().__init__(subject, value, row, problem)
-        self.args = (subject, value, row, problem, column, is_target)
-        self.column, self.is_target = column, is_target
-
-    def __str__(self) -> str:
-        if self.is_target:
-            otherwise = "or kind='classification' if its values are classes"
-        else:
-            names = f"[{self.column!r}]"
-            otherwise = f"drop={names} to leave the column out, or category={names} if its values are names"
-        return f"{self.description}; correct it, or pass missing=[{self.value!r}] if it means missing, {otherwise}"
+        return self.message(str)
 
 
 class CheckpointExistsError(_PathError, FileExistsError):
     """A run would replace the checkpoint of another one; `path` is where that checkpoint is."""
 
-    def __str__(self) -> str:
-        return (
-            f"{self.path} already holds the checkpoint of another run; continue that run with resume={self.path!r}, or "
-            "name another folder"
-        )
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A parameter that an error message advises to set, with a value if the message names one."""
-
-    name: str
-    value: object = None
-
-    def __str__(self) -> str:
-        return self.name if self.value is None else f"{self.name}={self.value!r}"
-
-
-class Note(str):
-    """A remark for the user, in pieces as `InputError`, so that the shell can write each `Setting` as an option.
-
-    Attributes
-    ----------
-    parts : tuple of str and Setting
-    """
-
-    parts: tuple[str | Setting, ...]
-
-    def __new__(cls, *parts: str | Setting) -> "Note":
-        note = super().__new__(cls, "".join(map(str, parts)))
-        note.parts = parts
-        return note
-
-    def message(self, write: Callable[[Setting], str]) -> str:
-        """The remark with each setting as `write` returns it."""
-        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
+    text = (
+        "{path} already holds the checkpoint of another run; continue that run with resume={path!r}, or name another "
+        "folder"
+    )
 
 
 class FederationError(DmtrlError, RuntimeError):
     """A server, a site or the connection between them failed."""
 
 
-class InputError(DmtrlError, ValueError):
+class InputError(_InPieces, DmtrlError, ValueError):
     """Wrong input that a parameter can fix.
 
     Attributes
     ----------
     parts : tuple of str and Setting
-        The message in pieces. The shell writes each `Setting` as a command-line option.
+        The message in pieces.
     """
 
     def __init__(self, *parts: str | Setting) -> None:
         super().__init__("".join(map(str, parts)))
         self.parts = parts
-
-    def message(self, write: Callable[[Setting], str]) -> str:
-        """The message with each setting as `write` returns it."""
-        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
 
 
 class LossError(DmtrlError, ValueError):
@@ -176,8 +146,7 @@ class LossError(DmtrlError, ValueError):
 class NoCheckpointError(_PathError, FileNotFoundError):
     """A run cannot be resumed, because there is no complete checkpoint at `path`."""
 
-    def __str__(self) -> str:
-        return f"there is no complete checkpoint at {self.path}; check the path, or leave out resume to start again"
+    text = "there is no complete checkpoint at {path}; check the path, or leave out resume to start again"
 
 
 class RelationshipError(DmtrlError, ValueError):
@@ -187,15 +156,13 @@ class RelationshipError(DmtrlError, ValueError):
 class NotAModelError(_PathError, ValueError):
     """A file is not a saved model; `path` is its path."""
 
-    def __str__(self) -> str:
-        return f"{self.path} is not a dmtrl model; load reads files written by save"
+    text = "{path} is not a dmtrl model; load reads files written by save"
 
 
 class OutputExistsError(_PathError, FileExistsError):
     """An output file already exists; `path` names it."""
 
-    def __str__(self) -> str:
-        return f"{self.path} already exists; choose another name, or pass force=True to replace it"
+    text = "{path} already exists; choose another name, or pass force=True to replace it"
 
 
 class RefusedBySiteError(DmtrlError, RuntimeError):

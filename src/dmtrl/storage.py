@@ -108,7 +108,8 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
     _sweep(target.parent)
     temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}.tmp")
     try:
-        with open(temporary, "xb+") as file, _locked(file):
+        with open(temporary, "xb+") as file:
+            _lock(file)
             yield file
             if not file.closed:
                 file.flush()
@@ -128,13 +129,18 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-@contextmanager
-def _locked(file: IO[bytes]) -> Iterator[None]:
-    """Hold a lock that ends with the process, so that the file of a killed one can be told from one in use."""
-    if fcntl is not None:
-        with suppress(OSError):  # some file systems have no locks
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    yield
+def _lock(file: IO[bytes]) -> bool:
+    """Take a lock that ends with the process, so that the file of a killed one can be told from one in use.
+
+    False if another process has it, or if the platform or the file system has no locks.
+    """
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _sweep(folder: Path) -> None:
@@ -147,14 +153,8 @@ def _sweep(folder: Path) -> None:
 
 
 def _is_locked(path: Path) -> bool:
-    if fcntl is None:
-        return True
     with open(path, "rb+") as file:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
+        return not _lock(file)
 
 
 def _sync(folder: Path) -> None:

@@ -19,7 +19,7 @@ import dmtrl
 from dmtrl.cli.errors import one_line
 from dmtrl.exceptions import InputError
 from dmtrl.tables.dates import FORMATS, DateFormat
-from dmtrl.tables.learning import learn
+from dmtrl.tables.learning import Choices, learn
 from dmtrl.workflows.prepare import FitRequest, prepare
 from support.shell_data import run, shops, write
 
@@ -359,4 +359,4 @@ def test_leftovers_of_killed_runs_are_swept(tmp_path: Path) -> None:
 
 def test_one_column_with_two_roles_is_refused_in_python_too() -> None:
     with pytest.raises(InputError, match="column 'x' is in both drop and number"):
-        learn({"t": ["a", "b"], "x": [1, 2], "y": [1, 2]}, "t", "y", drop=["x"], number=["x"])
+        learn({"t": ["a", "b"], "x": [1, 2], "y": [1, 2]}, "t", "y", choices=Choices(drop=["x"], number=["x"]))

@@ -27,10 +27,10 @@ def test_siblings_in_an_actor() -> None:
     )
     w, step = np.ones((2, data.X.shape[1])), np.ones(2)
     rounds = [encode(Round(round=k, target=1e-9, w=w, step=step)) for k in range(2)]
-    worker = Worker(data.partition(1)[0], loss)
+    worker = Worker(data.sources(1)[0], loss)
     _, first, second = (worker.answer(message).arrays["b"].tobytes() for message in (prepare, *rounds))
     assert first != second
-    host = Host(data.partition(1)[0], loss)
+    host = Host(data.sources(1)[0], loss)
     for sibling in (None, 1):
         host.answer(sibling, 1, [prepare])
     assert host.answer(1, 2, [rounds[0]]).arrays["b"].tobytes() == first

@@ -70,7 +70,7 @@ def test_siblings_that_start_at_the_same_time_pack_rows_once(monkeypatch: pytest
 
     monkeypatch.setattr(local_rows, "in_chunks", slowly)
     data = random_problem("hinge", m=2, rows=10)
-    with LocalEngine(data.partition(1), get_loss("hinge")) as engine, ThreadPoolExecutor(4) as pool:
+    with LocalEngine(data.sources(1), get_loss("hinge")) as engine, ThreadPoolExecutor(4) as pool:
         rows = [engine.sibling(number)._workers[0]._rows for number in range(4)]
         found = list(pool.map(lambda one: one.arrays(0.1), rows))
     assert len(packed) == 1

@@ -132,7 +132,7 @@ def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: boo
         if len(seen) > 1 and left:
             left.pop()(clusters.actors()[0])
 
-    with LocalEngine(data.partition(1), loss) as engine:
+    with LocalEngine(data.sources(1), loss) as engine:
         here = cross_validate(engine, spec, **grid)
         alone = solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
     with RayEngine(data.sources(2), loss, RayOptions(cluster.address)) as engine:

@@ -56,7 +56,7 @@ def _without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: str, preset: str) -> None:
     data = random_problem(loss, m=5, rows=8)
     options = STANDARD if preset == "default" else Settings.paper(T=5, P=3)
-    with LocalEngine(data.partition(3), get_loss(loss)) as engine:
+    with LocalEngine(data.sources(3), get_loss(loss)) as engine:
         undisturbed = _run(engine, data, options)
     with RecoveringEngine(carrier := Fragile(data, loss, 3, faults)) as engine:
         outcome = _run(engine, data, options)

@@ -61,7 +61,7 @@ def test_an_engine_serves_runs_with_and_without_an_intercept() -> None:
 
     X, y, tasks = _problem(4, 30, 5)
     data = TaskData.from_long(X, y, tasks)
-    with LocalEngine(data.partition(1), get_loss("squared"), 1) as engine:
+    with LocalEngine(data.sources(1), get_loss("squared"), 1) as engine:
         first = solve(data, loss="squared", reg_lambda=0.1, engine=engine, intercept_ridge=1e-6)
         plain = solve(data, loss="squared", reg_lambda=0.1, engine=engine)
         again = solve(data, loss="squared", reg_lambda=0.1, engine=engine, intercept_ridge=1e-6)

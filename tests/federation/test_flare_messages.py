@@ -86,9 +86,9 @@ def test_sites_satisfy_the_contract_of_an_engine() -> None:
 def test_whatever_the_network_does_the_bits_are_the_same(faults: dict[int, str]) -> None:
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
     options = Settings(tol=1e-5)
-    with LocalEngine(data.partition(3), loss) as local:
+    with LocalEngine(data.sources(3), loss) as local:
         expected = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=local)
-    network = Network(data.partition(3), loss, faults)
+    network = Network(data.sources(3), loss, faults)
     with RecoveringEngine(Sites(network.names, network.send)) as engine:
         found = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=engine)
     np.testing.assert_array_equal(found.W, expected.W)
@@ -96,7 +96,7 @@ def test_whatever_the_network_does_the_bits_are_the_same(faults: dict[int, str])
 
 def test_long_work_is_waited_for_with_short_requests() -> None:
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
-    network = Network(data.partition(2), loss, {}, patience=0.0)
+    network = Network(data.sources(2), loss, {}, patience=0.0)
     with RecoveringEngine(Sites(network.names, network.send)) as engine:
         assert solve(data, loss="logistic", reg_lambda=0.1, engine=engine).converged
     assert network.states[WORKING] > 0
@@ -104,7 +104,7 @@ def test_long_work_is_waited_for_with_short_requests() -> None:
 
 def test_a_site_that_stays_away_is_lost() -> None:
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
-    network = Network(data.partition(2), loss, {})
+    network = Network(data.sources(2), loss, {})
     sites = Sites(network.names, network.send, patience=0.2)
     with RecoveringEngine(sites, recovery_timeout=0.3) as engine:
         network.gone.add("1")
@@ -115,7 +115,7 @@ def test_a_site_that_stays_away_is_lost() -> None:
 
 def test_a_stopped_run_ends() -> None:
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
-    network = Network(data.partition(2), loss, {})
+    network = Network(data.sources(2), loss, {})
     with (
         RecoveringEngine(Sites(network.names, network.send, lambda: network.happened[""] > 6)) as engine,
         pytest.raises(StudyStoppedError),

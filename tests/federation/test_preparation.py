@@ -13,7 +13,7 @@ from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import preparation as federated
 from dmtrl.federation.site_data import check_file
 from dmtrl.federation.study import Study, parse_study
-from dmtrl.tables.learning import learn
+from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.preparation import Category, Date, Dropped, Number, Preparation
 from support.shell_data import write
 from support.studies import CLINIC, SITES, clinic, clinic_files, clinic_table
@@ -53,7 +53,7 @@ def same_column(one: Any, other: Any) -> None:
 def test_numbers_and_categories_equal_those_of_all_rows(tmp_path: Path) -> None:
     study = clinic()
     prepared = prepare(study, tables_of(study, clinic_files(tmp_path)))
-    expected = learn(union(), "site", "ill", drop=["remark"], fill="mean")
+    expected = learn(union(), "site", "ill", choices=Choices(drop=["remark"]), fill="mean")
     assert [column.name for column in prepared.columns] == [column.name for column in expected.columns]
     for one, other in zip(prepared.columns, expected.columns, strict=True):
         if not isinstance(one, Date):
@@ -67,7 +67,7 @@ def test_numbers_and_categories_equal_those_of_all_rows(tmp_path: Path) -> None:
 def test_dates_give_the_same_features_as_on_all_rows(tmp_path: Path) -> None:
     study = clinic()
     prepared = prepare(study, tables_of(study, clinic_files(tmp_path)))
-    expected = learn(union(), "site", "ill", drop=["remark"], fill="mean")
+    expected = learn(union(), "site", "ill", choices=Choices(drop=["remark"]), fill="mean")
     assert prepared.feature_names == expected.feature_names
     table = union()
     # days are counted from the range of the study instead of the first day, which scaling undoes
@@ -77,7 +77,7 @@ def test_dates_give_the_same_features_as_on_all_rows(tmp_path: Path) -> None:
 def test_columns_without_holes_equal_the_default_of_fit(tmp_path: Path) -> None:
     study = clinic()
     prepared = prepare(study, tables_of(study, clinic_files(tmp_path)))
-    default = learn(union(), "site", "ill", drop=["remark"])
+    default = learn(union(), "site", "ill", choices=Choices(drop=["remark"]))
     dose, theirs = prepared.columns[1], default.columns[1]
     assert isinstance(dose, Number)
     assert isinstance(theirs, Number)

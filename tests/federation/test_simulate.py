@@ -22,7 +22,7 @@ from dmtrl.federation.study import Study, parse_study
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.message import Message
 from dmtrl.solver.checkpoint import Checkpoint
-from dmtrl.tables.learning import learn
+from dmtrl.tables.learning import Choices, learn
 from support.shell_data import write
 from support.studies import CLINIC, SITES, approved_sites, clinic, clinic_files, clinic_table
 
@@ -61,7 +61,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResu
 def test_the_model_is_that_of_all_rows_together(simulated: tuple[Path, StudyResult]) -> None:
     table = pa.concat_tables([clinic_table(i).append_column("site", pa.array([SITES[i]] * 60)) for i in range(3)])
     table = table.select(["age", "dose", "ward", "day", "remark", "ill", "site"])
-    prepared = learn(table, "site", "ill", drop=["remark"], fill="mean")
+    prepared = learn(table, "site", "ill", choices=Choices(drop=["remark"]), fill="mean")
     expected = dmtrl.MTRLClassifierCV(
         lambdas=(0.3, 0.03), commons=(0.0, 1.0), owns=(0.0,), task_weight="equal", cv=3, random_state=0
     ).fit(prepared.transform(table), table.column("ill").to_numpy(), tasks=table.column("site").to_numpy())

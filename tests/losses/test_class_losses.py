@@ -14,10 +14,10 @@ from support.oracles import optimum
 
 K = 4
 LOSSES = [
-    losses.softmax(K),
-    losses.softmax(K, (0, 1, 3)),
-    losses.one_vs_rest(losses.logistic(), K),
-    losses.one_vs_rest(losses.hinge(), K, (0, 1, 3)),
+    losses.Softmax(K),
+    losses.Softmax(K, (0, 1, 3)),
+    losses.OneVsRest(K, binary=losses.logistic()),
+    losses.OneVsRest(K, (0, 1, 3), binary=losses.hinge()),
 ]
 SOFTMAX = LOSSES[:2]
 each = pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.name}-{loss.possible}")
@@ -47,7 +47,7 @@ def textbook(loss, z, y):
         return logsumexp(z[some]) - z[y]
     signs = np.where(some == y, 1.0, -1.0)
     margin = signs * z[some]
-    return float((np.logaddexp(0, -margin) if loss.inner.name == "logistic" else np.maximum(0, 1 - margin)).sum())
+    return float((np.logaddexp(0, -margin) if loss.binary.name == "logistic" else np.maximum(0, 1 - margin)).sum())
 
 
 @each
@@ -107,7 +107,7 @@ def test_a_step_is_the_best_one(loss, seed, power):
 
 @pytest.mark.parametrize("sq", [0.01, 1.0, 100.0])
 def test_softmax_step_against_cvxpy(sq):
-    loss = losses.softmax(K)
+    loss = losses.Softmax(K)
     z, y, a = draw(loss, 3)
     share = cp.Variable(K)
     change = (np.eye(K)[y] - a) - share
@@ -117,7 +117,7 @@ def test_softmax_step_against_cvxpy(sq):
 
 
 def test_extreme_scores_do_not_overflow():
-    loss = losses.softmax(3)
+    loss = losses.Softmax(3)
     for size in (1e3, 1e6):
         z = np.array([size, -size, 0.0])
         assert loss.value(z, 0) == 0
@@ -131,12 +131,12 @@ def test_extreme_scores_do_not_overflow():
 
 def test_labels_are_checked():
     with pytest.raises(ValueError, match="task 'a', row 1: the softmax loss needs labels from 0 to 2, found 3"):
-        losses.softmax(3).check_labels(np.array([0.0, 3.0]), "task 'a'")
+        losses.Softmax(3).check_labels(np.array([0.0, 3.0]), "task 'a'")
     with pytest.raises(ValueError, match="needs the labels 0, 2, found 1"):
-        losses.softmax(3, (0, 2)).check_labels(np.array([1.0]), "task 'a'")
+        losses.Softmax(3, (0, 2)).check_labels(np.array([1.0]), "task 'a'")
     with pytest.raises(ValueError, match="at least two classes"):
-        losses.softmax(1)
+        losses.Softmax(1)
     with pytest.raises(ValueError, match="possible must list"):
-        losses.softmax(3, (3,))
+        losses.Softmax(3, (3,))
     with pytest.raises(ValueError, match="a loss for two classes"):
-        losses.one_vs_rest(losses.squared(), 3)
+        losses.OneVsRest(3, binary=losses.squared())

@@ -178,7 +178,7 @@ def test_an_array_in_a_scalar_field_and_a_scalar_in_an_array_field_are_refused(k
 
 def new_worker() -> Worker:
     data = random_problem("squared", m=UNITS, d=FEATURES)
-    return Worker(data.partition(1)[0], squared())
+    return Worker(data.sources(1)[0], squared())
 
 
 def fault(request: Any, answer: object) -> str:

@@ -42,7 +42,7 @@ def search(
     **callbacks: Any,
 ) -> CVPath:
     spec = ProblemSpec(data, get_loss(loss), "learned", Settings(tol=1e-4))
-    with kind(data.partition(workers), get_loss(loss), threads) as engine:
+    with kind(data.sources(workers), get_loss(loss), threads) as engine:
         return cross_validate(engine, spec, LAMBDAS, TAUS, 5, session, race=race, **callbacks)
 
 
@@ -64,7 +64,7 @@ def test_bits_do_not_depend_on_threads_workers_or_engine(loss: str, race: Race |
 
 def test_siblings_share_rows_and_nothing_that_changes() -> None:
     data = random_problem("hinge", m=3, rows=10)
-    with LocalEngine(data.partition(1), get_loss("hinge")) as engine:
+    with LocalEngine(data.sources(1), get_loss("hinge")) as engine:
         first, second = (engine.sibling(number)._workers[0] for number in (0, 1))
         own = engine._workers[0]
         assert first._blocks.X is second._blocks.X is own._blocks.X

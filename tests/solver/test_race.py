@@ -57,7 +57,7 @@ def test_the_choice_is_that_of_the_whole_grid(loss: str, seed: int) -> None:
     data = TaskData.from_long(*_rows(seed, loss == "logistic"))
     # accurate fits: else two starts that end elsewhere within the tolerance could decide between nearly equal ones
     spec = ProblemSpec(data, get_loss(loss), "learned", Settings(tol=1e-6))
-    with LocalEngine(data.partition(1), get_loss(loss)) as engine:
+    with LocalEngine(data.sources(1), get_loss(loss)) as engine:
         grid, race = (
             cross_validate(engine, spec, np.logspace(1, -3, 5), [0.0, 1.0], 5, race=race)
             for race in (None, Race("loss"))

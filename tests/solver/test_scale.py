@@ -314,7 +314,7 @@ def test_the_nuclear_norm_also_of_thin_spectra(shape: tuple[int, int], smallest:
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_pieces_are_views_also_of_sparse_rows(workers: int) -> None:
     X, y, codes = scale_run.make(20, 5, 600, "float64", "hinge", thin=True)
-    pieces = TaskData.from_long(X, y, codes).partition(workers)
+    pieces = TaskData.from_long(X, y, codes).sources(workers)
     assert np.array_equal(sparse.vstack([piece.X for piece in pieces]).toarray(), X.toarray())
     assert all(np.shares_memory(piece.X.data, X.data) and np.shares_memory(piece.y, y) for piece in pieces)
 

@@ -36,8 +36,8 @@ def problem(seed=0, dtype=float, weighted=False, absent=False):
 def losses_of(kind, absent=False):
     def one(possible):
         if kind == "softmax":
-            return losses.softmax(K, possible)
-        return losses.one_vs_rest(losses.get_loss(kind), K, possible)
+            return losses.Softmax(K, possible)
+        return losses.OneVsRest(K, possible, binary=losses.get_loss(kind))
 
     return [one(None)] * (M - 1) + [one((1, 2))] if absent else one(None)
 
@@ -195,7 +195,7 @@ def test_held_out_rows_are_scored_by_their_answers(kind):
     tested = rng.random(len(data.y)) < 0.4
     data = replace(data, splits=np.where(tested, TEST, TRAIN)[None].astype(np.int8))
     W = rng.normal(size=(M, (D + 1) * K))
-    worker = Worker(data.partition(1)[0], losses_of(kind, absent))
+    worker = Worker(data.sources(1)[0], losses_of(kind, absent))
     held = decode(worker.answer(encode(HoldOut(fold=0, folds=1, seed=0))))
     prepare = Prepare(
         seed=0,
@@ -239,6 +239,6 @@ def test_cross_validation_counts_wrong_answers(kind):
 def test_all_losses_must_have_the_same_classes():
     data = problem()
     with pytest.raises(ValueError, match="same number of classes"):
-        solve(data, loss=[losses.softmax(K)] * (M - 1) + [losses.softmax(K + 1)], reg_lambda=LAM)
+        solve(data, loss=[losses.Softmax(K)] * (M - 1) + [losses.Softmax(K + 1)], reg_lambda=LAM)
     with pytest.raises(ValueError, match="row 0: the softmax loss needs labels from 0 to 2, found 5"):
-        solve(TaskData.from_long(np.ones((2, 1)), [5.0, 0.0]), loss=losses.softmax(3), reg_lambda=LAM)
+        solve(TaskData.from_long(np.ones((2, 1)), [5.0, 0.0]), loss=losses.Softmax(3), reg_lambda=LAM)

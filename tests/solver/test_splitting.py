@@ -81,7 +81,7 @@ def test_the_best_weights_are_never_written_over() -> None:
 def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target: float) -> None:
     data = _data(classes=get_loss(loss).kind == CLASSIFICATION)
     data.y[:] = np.abs(data.y) if loss == "poisson" else data.y
-    worker = Worker(data.partition(1, 1)[0], get_loss(loss))
+    worker = Worker(data.sources(1)[0], get_loss(loss))
     m, d = data.m, data.X.shape[1]
     options = {"sampling": "shuffled", "max_passes": 200, "local_solver": "sdca", "seed": 3, "density": 1.0}
     total = np.diff(data.starts).astype(float)

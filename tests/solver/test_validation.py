@@ -14,7 +14,7 @@ from support.problems import random_problem
 
 
 def _engine(data: TaskData, loss: str, workers: int = 1) -> LocalEngine:
-    return LocalEngine(data.partition(workers), get_loss(loss))
+    return LocalEngine(data.sources(workers), get_loss(loss))
 
 
 def _spec(data: TaskData, loss: str, settings: Settings | None = None) -> ProblemSpec:

@@ -114,7 +114,7 @@ ONE_SLOW = (1.0, 1.0, 10.0, 1.0)
 
 
 def sources_of(data: TaskData, workers: int, shards: int = 1) -> list[Source]:
-    return data.partition(workers, shards)
+    return data.sources(workers, shards)
 
 
 def virtual(data: TaskData, loss: str, slowness: Sequence[float] = ONE_SLOW, shards: int = 1) -> VirtualEngine:
@@ -155,7 +155,7 @@ def prepared(
     data: TaskData, loss: str | Sequence[AnyLoss], fold: int = -1, w: np.ndarray | None = None
 ) -> tuple[Worker, Prepared]:
     """A worker with all rows, of which fold `fold` of three is held out, and its last answer."""
-    worker = Worker(data.partition(1, 1)[0], get_loss(loss) if isinstance(loss, str) else loss)
+    worker = Worker(data.sources(1)[0], get_loss(loss) if isinstance(loss, str) else loss)
     description = decode(worker.answer(encode(HoldOut(fold=fold, folds=3, seed=0))))
     request = Prepare(
         seed=0,

@@ -12,8 +12,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import dmtrl
-from dmtrl.exceptions import MixedColumnError, OutputExistsError
-from dmtrl.tables.learning import learn
+from dmtrl.exceptions import CellError, OutputExistsError
+from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.output import check_output
 from dmtrl.tables.preparation import Dropped, Replacements
 from support.shell_data import shops
@@ -59,7 +59,7 @@ def test_frames_of_every_kind_give_the_same_features() -> None:
 
 def test_a_loaded_model_makes_the_same_features(tmp_path: Path) -> None:
     table, new = shops(), shops(seed=3)
-    preparation = learn(table, "shop", "sales", number=["row_id"], drop=["verdict"])
+    preparation = learn(table, "shop", "sales", choices=Choices(number=["row_id"], drop=["verdict"]))
     X, shop = preparation.transform(table), table.column("shop").to_pylist()
     model = dmtrl.MTRLRegressor().fit(X, table.column("sales").to_numpy(), tasks=shop)
     model.preparation_ = preparation
@@ -77,7 +77,7 @@ def test_what_becomes_of_columns() -> None:
     assert kinds["kg"][1] == "always 7"
     assert kinds["size"][2] == 2
     assert kinds["day"][0] == "date"
-    forced = learn(shops(), "shop", "sales", number=["row_id"], category=["kg", "open"])
+    forced = learn(shops(), "shop", "sales", choices=Choices(number=["row_id"], category=["kg", "open"]))
     kinds = {name: (kind, done, count) for name, kind, done, count in forced.table()}
     assert kinds["row_id"][0] == "number"
     assert kinds["open"] == ("category", "two values, one column; 0 for 'false'", 1)
@@ -171,15 +171,15 @@ def test_infinity_and_text_among_numbers_are_refused() -> None:
 def test_a_column_of_mixed_cells_is_a_typed_error() -> None:
     cells = [*map(str, range(59)), "n/k"]
     table = pa.table({"t": ["x", "y"] * 30, "y": np.arange(60.0), "age": cells})
-    with pytest.raises(MixedColumnError, match="column 'age' holds numbers, except for 1 of 60 cells") as caught:
+    with pytest.raises(CellError, match="column 'age' holds numbers, except for 1 of 60 cells") as caught:
         learn(table, "t", "y", untyped=["age"])
     error = caught.value
-    assert (error.column, error.value, error.row, error.is_target) == ("age", "n/k", 59, False)
+    assert (error.value, error.row) == ("n/k", 59)
     for way in ("missing=['n/k']", "drop=['age']", "category=['age']"):
         assert way in str(error)
     error.where = "line 61"
     copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy), copy.where) == (MixedColumnError, str(error), "line 61")
+    assert (type(copy), str(copy), copy.where) == (CellError, str(error), "line 61")
 
 
 def test_an_existing_output_is_a_typed_error(tmp_path: Path) -> None:

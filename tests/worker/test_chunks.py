@@ -69,7 +69,7 @@ def test_a_row_in_chunks_is_that_row(d, dtype, work):
 
 def _described(X) -> Description:
     data = TaskData(X, np.ones(X.shape[0]), None, np.array([0, X.shape[0]]), np.array(["a"]))
-    return decode(Worker(data.partition(1, 1)[0], get_loss("squared")).answer(encode(Describe())))
+    return decode(Worker(data.sources(1)[0], get_loss("squared")).answer(encode(Describe())))
 
 
 def test_what_is_counted_is_the_share_of_chunks_that_are_not_zero():

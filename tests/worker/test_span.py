@@ -31,7 +31,7 @@ def _solve(
     data: TaskData, loss: str, solver: str, W: np.ndarray, step: Steps, target: float = 1e-9
 ) -> tuple[Improved, np.ndarray]:
     """The answer to one round, and the local gap (7) of each unit."""
-    worker = Worker(data.partition(1, 1)[0], get_loss(loss))
+    worker = Worker(data.sources(1)[0], get_loss(loss))
     prepare = Prepare(
         seed=3,
         local_solver=solver,

@@ -13,7 +13,6 @@ from dmtrl.exceptions import (
     CheckpointExistsError,
     FederationError,
     InputError,
-    MixedColumnError,
     NoCheckpointError,
     NotAModelError,
     Note,
@@ -81,8 +80,6 @@ def _message(error: Exception) -> str:
     """The message of an error, with advice in terms of command-line options."""
     if isinstance(error, NotAModelError):
         return f"{error.path} is not a dmtrl model; the first argument must be a model file, which 'dmtrl fit' writes"
-    if isinstance(error, MixedColumnError):
-        return _mixed_column(error)
     if isinstance(error, InputError | CellError):
         return error.message(option)
     if isinstance(error, OutputExistsError):
@@ -115,17 +112,8 @@ def _file_error(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}"
 
 
-def _mixed_column(error: MixedColumnError) -> str:
-    missing = f"{option(Setting('missing', error.value))} if it means missing"
-    if error.is_target:
-        otherwise = "or --kind classification if its values are classes"
-    else:
-        drop, category = (option(Setting(name, error.column)) for name in ("drop", "category"))
-        otherwise = f"{drop} to leave the column out, or {category} if its values are names"
-    return f"{error.description}; correct it, or pass {missing}, {otherwise}"
-
-
 def option(setting: Setting) -> str:
     """A setting as a command-line option."""
     name = _OPTIONS.get(setting.name, f"--{setting.name.replace('_', '-')}")
-    return name if setting.value is None or setting.value is True else f"{name} {shlex.quote(str(setting.value))}"
+    value = setting.value[0] if isinstance(setting.value, list) else setting.value
+    return name if value is None or value is True else f"{name} {shlex.quote(str(value))}"

@@ -7,21 +7,13 @@ import numpy as np
 
 
 class TaskList(NamedTuple):
-    """A checked list of (X_i, y_i) or (X_i, y_i, sample_weight_i): one entry per task in each field."""
+    """A checked list of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
 
     names: Sequence[Any] | np.ndarray
     X: list[Any]
     y: list[np.ndarray]
-    sample_weight: list[np.ndarray] | None
-
-    @property
-    def starts(self) -> np.ndarray:
-        """Task i owns rows starts[i]:starts[i + 1] of the stacked rows."""
-        return np.concatenate([[0], np.cumsum([len(y) for y in self.y])])
-
-    def stacked_weight(self) -> np.ndarray | None:
-        """The sample weights of all tasks in one array."""
-        return None if self.sample_weight is None else np.concatenate(self.sample_weight)
+    sample_weight: np.ndarray | None  # of the stacked rows
+    starts: np.ndarray  # task i owns rows starts[i]:starts[i + 1] of the stacked rows
 
 
 def read_task_list(
@@ -53,7 +45,8 @@ def read_task_list(
             raise ValueError(f"task {name!r} has {X.shape[1]} features, but task {names[0]!r} has {tables[0].shape[1]}")
         if X.shape[0] == 0:
             raise ValueError(f"task {name!r} has no rows; leave it out")
-    return TaskList(names, tables, labels, weights)
+    starts = np.concatenate([[0], np.cumsum([len(y) for y in labels])])
+    return TaskList(names, tables, labels, None if weights is None else np.concatenate(weights), starts)
 
 
 def check_one_per_row(name: str, values: np.ndarray, n: int) -> None:

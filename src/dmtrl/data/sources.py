@@ -59,7 +59,7 @@ class TaskSource:
             whole = found[unit.name]
             edges = shard_edges(_n_rows(whole, unit.name), unit.of)
             parts.append(tuple(part[edges[unit.first] : edges[unit.last]] for part in whole))
-        blocks = TaskData.from_list(parts, _as_objects(names)).partition(1)[0]
+        blocks = TaskData.from_list(parts, _as_objects(names)).sources(1)[0]
         tasks, shards = ([unit.task for unit in self.units], [unit.first for unit in self.units])
         return replace(blocks, tasks=np.array(tasks), shards=np.array(shards))
 
@@ -109,10 +109,6 @@ class SourcePlan:
         ----------
         tasks : ndarray of int
             Task numbers.
-
-        Returns
-        -------
-        SourcePlan
         """
         return replace(self, names=self.names[tasks], work=self.work[tasks])
 
@@ -121,15 +117,8 @@ class SourcePlan:
 
         Parameters
         ----------
-        workers : int
-            Number of pieces.
-        shards : int or sequence of int, default=1
-            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
-            the same worker are joined.
-
-        Returns
-        -------
-        list of Source
+        workers, shards : int
+            As in `TaskData.sources`.
         """
         per_task = shards_per_task(self.m, workers, shards)
         work = np.append(0, np.cumsum(np.repeat(self.work / per_task, per_task)))
@@ -157,10 +146,6 @@ class SourcePlan:
             Task names.
         work : sequence of float, default=None
             Relative amount of work of each task, such as its number of rows. None means equal amounts.
-
-        Returns
-        -------
-        SourcePlan
         """
         names = _as_objects(tasks)
         if len(names) == 0 or len(set(names)) < len(names):
@@ -205,10 +190,6 @@ class SourcePlan:
             row needs a class.
         constant : float, default=None
             Append a feature with this value, for `intercept_ridge`.
-
-        Returns
-        -------
-        SourcePlan
         """
         table = open_files([paths] if isinstance(paths, str | Path) else list(paths))
         if task is None:
@@ -242,19 +223,8 @@ class SourcePlan:
             The column to predict.
         task : str
             The column with the task names.
-        features : list of str, default=None
-            Columns of numbers. None means all other columns.
-        weights : str, default=None
-            The column with the sample weights.
-        positive : object, default=None
-            The value of the target that becomes +1; all others become -1. Numbers are compared as numbers. Every
-            row needs a class.
-        constant : float, default=None
-            Append a feature with this value, for `intercept_ridge`.
-
-        Returns
-        -------
-        SourcePlan
+        features, weights, positive, constant : optional
+            As in `from_files`.
         """
         names = open_dataset(str(url)).schema.names
         roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant)

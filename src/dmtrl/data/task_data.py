@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import Blocks, Source, as_rows
+from dmtrl.data.blocks import Blocks, as_rows
 from dmtrl.data.labels import check_one_per_row, read_task_list, task_labels
 
 
@@ -49,7 +49,7 @@ class TaskData:
 
     @classmethod
     def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> "TaskData":
-        """Sort rows by their task labels.
+        """Sort rows by their task labels, with tasks in sorted order. Rows that are already sorted are not copied.
 
         Parameters
         ----------
@@ -61,11 +61,6 @@ class TaskData:
             The task label of each row. None means a single task.
         sample_weight : array-like of shape (n,), default=None
             Weights of the rows. Only proportions within a task matter.
-
-        Returns
-        -------
-        TaskData
-            Tasks are in sorted order. Rows that are already sorted are not copied.
         """
         X, y = as_rows(X), _numbers(y, "y")
         if X.ndim != 2:
@@ -92,7 +87,7 @@ class TaskData:
     def from_list(
         cls, tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | np.ndarray | None = None
     ) -> "TaskData":
-        """Stack the rows of separate tasks.
+        """Stack the rows of separate tasks, in the given order.
 
         Parameters
         ----------
@@ -100,11 +95,6 @@ class TaskData:
             The data of each task; the keys of a dict are the task names.
         names : sequence of length m, default=None
             Task names for a list. None means 0 to m - 1.
-
-        Returns
-        -------
-        TaskData
-            Tasks are in the given order.
         """
         found = read_task_list(tasks, names)
         parts = [as_rows(X) for X in found.X]
@@ -113,8 +103,7 @@ class TaskData:
             X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
         else:
             X = np.concatenate(parts)
-        y, weight = np.concatenate(labels), found.stacked_weight()
-        return cls(as_rows(X), y, weight, found.starts, np.array(found.names))
+        return cls(as_rows(X), np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names))
 
     def only(self, tasks: np.ndarray) -> "TaskData":
         """Select tasks by number, in the given order.
@@ -123,10 +112,6 @@ class TaskData:
         ----------
         tasks : ndarray of int
             Task numbers.
-
-        Returns
-        -------
-        TaskData
         """
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in tasks])
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
@@ -134,7 +119,7 @@ class TaskData:
         splits = None if self.splits is None else self.splits[:, rows]
         return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], splits)
 
-    def partition(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
+    def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
         """Split the rows into contiguous pieces with about the same amount of work.
 
         Work is the number of rows and, if X is sparse, of its entries.
@@ -146,10 +131,6 @@ class TaskData:
         shards : int or sequence of int, default=1
             Number of shards into which each task may be cut, so that one task can use several workers. Shards on
             the same worker are joined.
-
-        Returns
-        -------
-        list of Blocks
         """
         per_task = shards_per_task(self.m, workers, shards)
         task = np.repeat(np.arange(self.m), per_task)
@@ -157,36 +138,16 @@ class TaskData:
         rows, shard = np.diff(self.starts)[task], np.arange(len(task)) - first_unit[task]
         edges = np.append(self.starts[task] + rows * shard // per_task[task], self.starts[-1])  # as in shard_edges
         work = edges + (self.X.indptr[edges] if sparse.issparse(self.X) else 0)
-        return [
-            self._piece(tasks, first, edges[first_unit[tasks] + first], edges[first_unit[tasks[-1]] + last[-1]])
-            for tasks, first, last in split_units(work, per_task, workers)
-        ]
-
-    def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Source]:
-        """Return the pieces of `partition` as sources, which is what engines expect.
-
-        Parameters
-        ----------
-        workers : int
-            Number of pieces.
-        shards : int or sequence of int, default=1
-            Number of shards into which each task may be cut, so that one task can use several workers. Shards on
-            the same worker are joined.
-
-        Returns
-        -------
-        list of Source
-        """
-        return list(self.partition(workers, shards))
-
-    def _piece(self, tasks: np.ndarray, shards: np.ndarray, starts: np.ndarray, end: int) -> Blocks:
-        """The rows from starts[0] to `end` as blocks."""
-        rows = slice(starts[0], end)
-        weight = None if self.sample_weight is None else self.sample_weight[rows]
-        names = [str(name) for name in self.names[tasks]]
-        starts = np.append(starts, end) - starts[0]
-        splits = None if self.splits is None else self.splits[:, rows]
-        return Blocks(_part(self.X, rows), self.y[rows], weight, starts, tasks, shards, names, splits)
+        pieces = []
+        for tasks, first, last in split_units(work, per_task, workers):
+            starts = np.append(edges[first_unit[tasks] + first], edges[first_unit[tasks[-1]] + last[-1]])
+            piece = slice(starts[0], starts[-1])
+            weight = None if self.sample_weight is None else self.sample_weight[piece]
+            splits = None if self.splits is None else self.splits[:, piece]
+            names = [str(name) for name in self.names[tasks]]
+            X, y = _part(self.X, piece), self.y[piece]
+            pieces.append(Blocks(X, y, weight, starts - starts[0], tasks, first, names, splits))
+        return pieces
 
 
 def tiny_tasks(rows: np.ndarray) -> np.ndarray:

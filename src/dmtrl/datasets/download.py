@@ -14,7 +14,8 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -77,7 +78,8 @@ def _download(name: str, target: Path, folder: str | Path | None) -> None:
     if os.environ.get("DMTRL_OFFLINE", "0") not in ("", "0"):
         failures = ["the environment variable DMTRL_OFFLINE forbids it"]
     else:
-        _make_folder(target.parent)  # fails before the download if the cache is not writable
+        with _cache_errors(target.parent):  # before the download
+            target.parent.mkdir(parents=True, exist_ok=True)
         for mirror in dataset.mirrors:
             try:
                 arrays = _arrays_from(mirror, name, dataset)
@@ -164,22 +166,20 @@ def _decompress(data: bytes) -> bytes:
         raise _MirrorFailed(f"is damaged ({error})") from error
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cache_error(folder, error) from error
-
-
 def _save(arrays: Mapping[str, Any], target: Path) -> None:
+    with _cache_errors(target.parent):
+        try:
+            with whole_file(target) as file:
+                np.savez_compressed(file, **arrays)
+        except OSError:
+            if not target.is_file():  # otherwise another process has saved it, and a reader may prevent its replacement
+                raise
+
+
+@contextmanager
+def _cache_errors(folder: Path) -> Iterator[None]:
     try:
-        with whole_file(target) as file:
-            np.savez_compressed(file, **arrays)
+        yield
     except OSError as error:
-        if not target.is_file():  # otherwise another process has saved it, and a reader may prevent its replacement
-            raise _cache_error(target.parent, error) from error
-
-
-def _cache_error(folder: Path, error: OSError) -> OSError:
-    reason = f"{error.strerror}: cannot save downloaded data here; set DMTRL_CACHE to a writable folder"
-    return OSError(error.errno, reason, str(folder))
+        reason = f"{error.strerror}: cannot save downloaded data here; set DMTRL_CACHE to a writable folder"
+        raise OSError(error.errno, reason, str(folder)) from error

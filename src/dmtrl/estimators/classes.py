@@ -25,7 +25,7 @@ def class_losses(loss: AnyLoss, multi_class: str, seen: np.ndarray) -> AnyLoss |
     def of_task(possible: tuple[int, ...] | None) -> AnyLoss:
         if resolve_multi_class(multi_class, loss) == "softmax":
             return Softmax(k, possible)
-        return OneVsRest(k, possible, loss)
+        return OneVsRest(k, possible, binary=loss)
 
     if seen.all():
         return of_task(None)

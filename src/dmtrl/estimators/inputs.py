@@ -285,7 +285,7 @@ def _from_task_list(tasks: Mapping[Any, Any] | Sequence[Any]) -> LabelledRows:
     found = read_task_list(tasks)
     m, starts = len(found.names), found.starts
     codes = np.repeat(np.arange(m), np.diff(starts))
-    X, y, weight, names = _stack(found.X), np.concatenate(found.y), found.stacked_weight(), task_labels(found.names, m)
+    X, y, weight, names = _stack(found.X), np.concatenate(found.y), found.sample_weight, task_labels(found.names, m)
     return LabelledRows(X, y, names, codes, weight, np.arange(len(codes)), task_starts=starts[:-1])
 
 

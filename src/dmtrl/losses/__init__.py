@@ -20,7 +20,7 @@ from dmtrl.losses.builtin import (
     squared,
     squared_hinge,
 )
-from dmtrl.losses.classes import OneVsRest, Softmax, one_vs_rest, softmax
+from dmtrl.losses.classes import OneVsRest, Softmax
 
 __all__ = [
     "BUILTIN",
@@ -38,11 +38,9 @@ __all__ = [
     "huber",
     "identity",
     "logistic",
-    "one_vs_rest",
     "poisson",
     "quantile",
     "smoothed_hinge",
-    "softmax",
     "squared",
     "squared_hinge",
 ]

@@ -30,10 +30,8 @@ class Loss:
         Number of the compiled functions in `dmtrl.losses.scalar`.
     kind : {"classification", "regression"}
         For classification the labels are -1 and 1.
-    smoothness : float
-        Upper bound of l''.
-    lipschitz : float
-        Upper bound of the absolute value of l'.
+    smoothness, lipschitz : float
+        Upper bounds of l'' and of the absolute value of l'.
     param : float, default=0.0
         Parameter of the loss: gamma, epsilon, delta or the quantile.
     """
@@ -52,14 +50,8 @@ class Loss:
 
         Parameters
         ----------
-        z : float or ndarray
-            Predictions.
-        y : float or ndarray
-            Labels.
-
-        Returns
-        -------
-        float or ndarray
+        z, y : float or ndarray
+            Predictions and labels.
         """
         return _elementwise(scalar.loss_value, self.id, self.param, z, y)
 
@@ -68,14 +60,8 @@ class Loss:
 
         Parameters
         ----------
-        a : float or ndarray
-            Dual variables.
-        y : float or ndarray
-            Labels.
-
-        Returns
-        -------
-        float or ndarray
+        a, y : float or ndarray
+            Dual variables and labels.
         """
         return _elementwise(scalar.loss_conjugate, self.id, self.param, a, y)
 
@@ -84,18 +70,10 @@ class Loss:
 
         Parameters
         ----------
-        a : float or ndarray
-            Dual variables.
-        z : float or ndarray
-            Predictions.
-        y : float or ndarray
-            Labels.
+        a, z, y : float or ndarray
+            Dual variables, predictions and labels.
         sq : float or ndarray
             Curvature of the quadratic term.
-
-        Returns
-        -------
-        float or ndarray
         """
         return _elementwise(scalar.loss_step, self.id, self.param, a, z, y, sq)
 
@@ -104,14 +82,8 @@ class Loss:
 
         Parameters
         ----------
-        z : float or ndarray
-            Predictions.
-        y : float or ndarray
-            Labels.
-
-        Returns
-        -------
-        float or ndarray
+        z, y : float or ndarray
+            Predictions and labels.
         """
         if not self.differentiable:
             raise ValueError(f"the {self.name} loss is not differentiable and has no slope; use a smooth loss")
@@ -124,10 +96,6 @@ class Loss:
         ----------
         y : float
             A label.
-
-        Returns
-        -------
-        tuple of float
         """
         if self.kind == CLASSIFICATION:
             upper = math.inf if self.id == scalar.SQUARED_HINGE else 1.0
@@ -167,10 +135,6 @@ class Loss:
         ----------
         y : ndarray
             Labels.
-
-        Returns
-        -------
-        tuple of ndarray and str
         """
         if self.kind == CLASSIFICATION:
             return (y != 1) & (y != -1), "labels -1 and +1"
@@ -192,10 +156,8 @@ class CustomLoss:
         domain(y) returns the interval of feasible a.
     kind : {"regression", "classification"}
         For classification the labels are -1 and 1.
-    smoothness : float
-        Upper bound of l''.
-    lipschitz : float
-        Upper bound of the absolute value of l'.
+    smoothness, lipschitz : float
+        Upper bounds of l'' and of the absolute value of l'.
     """
 
     name: str
@@ -237,7 +199,7 @@ def identity(loss: AnyLoss) -> tuple[Any, ...]:
     if isinstance(loss, Softmax):
         return loss.name, loss.outputs, loss.possible
     if isinstance(loss, OneVsRest):
-        return loss.name, loss.outputs, loss.possible, identity(loss.inner)
+        return loss.name, loss.outputs, loss.possible, identity(loss.binary)
     points = [(z, y) for y in (-1.0, 0.0, 0.7, 1.0, 2.0) for z in np.linspace(-2.9, 3.1, 13).tolist()]
     return (
         loss.name,
@@ -276,10 +238,6 @@ def smoothed_hinge(gamma: float = 1.0) -> Loss:
     ----------
     gamma : float, default=1.0
         Width of the rounded part, positive.
-
-    Returns
-    -------
-    Loss
     """
     gamma = _positive("smoothed_hinge", "gamma", gamma)
     return Loss("smoothed_hinge", scalar.SMOOTHED_HINGE, CLASSIFICATION, 1.0 / gamma, 1.0, gamma)
@@ -312,10 +270,6 @@ def epsilon_insensitive(epsilon: float = 0.1) -> Loss:
     ----------
     epsilon : float, default=0.1
         Size of the errors that cost nothing, not negative.
-
-    Returns
-    -------
-    Loss
     """
     if not (epsilon >= 0 and math.isfinite(epsilon)):
         raise ValueError(f"the epsilon_insensitive loss needs epsilon >= 0, got {epsilon!r}")
@@ -329,10 +283,6 @@ def huber(delta: float = 1.35) -> Loss:
     ----------
     delta : float, default=1.35
         Where the loss becomes linear, positive, in units of y.
-
-    Returns
-    -------
-    Loss
     """
     delta = _positive("huber", "delta", delta)
     return Loss("huber", scalar.HUBER, REGRESSION, 1.0, delta, delta)
@@ -345,10 +295,6 @@ def quantile(quantile: float = 0.5) -> Loss:
     ----------
     quantile : float, default=0.5
         The quantile q, between 0 and 1.
-
-    Returns
-    -------
-    Loss
     """
     if not 0 < quantile < 1:
         raise ValueError(f"the quantile loss needs a quantile between 0 and 1, got {quantile!r}")
@@ -360,18 +306,11 @@ def poisson() -> Loss:
     return Loss("poisson", scalar.POISSON, REGRESSION, math.inf, math.inf)
 
 
-BUILTIN: dict[str, Callable[..., Loss]] = {
-    "hinge": hinge,
-    "smoothed_hinge": smoothed_hinge,
-    "squared_hinge": squared_hinge,
-    "logistic": logistic,
-    "squared": squared,
-    "absolute": absolute,
-    "epsilon_insensitive": epsilon_insensitive,
-    "huber": huber,
-    "quantile": quantile,
-    "poisson": poisson,
-}
+_FACTORIES: tuple[Callable[..., Loss], ...] = (
+    *(hinge, smoothed_hinge, squared_hinge, logistic),
+    *(squared, absolute, epsilon_insensitive, huber, quantile, poisson),
+)
+BUILTIN = {factory.__name__: factory for factory in _FACTORIES}
 
 
 def get_loss(loss: str | AnyLoss) -> AnyLoss:
@@ -381,10 +320,6 @@ def get_loss(loss: str | AnyLoss) -> AnyLoss:
     ----------
     loss : str, Loss, CustomLoss, Softmax or OneVsRest
         The name of a built-in loss, or a loss.
-
-    Returns
-    -------
-    Loss, CustomLoss, Softmax or OneVsRest
     """
     if isinstance(loss, Loss | CustomLoss | Softmax | OneVsRest):
         return loss

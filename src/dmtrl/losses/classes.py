@@ -6,7 +6,8 @@ the others do not enter the loss.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -18,15 +19,8 @@ from dmtrl.losses.vector import softmax_chances, softmax_conjugate, softmax_step
 
 @dataclass(frozen=True)
 class ClassLoss(ABC):
-    """What both have in common.
-
-    Parameters
-    ----------
-    outputs : int
-        Number of classes, k.
-    possible : tuple of int, default=None
-        The numbers of the classes that the task has. None means all.
-    """
+    """What both have in common. `value`, `conjugate`, `step` and `domain` have the meaning of `AnyLoss`, for vectors of
+    k scores z and of k dual variables a."""
 
     outputs: int
     possible: tuple[int, ...] | None = None
@@ -52,83 +46,8 @@ class ClassLoss(ABC):
         some = range(self.outputs) if self.possible is None else self.possible
         return np.isin(np.arange(self.outputs), list(some))
 
-    @abstractmethod
-    def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the smallest and the largest feasible a of each class.
-
-        Parameters
-        ----------
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        tuple of ndarray
-        """
-
-    @abstractmethod
-    def value(self, z: Any, y: int) -> float:
-        """Return l(z, y).
-
-        Parameters
-        ----------
-        z : array-like of shape (k,)
-            Scores.
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        float
-        """
-
-    @abstractmethod
-    def conjugate(self, a: Any, y: int) -> float:
-        """Return l*(-a), which is infinite outside the domain; for softmax, unless e_y - a is a distribution over the
-        possible classes.
-
-        Parameters
-        ----------
-        a : array-like of shape (k,)
-            Dual variables.
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        float
-        """
-
-    @abstractmethod
-    def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises `-l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2`.
-
-        Parameters
-        ----------
-        a : array-like of shape (k,)
-            Dual variables.
-        z : array-like of shape (k,)
-            Scores.
-        y : int
-            The number of the class.
-        sq : float
-            Curvature of the quadratic term.
-
-        Returns
-        -------
-        ndarray of shape (k,)
-        """
-
     def check_labels(self, y: np.ndarray, where: str) -> None:
-        """Raise ValueError with the first label that is not the number of a possible class.
-
-        Parameters
-        ----------
-        y : ndarray
-            Labels.
-        where : str
-            Start of the error message.
-        """
+        """Raise ValueError with the first label that is not the number of a possible class."""
         wrong = ~np.isin(y, np.flatnonzero(self.mask))
         if wrong.any():
             row = int(np.argmax(wrong))
@@ -140,7 +59,9 @@ class ClassLoss(ABC):
 
 @dataclass(frozen=True)
 class Softmax(ClassLoss):
-    """The multinomial logistic loss l(z, y) = log sum_c exp(z_c) - z_y of k scores z and a class y (41).
+    """For several classes at once, with probabilities: l(z, y) = log sum_c exp(z_c) - z_y of k scores z (41).
+
+    The conjugate is infinite unless e_y - a is a distribution over the possible classes.
 
     Parameters
     ----------
@@ -176,25 +97,13 @@ class Softmax(ClassLoss):
         return new
 
     def slope(self, z: Any, y: int) -> np.ndarray:
-        """Return minus the gradient, the dual variables that belong to z.
-
-        Parameters
-        ----------
-        z : array-like of shape (k,)
-            Scores.
-        y : int
-            The number of the class.
-
-        Returns
-        -------
-        ndarray of shape (k,)
-        """
+        """Return minus the gradient, the dual variables that belong to z."""
         return self.step(np.zeros(self.outputs), z, y, 0.0)
 
 
 @dataclass(frozen=True)
 class OneVsRest(ClassLoss):
-    """The sum over the possible classes of a loss for two classes: is a row of this class or not?
+    """For several classes: the sum over the possible ones of a two-class loss of this class against the rest.
 
     Parameters
     ----------
@@ -206,90 +115,46 @@ class OneVsRest(ClassLoss):
         The loss for two classes, with labels -1 and 1.
     """
 
-    binary: AnyLoss | None = None
+    binary: AnyLoss = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.binary is None or self.binary.kind != self.kind or self.binary.outputs != 1:
-            raise ValueError("one_vs_rest needs a loss for two classes, such as logistic or hinge")
+        if self.binary.kind != self.kind or self.binary.outputs != 1:
+            raise ValueError("OneVsRest needs a loss for two classes, such as logistic or hinge")
 
     @property
     def name(self) -> str:
-        return f"one-vs-rest {self.inner.name}"
-
-    @property
-    def inner(self) -> AnyLoss:
-        assert self.binary is not None
-        return self.binary
+        return f"one-vs-rest {self.binary.name}"
 
     @property
     def smoothness(self) -> float:
-        return self.inner.smoothness
+        return self.binary.smoothness
 
     @property
     def lipschitz(self) -> float:
-        return math.sqrt(np.count_nonzero(self.mask)) * self.inner.lipschitz  # of the vector of slopes
+        return math.sqrt(np.count_nonzero(self.mask)) * self.binary.lipschitz  # of the vector of slopes
 
     @property
     def differentiable(self) -> bool:
-        return self.inner.differentiable
+        return self.binary.differentiable
 
     def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
-        ends = [self.inner.domain(sign) if some else (0.0, 0.0) for sign, some in self._signs(y)]
-        return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
+        low, high = np.array([self.binary.domain(sign) if some else (0.0, 0.0) for sign, some in self._classes(y)]).T
+        return low, high
 
     def value(self, z: Any, y: int) -> float:
-        return float(sum(self.inner.value(score, sign) for score, (sign, some) in self._with(z, y) if some))
+        return float(sum(self.binary.value(score, sign) for sign, some, score in self._classes(y, z) if some))
 
     def conjugate(self, a: Any, y: int) -> float:
-        terms = (
-            self.inner.conjugate(one, sign) if some else one and math.inf for one, (sign, some) in self._with(a, y)
-        )
-        return float(sum(terms))
+        classes = self._classes(y, a)
+        return float(sum(self.binary.conjugate(one, sign) if some else one and math.inf for sign, some, one in classes))
 
     def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        pairs = zip(self._with(a, y), z, strict=True)
-        return np.array([self.inner.step(one, float(c), sign, sq) if some else 0.0 for (one, (sign, some)), c in pairs])
+        classes = self._classes(y, a, z)
+        return np.array([self.binary.step(one, score, sign, sq) if some else 0.0 for sign, some, one, score in classes])
 
-    def _signs(self, y: int) -> list[tuple[float, bool]]:
-        """For each class its label -1 or 1, and whether it is possible."""
-        return [(1.0 if c == y else -1.0, bool(some)) for c, some in enumerate(self.mask)]
-
-    def _with(self, values: Any, y: int) -> list[tuple[float, tuple[float, bool]]]:
-        return list(zip(np.asarray(values, dtype=float).tolist(), self._signs(y), strict=True))
-
-
-def softmax(classes: int, possible: tuple[int, ...] | None = None) -> Softmax:
-    """For several classes at once, with probabilities: `log sum_c exp(z_c) - z_y`.
-
-    Parameters
-    ----------
-    classes : int
-        Number of classes.
-    possible : tuple of int, default=None
-        The classes that occur in a task. None means all.
-
-    Returns
-    -------
-    Softmax
-    """
-    return Softmax(classes, possible)
-
-
-def one_vs_rest(binary: AnyLoss, classes: int, possible: tuple[int, ...] | None = None) -> OneVsRest:
-    """For several classes: the sum of a two-class loss of each class against the rest.
-
-    Parameters
-    ----------
-    binary : Loss
-        The loss for two classes.
-    classes : int
-        Number of classes.
-    possible : tuple of int, default=None
-        The classes that occur in a task. None means all.
-
-    Returns
-    -------
-    OneVsRest
-    """
-    return OneVsRest(classes, possible, binary)
+    def _classes(self, y: int, *vectors: Any) -> Iterator[tuple[Any, ...]]:
+        """For each class its label -1 or 1, whether it is possible, and its numbers in the vectors."""
+        signs = np.where(np.arange(self.outputs) == y, 1.0, -1.0)
+        numbers = [np.asarray(vector, dtype=float).tolist() for vector in vectors]
+        return zip(signs.tolist(), self.mask.tolist(), *numbers, strict=True)

@@ -123,7 +123,7 @@ def extend(
         raise ValueError(f"one task can be added at a time, got {new.m}")
     if spec.outputs * (new.X.shape[1] + (spec.intercept_ridge is not None)) != d:
         raise ValueError(f"the new task has {new.X.shape[1]} features, which does not fit the weights of the model")
-    blocks = replace(new.partition(1)[0], tasks=np.array([m]))
+    blocks = replace(new.sources(1)[0], tasks=np.array([m]))
     engine = _TwoWorkers(_FixedTasks(W, dual.B, new.X.shape[1], spec.outputs), Worker(blocks, spec.losses))
     spec = replace(spec, settings=replace(spec.settings, method="splitting", max_staleness=0))
     outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
+from dmtrl.tables.arrow import pa
 from dmtrl.tables.discovery import DataFile
 
 ROWS = 1 << 16
@@ -32,9 +33,11 @@ class Npz:
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Iterator[tuple[Any, None, float]]:
-        import pyarrow as pa
-
-        n, columns = _columns(file, names)
+        layout = _layout(file)
+        n, number = layout.rows, {name: i for i, name in enumerate(layout.features)}
+        with _opened(file) as archive:
+            X = _array(archive, "X") if number.keys() & names else np.empty((0, 0))
+            columns = {name: X[:, number[name]] if name in number else _array(archive, name) for name in names}
         for start in range(0, n, ROWS):
             end = min(start + ROWS, n)
             rows = {"": pa.nulls(end - start)} | {name: pa.array(columns[name][start:end]) for name in names}
@@ -64,15 +67,6 @@ def _layout(file: DataFile) -> _Layout:
         raise ValueError(f"{file.path} has columns but no rows")
     names = given if len(given) == d else [f"x{i}" for i in range(d)]
     return _Layout(n, names, [name for name, (size, _) in headers.items() if size == (n,) and name not in names])
-
-
-def _columns(file: DataFile, names: list[str]) -> tuple[int, dict[str, np.ndarray]]:
-    """The number of rows, and the columns. X is read only if it holds one of them."""
-    layout = _layout(file)
-    number = {name: i for i, name in enumerate(layout.features)}
-    with _opened(file) as archive:
-        X = _array(archive, "X") if number.keys() & names else np.empty((0, 0))
-        return layout.rows, {name: X[:, number[name]] if name in number else _array(archive, name) for name in names}
 
 
 @contextmanager
@@ -117,7 +111,6 @@ class Libsvm:
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Iterator[tuple[Any, Any, float]]:
         """Feature numbers are those of the file, counted from 0; a file that counts from 1 has zeros in feature 0."""
-        import pyarrow as pa
         from sklearn.datasets import load_svmlight_file
 
         size = file.path.stat().st_size

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import CellError, MixedColumnError
+from dmtrl.exceptions import CellError, Note, Setting
 from dmtrl.tables import dates
+from dmtrl.tables.arrow import pa, pc
 from dmtrl.tables.readers import MISSING
 
 NUMBER, TEXT, DATE, NESTED = "number", "text", "date", "nested"
@@ -49,7 +50,7 @@ class CellSummary:
         """An error about the first bad cell."""
         return CellError(subject, self.first_bad, self.first_bad_row, problem)
 
-    def mixed_error(self, column: str, is_target: bool = False) -> MixedColumnError:
+    def mixed_error(self, column: str, is_target: bool = False) -> CellError:
         """The error to raise if the bad cells are not acceptable."""
         subject = f"{'the target' if is_target else 'column'} {column!r} holds {self.mostly}s, except for "
         subject += f"{self.n_bad:,} of {self.n_cells:,} cells" + (":" if self.n_bad == 1 else "; the first is")
@@ -60,7 +61,13 @@ class CellSummary:
             hint = " (commas are decimal signs only if no number of the column has a decimal point)"
         elif self.mostly == DATE and self.date_format is not None:
             hint = f" (dates are read like {dates.DateFormat(self.date_format).example})"
-        return MixedColumnError(subject, self.first_bad, self.first_bad_row, hint, column, is_target)
+        missing = Setting("missing", [self.first_bad])
+        advice: tuple[str | Setting, ...] = Setting("drop", [column]), " to leave the column out, or "
+        advice += Setting("category", [column]), " if its values are names"
+        if is_target:
+            advice = "or ", Setting("kind", "classification"), " if its values are classes"
+        problem = Note(f"{hint}; correct it, or pass ", missing, " if it means missing, ", *advice)
+        return self.cell_error(subject, problem)
 
 
 def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
@@ -68,9 +75,6 @@ def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
 
     semicolons: whether semicolons separate the columns of the file; then a comma in a number is a decimal sign.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     words = trimmed(column)
     counted = pc.value_counts(words.drop_null())
     values, counts = counted.field(0), counted.field(1).to_numpy(zero_copy_only=False)
@@ -83,7 +87,7 @@ def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
     number, codes = match(_NUMBER), match(_CODE)
     if number.all():
         return CellSummary(TEXT if codes.any() else NUMBER, n_cells)
-    missing = np.asarray(is_missing_word(values).to_numpy(zero_copy_only=False), dtype=bool)
+    missing = np.asarray(_is_missing_word(values).to_numpy(zero_copy_only=False), dtype=bool)
     ignored: dict[str, Any] = {
         "missing_words": tuple(values.filter(pa.array(missing)).to_pylist()),
         "n_missing": int(counts[missing].sum()),
@@ -113,33 +117,29 @@ def summarize_cells(column: Any, semicolons: bool = False) -> CellSummary:
     if not bad.any():
         return CellSummary(TEXT, n_cells)
     row = pc.index(pc.is_in(words, value_set=values.filter(pa.array(bad))), True).as_py()
-    n_bad = int(counts[bad].sum())
-    first = {"first_bad": words[row].as_py(), "first_bad_row": row}
-    return CellSummary(TEXT, n_cells, decimal, mostly=mostly, n_bad=n_bad, date_format=date_format, **first)
+    first: dict[str, Any] = {"n_bad": int(counts[bad].sum()), "first_bad": words[row].as_py(), "first_bad_row": row}
+    return CellSummary(TEXT, n_cells, decimal, mostly=mostly, date_format=date_format, **first)
 
 
-def trimmed(column: Any) -> Any:
-    """Text without surrounding blanks, as one arrow array; null where the text means missing."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+def trimmed(column: Any, missing_words: bool = False) -> Any:
+    """Text without surrounding blanks, as one arrow array; null where the text means missing.
 
+    missing_words: whether words such as "?" mean missing too.
+    """
     words = pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
     words = words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words
-    return pc.if_else(pc.is_in(words, pa.array(MISSING)), pa.scalar(None, pa.string()), words)
+    missing = pc.is_in(words, pa.array(MISSING))
+    if missing_words:
+        missing = pc.or_(missing, _is_missing_word(words))
+    return pc.if_else(missing, pa.scalar(None, pa.string()), words)
 
 
-def is_missing_word(words: Any) -> Any:
-    """Which words count as missing among numbers or dates."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
+def _is_missing_word(words: Any) -> Any:
     return pc.is_in(pc.utf8_lower(words), pa.array(MISSING_WORDS))
 
 
 def has_decimal_commas(words: Any) -> bool:
     """Whether a comma in these words can only be a decimal sign."""
-    import pyarrow.compute as pc
-
     commas = pc.match_substring_regex(words, _COMMA)
     certain = pc.and_(commas, pc.invert(pc.match_substring_regex(words, _THOUSANDS)))
     return bool(pc.any(certain).as_py())
@@ -147,9 +147,6 @@ def has_decimal_commas(words: Any) -> bool:
 
 def without(column: Any, missing: tuple[str, ...]) -> Any:
     """The column with null instead of these texts; in a column of numbers, instead of the numbers that they write."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not missing:
         return column
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -163,7 +160,4 @@ def without(column: Any, missing: tuple[str, ...]) -> Any:
 
 
 def _matches(text: str, pattern: str) -> bool:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     return bool(pc.match_substring_regex(pa.scalar(text, pa.string()), pattern).as_py())

@@ -12,16 +12,15 @@ import numpy as np
 
 from dmtrl.exceptions import CellError
 from dmtrl.tables import cells
+from dmtrl.tables.arrow import pa, pc
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT
-from dmtrl.tables.dates import ISO, DateFormat, parse_column
+from dmtrl.tables.dates import ISO, DateFormat
 
 _WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
 
 
 def kind_of(column: Any, untyped: bool) -> str:
     """What a column holds. A column without values counts as numbers."""
-    import pyarrow as pa
-
     kind = column.type
     if is_text(kind):
         return cells.summarize_cells(column).kind if untyped else TEXT
@@ -37,9 +36,6 @@ def numbers(column: Any, name: str, comma: bool | None = None) -> np.ndarray:
 
     comma: whether a comma is the decimal sign; None: only if it can be nothing else.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if is_text(column.type):
         column = _numbers_of_texts(column, name, comma)
     elif pa.types.is_boolean(column.type):
@@ -53,14 +49,11 @@ def numbers(column: Any, name: str, comma: bool | None = None) -> np.ndarray:
 
 
 def _numbers_of_texts(column: Any, name: str, comma: bool | None) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     words = cells.trimmed(column)
     try:
         return pc.cast(words, pa.float64())
     except pa.ArrowInvalid:  # words for missing, decimal commas, booleans, or not numbers
-        words = pc.if_else(cells.is_missing_word(words), pa.scalar(None, pa.string()), words)
+        words = cells.trimmed(column, missing_words=True)
     decimal = comma or (comma is None and cells.has_decimal_commas(words))
     written = pc.replace_substring(words, ",", ".") if decimal else words
     encoded = written.dictionary_encode()
@@ -82,8 +75,6 @@ def _number(text: str) -> float | None:
 
 def texts(column: Any) -> np.ndarray:
     """The column as Python strings without surrounding blanks, None for missing values; 3.0 becomes "3"."""
-    import pyarrow.compute as pc
-
     values = np.asarray(pc.utf8_trim_whitespace(as_strings(column)).to_numpy(zero_copy_only=False), dtype=object)
     values[values == ""] = None
     return values
@@ -91,9 +82,6 @@ def texts(column: Any) -> np.ndarray:
 
 def as_strings(column: Any) -> Any:
     """An arrow column of any simple type as text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
         return pc.strftime(column, format="%Y-%m-%d" if pa.types.is_date(column.type) else "%Y-%m-%dT%H:%M:%S")
     if pa.types.is_floating(column.type):  # as Python writes them, whole numbers without a decimal point
@@ -108,15 +96,13 @@ def as_strings(column: Any) -> Any:
 def dates(column: Any, name: str, format: str | None = None) -> np.ndarray:
     """The column as datetime64[us], with NaT for missing values. format: of dates that are written as text, or as
     whole numbers such as 20240131; ISO dates are always read."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if format is not None and pa.types.is_integer(column.type):
         column = pc.cast(column, pa.string())
     if is_text(column.type):
-        words = cells.trimmed(column)
-        words = pc.if_else(cells.is_missing_word(words), pa.scalar(None, pa.string()), words)
-        moments = parse_column(words, format)
+        words = cells.trimmed(column, missing_words=True)
+        moments = DateFormat(format or ISO).parse(words)
+        if format is not None and np.isnat(moments).any():  # ISO dates are never ambiguous
+            moments = np.where(np.isnat(moments), DateFormat(ISO).parse(words), moments)
         wrong = np.isnat(moments) & words.is_valid().to_numpy(zero_copy_only=False)
         if wrong.any():
             row, like = int(np.argmax(wrong)), DateFormat(format or ISO).example
@@ -133,8 +119,6 @@ def dates(column: Any, name: str, format: str | None = None) -> np.ndarray:
 
 def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
     """Names of tasks or classes, and a mask of missing ones. Names are integers if all are written so, else text."""
-    import pyarrow as pa
-
     if pa.types.is_integer(column.type):  # a shortcut with the same result as below
         return np.asarray(column.fill_null(0).to_numpy(), dtype=np.int64), column.is_null().to_numpy()
     words = texts(column)
@@ -151,6 +135,4 @@ def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.tables.arrow import pa, pc
+
 ISO = "%Y-%m-%d"
 # In order of preference: where day and month cannot be told apart, the day comes first.
 FORMATS = (
@@ -75,8 +77,6 @@ class DateFormat:
         return moments[encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
 
     def _moments(self, values: Any) -> np.ndarray:
-        import pyarrow.compute as pc
-
         if len(values) == 0:
             return np.zeros(0, "datetime64[us]")
         split = pc.extract_regex(values, self.pattern)
@@ -108,9 +108,6 @@ class DateFormat:
 
 
 def _whole(texts: Any, default: int) -> np.ndarray:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     given = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
     return np.asarray(pc.cast(given, pa.int64()).fill_null(default).to_numpy(zero_copy_only=False))
 
@@ -141,9 +138,6 @@ def detect(values: Any, counts: np.ndarray, wanted: np.ndarray) -> DateReading |
 
     Two-digit years count only beside a day and a month of two digits: 1.2.30 may be a version.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     few = values.filter(pa.array(wanted))[:_GLANCE].to_pylist()
     if not any(_LIKE_A_DATE.match(text) for text in few):
         return None
@@ -159,11 +153,3 @@ def detect(values: Any, counts: np.ndarray, wanted: np.ndarray) -> DateReading |
         elif best is not None and n == before > 0 and best.other is None:
             best = DateReading(best.format, best.is_date, text)
     return best
-
-
-def parse_column(words: Any, format: str | None) -> np.ndarray:
-    """Trimmed texts as datetime64[us], in a format (None: ISO). ISO dates are always read: they are never ambiguous."""
-    moments = DateFormat(format or ISO).parse(words)
-    if format is not None and np.isnat(moments).any():
-        moments = np.where(np.isnat(moments), DateFormat(ISO).parse(words), moments)
-    return moments

@@ -12,22 +12,14 @@ from urllib.parse import unquote
 
 from dmtrl.exceptions import InputError, NotAModelError, Setting
 
-# file extension -> format
-FORMATS = {
-    ".csv": "csv",
-    ".csv.gz": "csv",
-    ".tsv": "csv",
-    ".tsv.gz": "csv",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".ipc": "arrow",
-    ".svm": "libsvm",
-    ".libsvm": "libsvm",
-    ".svmlight": "libsvm",
-    ".npz": "npz",
+_EXTENSIONS = {
+    "csv": (".csv", ".csv.gz", ".tsv", ".tsv.gz"),
+    "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "libsvm": (".svm", ".libsvm", ".svmlight"),
+    "npz": (".npz",),
 }
+FORMATS = {extension: format for format, extensions in _EXTENSIONS.items() for extension in extensions}
 _MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"FEA1": "feather1", b"PK\x03\x04": "zip", b"\x1f\x8b": "gzip"}
 _DESCRIPTIONS = {
     "csv": "a CSV file",

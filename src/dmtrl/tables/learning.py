@@ -78,11 +78,7 @@ def learn(
     target: str,
     *,
     untyped: Iterable[str] = (),
-    drop: Sequence[str] = (),
-    category: Sequence[str] = (),
-    number: Sequence[str] = (),
-    date: Mapping[str, str | None] | None = None,
-    text: Mapping[str, str] | None = None,
+    choices: Choices | None = None,
     reserved: Mapping[str, str] | None = None,
     task_is_file_name: bool = False,
     missing: Sequence[str] = (),
@@ -92,13 +88,13 @@ def learn(
 ) -> Preparation:
     """Learn a Preparation from a pyarrow, pandas or polars frame, or a dict of columns.
 
-    untyped: columns that are text only because their file has no types. drop, category, number, date, text: as in
-    `Choices`. reserved: other columns that are not features, with the reason. missing: texts that count as missing.
-    semicolons: whether these separate the columns of the file; then commas are decimal signs. fill: "median" or
-    "mean", which replaces missing numbers. notes: remarks for the user are appended.
+    untyped: columns that are text only because their file has no types. reserved: columns that are not features, with
+    the reason. missing: texts that count as missing. semicolons: whether these separate the columns of the file; then
+    commas are decimal signs. fill: "median" or "mean", which replaces missing numbers. notes: remarks for the user are
+    appended.
     """
     frame, untyped = without_missing(as_arrow(frame), missing), set(untyped)
-    choices = Choices(drop, category, number, date or {}, text or {})
+    choices = choices or Choices()
     forced = {name: option for option, name in choices.pairs}
     left_out = {**dict.fromkeys(choices.drop, "as requested"), **(reserved or {})}
     names = [name for name in frame.column_names if name not in (task, target)]
@@ -108,19 +104,15 @@ def learn(
         if name in untyped and name not in left_out and read.is_text(frame.column(name).type)
     }
     summaries = _settle_dates(summaries)
-    learned: list[Column] = []
-    for name in names:
-        if name in left_out:
-            learned.append(Dropped(name, left_out[name]))
-            continue
-        learned.append(_learn_column(name, frame.column(name), summaries.get(name), forced.get(name), choices, fill))
+    learned = [
+        Dropped(name, left_out[name])
+        if name in left_out
+        else _learn_column(name, frame.column(name), summaries.get(name), forced.get(name), choices, fill)
+        for name in names
+    ]
     if notes is not None:
-        read_so = {
-            column.name: summaries[column.name]
-            for column in learned
-            if column.name in summaries and isinstance(column, Number | Date)
-        }
-        notes += reading_notes(read_so, choices.date)
+        parsed = {column.name for column in learned if isinstance(column, Number | Date)}
+        notes += reading_notes({name: summaries[name] for name in summaries if name in parsed}, choices.date)
         notes += _left_out_notes(learned)
     return Preparation(tuple(learned), task, target, task_is_file_name, tuple(missing))
 
@@ -256,13 +248,12 @@ def learn_category(name: str, words: np.ndarray, forced: bool) -> Column:
     if distinct == 0:
         return Dropped(name, "empty")
     if not forced and distinct > _FEW:
-        share, words_each = distinct / len(present), _words_each(present)
+        share, words_each = distinct / len(present), np.median([len(text.split()) for text in present[:1000].tolist()])
         text = f"{distinct:,} different values in {len(present):,} rows"
         if share > (0.2 if words_each >= 3 else 0.5):
-            is_text = words_each >= 2
-            return (
-                Dropped(name, f"free text: {text}", "text") if is_text else Dropped(name, f"text: {text}", "category")
-            )
+            if words_each >= 2:
+                return Dropped(name, f"free text: {text}", "text")
+            return Dropped(name, f"text: {text}", "category")
     if distinct == 1 and len(present) == len(words):
         return Dropped(name, f"always {present[0]!r}")
     from sklearn.preprocessing import OneHotEncoder
@@ -277,11 +268,6 @@ def learn_category(name: str, words: np.ndarray, forced: bool) -> Column:
     if not kept:
         return Dropped(name, "text in which every value is rare")
     return Category(name, kept, bool(others), tuple(sorted(others - {None})))
-
-
-def _words_each(texts: np.ndarray) -> float:
-    """The median number of words of the first texts."""
-    return float(np.median([len(text.split()) for text in texts[:1000].tolist()]))
 
 
 def _learn_words(name: str, words: np.ndarray, kind: str) -> Column:

@@ -4,16 +4,16 @@ The file extension sets the format; without a file the output is CSV on standard
 name only after it is complete.
 """
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from dmtrl.exceptions import OutputExistsError
 from dmtrl.storage import whole_file
+from dmtrl.tables.arrow import arrow_csv, pa, parquet
 
 _WRITABLE = (".csv", ".csv.gz", ".tsv", ".parquet", ".pq", ".arrow", ".feather")
 
@@ -42,11 +42,11 @@ def check_table_name(path: Path) -> None:
 @contextmanager
 def table_writer(path: Path | None) -> Iterator[Any]:
     """An object with a method `write(table)`; path None: standard output."""
-    if path is None:
-        with contextlib.closing(_Writer(sys.stdout.buffer, ".csv")) as writer:
-            yield writer
-        return
-    with whole_file(path) as file, contextlib.closing(_Writer(file, path.name.lower())) as writer:
+    name = ".csv" if path is None else path.name.lower()
+    with (
+        nullcontext(sys.stdout.buffer) if path is None else whole_file(path) as file,
+        closing(_Writer(file, name)) as writer,
+    ):
         yield writer
 
 
@@ -65,9 +65,6 @@ class _Writer:
         self._inner.write_table(table.cast(self._schema))
 
     def _open(self, table: Any) -> None:
-        import pyarrow as pa
-        from pyarrow import csv, parquet
-
         fields = [f.with_type(pa.string()) if pa.types.is_null(f.type) else f for f in table.schema]
         self._schema = pa.schema(fields)
         if self._name.endswith((".parquet", ".pq")):
@@ -76,8 +73,8 @@ class _Writer:
             self._inner = pa.ipc.new_file(self._file, self._schema)
         else:
             self._stream = pa.output_stream(self._file, compression="gzip" if self._name.endswith(".gz") else None)
-            options = csv.WriteOptions(delimiter="\t" if ".tsv" in self._name else ",", quoting_style="needed")
-            self._inner = csv.CSVWriter(self._stream, self._schema, write_options=options)
+            options = arrow_csv.WriteOptions(delimiter="\t" if ".tsv" in self._name else ",", quoting_style="needed")
+            self._inner = arrow_csv.CSVWriter(self._stream, self._schema, write_options=options)
 
     def close(self) -> None:
         if self._inner is not None:

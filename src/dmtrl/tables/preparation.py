@@ -8,13 +8,14 @@ what becomes of each column.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dmtrl.tables import columns as read
+from dmtrl.tables.arrow import pa
 from dmtrl.tables.cells import without
 from dmtrl.tables.names import listed
 
@@ -44,21 +45,15 @@ class Replacements:
         """A sentence for each column, with the levels that the fit did not see."""
         notes = [f"column {name!r}: {count:,} {what}" for (name, what), count in self.counts.items()]
         for name, levels in self.unknown.items():
-            count = levels.total()
-            done = self.done[name]
             such = listed([repr(level) for level, _ in levels.most_common()], 3)
-            if 2 * count > self.rows:
-                which = f"most cells ({count:,} of {self.rows:,}) hold levels that were not in the fit: {such}"
-                notes.append(
-                    f"column {name!r}: {which}; {done}; check that this is the same column, coded as in the fit"
-                )
-            else:
-                which = f"{count:,} of {self.rows:,} cells hold levels that were not in the fit: {such}"
-                notes.append(f"column {name!r}: {which}; {done}")
+            which, advice = f"{levels.total():,} of {self.rows:,} cells", ""
+            if 2 * levels.total() > self.rows:
+                which = f"most cells ({levels.total():,} of {self.rows:,})"
+                advice = "; check that this is the same column, coded as in the fit"
+            notes.append(
+                f"column {name!r}: {which} hold levels that were not in the fit: {such}; {self.done[name]}{advice}"
+            )
         return notes
-
-
-Tally = Replacements | None
 
 
 @dataclass(frozen=True)
@@ -84,10 +79,10 @@ class Number:
         filled = f"; missing: {self.fill:g}, and a flag" if self.flagged else ""
         return "number", f"scaled{filled}"
 
-    def values(self, column: Any, tally: Tally) -> np.ndarray:
+    def values(self, column: Any, tally: Replacements) -> np.ndarray:
         x = read.numbers(column, self.name, self.comma)
         if not self.flagged:
-            _count(tally, self.name, f"missing, replaced by {self.fill:g}", np.isnan(x).sum())
+            tally.add(self.name, f"missing, replaced by {self.fill:g}", np.isnan(x).sum())
         return self.of_numbers(x)
 
     def of_numbers(self, x: np.ndarray) -> np.ndarray:
@@ -129,12 +124,12 @@ class Category:
     def _reference(self) -> str:
         return "missing" if self.categories[0] is None else repr(self.categories[0])
 
-    def values(self, column: Any, tally: Tally) -> np.ndarray:
+    def values(self, column: Any, tally: Replacements) -> np.ndarray:
         words = read.texts(column)
         number = {category: i for i, category in enumerate(self.categories)}
         n = len(self.categories)
         codes = np.fromiter((number.get(word, n) for word in words), dtype=int, count=len(words))
-        if tally is not None and (codes == n).any():
+        if (codes == n).any():
             self._count(words[codes == n], tally)
         return np.eye(n + 1)[codes][:, self.first : n + self.other]
 
@@ -174,7 +169,7 @@ class Words:
     def summary(self) -> tuple[str, str]:
         return "text", f"tf-idf of {len(self.vocabulary):,} words" if self.vocabulary else "hashed words"
 
-    def values(self, column: Any, tally: Tally) -> Any:
+    def values(self, column: Any, tally: Replacements) -> Any:
         """A CSR matrix."""
         from sklearn.feature_extraction.text import HashingVectorizer, TfidfVectorizer
 
@@ -210,12 +205,12 @@ class Date:
         done += ["weekday"] if set(WEEKDAYS) & set(self.parts) else []
         return "date", ", ".join(done)
 
-    def values(self, column: Any, tally: Tally) -> np.ndarray:
+    def values(self, column: Any, tally: Replacements) -> np.ndarray:
         moments = read.dates(column, self.name, self.format)
         parts = date_parts(moments)
         chosen = [parts[part] for part in self.parts]
         if not self.days.flagged:
-            _count(tally, self.name, "missing", np.isnat(moments).sum())
+            tally.add(self.name, "missing", np.isnat(moments).sum())
         return np.column_stack([self.days.of_numbers(days_since(self.first, moments)), *chosen])
 
 
@@ -283,7 +278,7 @@ class Preparation:
         """(column, kind, what was done, number of features) of every column."""
         return [(column.name, *column.summary, len(column.features)) for column in self.columns]
 
-    def transform(self, frame: Any, block: Any = None, tally: Tally = None) -> Any:
+    def transform(self, frame: Any, block: Any = None, tally: Replacements | None = None) -> Any:
         """The features of a pyarrow, pandas or polars frame, or of a dict of columns: (n, d) floats, as a CSR matrix if
         a column of texts is used.
 
@@ -297,15 +292,16 @@ class Preparation:
         absent = next((column.name for column in used if column.name not in present), None)
         if absent is not None:
             raise ValueError(f"the model needs the column {absent!r}, which the data lacks")
-        frame = without_missing(frame, self.missing, {column.name for column in used})
-        if tally is not None:
-            tally.rows += frame.num_rows
+        rows = frame.num_rows
+        frame = without_missing(frame.select([column.name for column in used]), self.missing)
+        tally = Replacements() if tally is None else tally
+        tally.rows += rows
         if any(isinstance(column, Words) for column in used):
             from scipy import sparse
 
             parts = [sparse.csr_matrix(column.values(frame.column(column.name), tally)) for column in used]
             return sparse.hstack(parts, format="csr")
-        X = np.empty((frame.num_rows, sum(len(column.features) for column in used)))
+        X = np.empty((rows, sum(len(column.features) for column in used)))
         at = 0
         for start in range(0, len(used), _BLOCK):
             some = used[start : start + _BLOCK]
@@ -317,8 +313,6 @@ class Preparation:
 
 def as_arrow(frame: Any) -> Any:
     """A pyarrow table from a pyarrow, pandas or polars frame, or from a dict of columns."""
-    import pyarrow as pa
-
     if isinstance(frame, pa.Table):
         return frame
     if isinstance(frame, Mapping):
@@ -328,18 +322,12 @@ def as_arrow(frame: Any) -> Any:
     return frame.to_arrow()
 
 
-def without_missing(frame: Any, missing: Sequence[str], names: Iterable[str] | None = None) -> Any:
-    """An arrow table with null instead of these texts, in these columns (None: all)."""
-    import pyarrow as pa
-
+def without_missing(frame: Any, missing: Sequence[str]) -> Any:
+    """An arrow table with null instead of these texts."""
     if not missing:
         return frame
-    wanted, texts = None if names is None else set(names), tuple(missing)
-    columns = {
-        name: without(column, texts) if wanted is None or name in wanted else column
-        for name, column in zip(frame.column_names, frame.columns, strict=True)
-    }
-    return pa.table(columns)
+    texts = tuple(missing)
+    return pa.table({name: without(frame.column(name), texts) for name in frame.column_names})
 
 
 def days_since(first: str, moments: np.ndarray) -> np.ndarray:
@@ -357,8 +345,3 @@ def date_parts(moments: np.ndarray) -> dict[str, np.ndarray]:
     parts = {"year sine": np.sin(angle), "year cosine": np.cos(angle)}
     parts |= {day: (weekday == i).astype(float) for i, day in enumerate(WEEKDAYS)}
     return {part: np.where(missing, 0.0, values) for part, values in parts.items()}
-
-
-def _count(tally: Tally, name: str, what: str, count: Any) -> None:
-    if tally is not None:
-        tally.add(name, what, count)

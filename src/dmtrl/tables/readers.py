@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from dmtrl.exceptions import InputError, Setting
+from dmtrl.tables.arrow import arrow_csv, pa, parquet
 from dmtrl.tables.discovery import UTF8, DataFile
 
 # Texts that count as missing in a CSV file, unless they are in quotes.
@@ -22,15 +23,12 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null",
 BLOCK = 1 << 20  # bytes of CSV read at a time; pyarrow reads about thirty blocks ahead
 ROWS = 1 << 16  # rows of Parquet read at a time
 _HEAD = 1 << 20  # the first line of a CSV file must end within these bytes
-_REWRITE = "copy the file again or recreate it"
 Rows = Iterator[tuple[Any, None, float]]
 
 
 @contextmanager
 def readable_errors(file: DataFile) -> Iterator[None]:
     """Turn the errors of a parser into a ValueError that names the file and the remedy."""
-    import pyarrow as pa
-
     try:
         yield
     except pa.ArrowInvalid as error:
@@ -45,12 +43,10 @@ def readable_errors(file: DataFile) -> Iterator[None]:
         raise ValueError(f"{file.path} cannot be read as {file.format}: {text}") from error
     except UnicodeError as error:
         raise _wrong_encoding(file) from error
-    except EOFError as error:
-        raise ValueError(f"{file.path} is truncated or damaged: {error}; {_REWRITE}") from error
-    except OSError as error:
-        if error.errno is not None:
+    except (EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{file.path} is truncated or damaged: {error}; {_REWRITE}") from error
+        raise ValueError(f"{file.path} is truncated or damaged: {error}; copy the file again or recreate it") from error
 
 
 def _wrong_encoding(file: DataFile) -> InputError:
@@ -75,19 +71,12 @@ def _describe_ragged(file: DataFile, expected: int, found: int) -> str:
 
 
 @contextmanager
-def _open_text(file: DataFile) -> Iterator[io.TextIOWrapper]:
-    import pyarrow as pa
-
-    with pa.input_stream(str(file.path), compression="detect") as stream:
-        yield io.TextIOWrapper(stream, encoding=file.encoding, newline="")
-
-
-@contextmanager
 def _cells(file: DataFile) -> Iterator[Iterator[tuple[int, list[str]]]]:
     """The rows of a file, header first, without blank lines: the line on which each begins, counted from 1, and its
     cells."""
-    header = _header(file)
-    with _open_text(file) as text:
+    header = csv_header(file)
+    with pa.input_stream(str(file.path), compression="detect") as stream:
+        text = io.TextIOWrapper(stream, encoding=file.encoding, newline="")
         for _ in range(header.blank):
             text.readline()
         lines = csv.reader(text, delimiter=header.delimiter)
@@ -107,18 +96,11 @@ class Csv:
 
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
-        return _header(file).names
-
-    @staticmethod
-    def delimiter(file: DataFile) -> str:
-        return _header(file).delimiter
+        return csv_header(file).names
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Rows:
-        import pyarrow as pa
-        from pyarrow import csv as arrow_csv
-
-        header = _header(file)
+        header = csv_header(file)
         if header.only_line:  # pyarrow rejects a first line without a line break
             return
         convert = arrow_csv.ConvertOptions(
@@ -161,9 +143,7 @@ class _Header(NamedTuple):
     only_line: bool
 
 
-def _header(file: DataFile) -> _Header:
-    import pyarrow as pa
-
+def csv_header(file: DataFile) -> _Header:
     with readable_errors(file), pa.input_stream(str(file.path), compression="detect") as stream:
         head = stream.read(_HEAD)
         decoder = codecs.getincrementaldecoder(file.encoding)()
@@ -194,16 +174,11 @@ class Parquet:
 
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
-        from pyarrow import parquet
-
         with readable_errors(file), parquet.ParquetFile(file.path) as opened:
             return list(opened.schema_arrow.names)
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Rows:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         with readable_errors(file), parquet.ParquetFile(file.path, pre_buffer=False) as opened:
             total, done = max(opened.metadata.num_rows, 1), 0
             for batch in opened.iter_batches(ROWS, columns=names):
@@ -217,15 +192,11 @@ class Arrow:
 
     @staticmethod
     def column_names(file: DataFile) -> list[str]:
-        import pyarrow as pa
-
         with readable_errors(file), pa.memory_map(str(file.path)) as opened:
             return list(pa.ipc.open_file(opened).schema.names)
 
     @staticmethod
     def batches(file: DataFile, names: list[str], features: int | None = None) -> Rows:
-        import pyarrow as pa
-
         with readable_errors(file), pa.memory_map(str(file.path)) as opened:
             reader = pa.ipc.open_file(opened)
             for i in range(reader.num_record_batches):
@@ -239,8 +210,6 @@ class Arrow:
 
 def decode_dictionaries(table: Any) -> Any:
     """Replace dictionary columns by their values: each batch of a file may have its own dictionary."""
-    import pyarrow as pa
-
     for i, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
             table = table.set_column(i, field.name, table.column(i).cast(field.type.value_type))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import CellError
+from dmtrl.tables.arrow import pa
 from dmtrl.tables.discovery import DataFile, find_files
 
 
@@ -74,14 +75,13 @@ class TableFiles:
         times = Counter(file.stem for file in self.files)
         names = [file.stem if times[file.stem] == 1 else str(file.path.with_name(file.stem)) for file in self.files]
         if len(set(names)) < len(names):
-            raise ValueError(f"the file {self.files[names.index(_first_twice(names))].path} was passed twice")
+            twice = Counter(names).most_common(1)[0][0]
+            raise ValueError(f"the file {self.files[names.index(twice)].path} was passed twice")
         named = zip(self.files, names, strict=True)
         return TableFiles(tuple(replace(file, constants={**file.constants, column: name}) for file, name in named))
 
     def batches(self, names: Iterable[str] | None = None, features: int | None = None) -> Iterator[Batch]:
         """The rows in order, with these columns (None: all). features: the number of features of a libsvm file."""
-        import pyarrow as pa
-
         wanted = self.names if names is None else list(dict.fromkeys(names))
         sizes = [max(file.path.stat().st_size, 1) for file in self.files]
         before = 0
@@ -101,9 +101,9 @@ class TableFiles:
     @cached_property
     def has_semicolons(self) -> bool:
         """Whether semicolons separate the columns of the first file; then commas are decimal signs."""
-        from dmtrl.tables.readers import Csv
+        from dmtrl.tables.readers import csv_header
 
-        return self.format == "csv" and Csv.delimiter(self.files[0]) == ";"
+        return self.format == "csv" and csv_header(self.files[0]).delimiter == ";"
 
     def position(self, row: int) -> str:
         """The line (or row) of a row that is counted from 0 over all files; if there are several, also the file."""
@@ -142,8 +142,6 @@ class TableFiles:
 
         Only a few times n rows are in memory at the same time.
         """
-        import pyarrow as pa
-
         rng = np.random.default_rng(seed)
         kept: list[tuple[Batch, np.ndarray, np.ndarray]] = []  # rows, their random keys, their numbers
         total, size, limit = 0, 0, np.inf
@@ -171,7 +169,6 @@ class TableFiles:
         return self._joined([batch for batch, _, _ in kept]), numbers, total
 
     def _joined(self, batches: list[Batch]) -> Batch:
-        import pyarrow as pa
         from scipy import sparse
 
         tables = [batch.columns for batch in batches]
@@ -188,23 +185,11 @@ class TableFiles:
 
 def open_files(paths: Sequence[str | Path], encoding: str | None = None) -> TableFiles:
     """One table from files and folders of files. encoding: of CSV files; None: UTF-8."""
-    require_pyarrow()
     table = TableFiles(tuple(find_files(paths, encoding)))
     for file, header in zip(table.files, table.headers, strict=True):
         if not header:
             raise ValueError(f"{file.path} has no columns")
     return table
-
-
-def _first_twice(names: Sequence[str]) -> str:
-    return next(name for name, times in Counter(names).items() if times > 1)
-
-
-def require_pyarrow() -> None:
-    try:
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise ImportError('reading data files needs pyarrow: pip install "dmtrl[frames]"') from error
 
 
 def _reader(file: DataFile) -> Any:
@@ -221,8 +206,6 @@ def _reader(file: DataFile) -> Any:
 
 def _concatenated(tables: list[Any]) -> Any:
     """One table. A column whose type differs between files becomes floats if all are numbers, else text."""
-    import pyarrow as pa
-
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError):

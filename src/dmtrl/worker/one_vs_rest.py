@@ -39,7 +39,7 @@ class OneVsRestRows(LocalRows):
             shards=np.repeat(blocks.shards, k),
             names=[name for name in blocks.names for _ in range(k)],
         )
-        binary: list[AnyLoss] = [loss.inner for loss in losses for _ in range(k)]
+        binary: list[AnyLoss] = [loss.binary for loss in losses for _ in range(k)]
         super().__init__(expanded, binary)
 
 

@@ -140,7 +140,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
         preparation = learn(
             frame, task, target,
             untyped=[name for name in source.names if source.is_untyped(name)],
-            **vars(choices),
+            choices=choices,
             reserved={request.weights: "the weights of the rows"} if request.weights else None,
             task_is_file_name=by_file, missing=request.missing, semicolons=commas, notes=notes,
         )  # fmt: skip

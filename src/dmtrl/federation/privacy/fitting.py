@@ -101,7 +101,7 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
 
 def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:
     """Releases of tasks whose rows are in this process, each with the noise of its own guarantee. For experiments."""
-    blocks = data.partition(1)[0]
+    blocks = data.sources(1)[0]
     clipped = type(blocks)(clip_rows(dense(blocks.X), privacy.row_norm), blocks.y, None,
                            blocks.starts, blocks.tasks, blocks.shards, blocks.names)  # fmt: skip
     label = float(np.abs(data.y).max())  # an experiment may read it from the data; a site does not

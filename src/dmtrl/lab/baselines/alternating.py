@@ -146,7 +146,7 @@ def alternate(problem: Problem, w_step: WStep, schedule: Schedule, watch: Watch 
 
 def _units(data: TaskData, loss: Loss) -> kernels.UnitRows:
     """Return all tasks as the units of one worker, after the checks of a worker."""
-    blocks = data.partition(1)[0]
+    blocks = data.sources(1)[0]
     X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
     q = np.empty(len(data.y))
     kernels.squared_norms(X, q)

@@ -88,7 +88,7 @@ class PacedEngine(LocalEngine):
 
     def __init__(self, task: PaperProblem, slowness: Sequence[float], stretch: float):
         k = len(slowness)
-        super().__init__(task.train.partition(k, 1), get_loss(task.loss), threads=k)
+        super().__init__(task.train.sources(k), get_loss(task.loss), threads=k)
         self.paced = [PacedWorker(one, stretch * k * slow) for one, slow in zip(self._workers, slowness, strict=True)]
         self._workers = self.paced  # type: ignore[assignment]
 

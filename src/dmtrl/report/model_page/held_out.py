@@ -164,7 +164,7 @@ def baseline_loss(
     elif loss.kind == REGRESSION:
         errors = _least_losses(loss, np.asarray(y, dtype=float), task, weight)
     else:
-        one, names = (loss.inner, np.unique(y)) if isinstance(loss, OneVsRest) else (loss, np.unique(y)[-1:])
+        one, names = (loss.binary, np.unique(y)) if isinstance(loss, OneVsRest) else (loss, np.unique(y)[-1:])
         targets = [np.where(y == name, 1.0, -1.0) for name in names]
         errors = np.sum([_least_losses(one, target, task, weight) for target in targets], axis=0)
     return _mean(errors, total, over)
