@@ -125,10 +125,8 @@ class MTRLRegressorCV(StrengthSearch, MTRLRegressor):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to predict.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to predict, and the task label of each.
         coverage : float, default=0.9
             The probability, between 0 and 1.
 

@@ -25,18 +25,10 @@ from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_learned
-from dmtrl.solver.api import (
-    Placement,
-    ProblemSpec,
-    Strengths,
-    on_engine,
-    solve_problem,
-    thread_count,
-    warn_unless_converged,
-)
+from dmtrl.solver.api import Placement, ProblemSpec, on_engine, solve_problem, thread_count, warn_unless_converged
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession
-from dmtrl.solver.cross_validation import Path, cross_validate, fit_folds, for_paths
+from dmtrl.solver.cross_validation import Path, cross_validate, for_paths
 from dmtrl.solver.new_task import Extension, extend
 from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.race import Race
@@ -139,14 +131,8 @@ class Diagnostics(MTRLBase):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
-            Rows of the tasks of the model, in any form that `fit` accepts.
-        y : array-like of shape (n,) or (n, m), default=None
-            Labels, in any form that `fit` accepts.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row.
-        sample_weight : array-like of shape (n,), default=None
-            Weights of the rows.
+        X, y, tasks, sample_weight : as in `fit`
+            Rows of the tasks of the model.
         cv : int, splitter or iterable, default=5
             Number of folds, a scikit-learn splitter, or an iterable of (train, test) row numbers.
         groups : array-like of shape (n,), default=None
@@ -162,11 +148,11 @@ class Diagnostics(MTRLBase):
         splits = label_splits(cv, rows, self._kind == CLASSIFICATION, 0)
         folds, problem = len(splits), self._problem_of_same_tasks(rows, splits)
         m = problem.data.m
-        lambdas = default_lambdas(problem.data)
+        lambdas = default_lambdas(problem.data.X)
         equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
-        spec = self.problem_spec(problem, settings)
+        spec = self._problem_spec(problem, settings)
         measure = default_measure(self.loss)
         race = Race(measure, "tasks")
         searches = (
@@ -183,14 +169,7 @@ class Diagnostics(MTRLBase):
             with bar(self.verbose, "comparing", len(searches)) as step:
                 for (variant, grid, tau), predictions in zip(searches, held, strict=True):
                     path = cross_validate(engine, variant, grid, [tau], folds, race=race)
-                    best = path.best(measure, "tasks")
-
-                    def receive(
-                        fold: int, outcome: Outcome, best: Strengths = best, to: HeldOutRows = predictions
-                    ) -> None:
-                        to.predict(fold, self._fold_model(problem, outcome, best))
-
-                    fit_folds(engine, variant, best, folds, receive)
+                    self._predict_held_out(engine, variant, path.best(measure, "tasks"), problem, predictions)
                     paths.append(path)
                     step()
             return paths
@@ -224,14 +203,8 @@ class Diagnostics(MTRLBase):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
-            Rows of the tasks of the model, in any form that `fit` accepts.
-        y : array-like of shape (n,) or (n, m), default=None
-            Labels, in any form that `fit` accepts.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row.
-        sample_weight : array-like of shape (n,), default=None
-            Weights of the rows.
+        X, y, tasks, sample_weight : as in `fit`
+            Rows of the tasks of the model.
         n_groups : int, default=30
             Number of groups, at least 2. Each takes a fit of the model and of the tasks alone.
         level : float, default=0.9
@@ -261,7 +234,7 @@ class Diagnostics(MTRLBase):
         m, worst = problem.data.m, list[Outcome]()
 
         def solve_with(data: TaskData, relationship: Any, lam: float, common: float, own: float) -> Outcome:
-            spec = replace(self.problem_spec(replace(problem, data=data), settings), own=own)
+            spec = replace(self._problem_spec(replace(problem, data=data), settings), own=own)
             spec = spec if relationship is None else replace(spec, relationship=relationship)
             outcome = solve_problem(spec, lam, common)
             if not outcome.converged:
@@ -342,7 +315,9 @@ class Diagnostics(MTRLBase):
         newcomer = TaskData.from_list([rows], [name])
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
-        weight = self._weight_of_new_task(newcomer)
+        # the old tasks keep their weights, so the mean is no longer exactly one
+        ratio = _size(newcomer) / before.task_size[0]
+        weight = np.append(before.task_weight, before.task_weight[0] * ratio ** check_task_weight(self.task_weight))
         grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
         own, common = self.own_strength_ * grown, self.common_strength_ * grown
         loss = self._losses(seen)
@@ -355,12 +330,6 @@ class Diagnostics(MTRLBase):
             raise ValueError(f"task {name!r} has no certificate after max_rounds={self.max_rounds}; raise max_rounds")
         warn_unless_converged(added.outcome, settings, stacklevel=3)
         return self._join(names, added, newcomer, seen)
-
-    def _weight_of_new_task(self, newcomer: TaskData) -> np.ndarray:
-        """The weights of all tasks: the old ones keep theirs, so the mean is no longer exactly one."""
-        before, gamma = self._outcome, check_task_weight(self.task_weight)
-        ratio = _size(newcomer) / before.task_size[0]
-        return np.append(before.task_weight, before.task_weight[0] * ratio**gamma)
 
     def _rows_of_new_task(self, X: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, ...], np.ndarray | None]:
         """The rows of the new task in the coordinates of the fitted problem, and (1, k) which classes they have."""

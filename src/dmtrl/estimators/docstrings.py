@@ -122,7 +122,6 @@ ATTRIBUTES = {
 }
 
 Class = TypeVar("Class", bound=type)
-Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def documented(
@@ -145,18 +144,6 @@ def documented(
             lines += [f"{name} : {kind}", text]
         cls.__doc__ = inspect.cleandoc(cls.__doc__ or "").replace("<sections>", "\n".join(lines))
         return cls
-
-    return insert
-
-
-def with_parameters_of(other: Callable[..., object]) -> Callable[[Function], Function]:
-    """Insert the parameters that another function documents into a docstring, in place of "<parameters>"."""
-    text = inspect.getdoc(other)  # none with python -OO
-    entries = text.split("Parameters\n----------\n")[1].split("\n\nReturns\n")[0] if text else ""
-
-    def insert(function: Function) -> Function:
-        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("<parameters>", entries)
-        return function
 
     return insert
 

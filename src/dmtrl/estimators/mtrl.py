@@ -83,7 +83,7 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
 
     _kind = REGRESSION
 
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
+    def _label_units(self, rows: LabelledRows) -> UnitLabels:
         order, starts = by_task(rows.codes, len(rows.names))
         numbers = np.arange(len(rows.names))
         y, loss = rows.numeric_y(), get_loss(self.loss)
@@ -149,7 +149,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         check_choice("multi_class", self.multi_class, ("auto", "softmax", "ovr"))
         resolve_multi_class(self.multi_class, get_loss(self.loss))
 
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
+    def _label_units(self, rows: LabelledRows) -> UnitLabels:
         check_classification_targets(rows.y)
         class_names, labels = np.unique(rows.y, return_inverse=True)
         m, k = len(rows.names), len(class_names)
@@ -183,7 +183,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
                 "or set on_single_class='constant' to always predict that class there"
             )
 
-    def score_intercepts(self) -> np.ndarray:
+    def _score_intercepts(self) -> np.ndarray:
         if self._outputs == 1 or self.absent_classes == "share":
             return self.intercept_
         return np.where(self.seen_classes_, self.intercept_, self.intercept_.dtype.type(ABSENT_CLASS_SCORE))
@@ -197,10 +197,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to score.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to score, and the task label of each.
 
         Returns
         -------
@@ -222,10 +220,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to predict.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to predict, and the task label of each.
 
         Returns
         -------
@@ -245,10 +241,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to predict.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to predict, and the task label of each.
 
         Returns
         -------

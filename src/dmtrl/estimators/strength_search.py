@@ -18,7 +18,6 @@ from sklearn.metrics import get_scorer_names
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.comparison import default_measure
-from dmtrl.estimators.docstrings import with_parameters_of
 from dmtrl.estimators.feature_maps import candidate_maps, several_maps
 from dmtrl.estimators.folds import given_splits, label_splits
 from dmtrl.estimators.grids import default_lambdas
@@ -34,7 +33,7 @@ from dmtrl.progress import bar
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
-from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, fit_folds, for_paths
+from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, for_paths
 from dmtrl.solver.outcome import Outcome, RoundRecord
 from dmtrl.solver.race import Race
 
@@ -112,7 +111,6 @@ class StrengthSearch(MTRLBase):
         self.choice = choice
         self.exhaustive = exhaustive
 
-    @with_parameters_of(MTRLBase.fit)
     def fit(
         self,
         X: Any,
@@ -127,7 +125,8 @@ class StrengthSearch(MTRLBase):
 
         Parameters
         ----------
-        <parameters>
+        X, y, tasks, sample_weight, checkpoint, resume : as in `MTRLRegressor.fit`
+            The rows, and where to keep checkpoints.
         groups : array-like of shape (n,), default=None
             The group of each row, for a splitter that needs groups such as GroupKFold.
 
@@ -227,7 +226,7 @@ class StrengthSearch(MTRLBase):
         held: HeldOutRows | None = None,
     ) -> Strengths:
         """`held`: the rows, if they are in this process; it receives the predictions of the folds at the choice."""
-        lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
+        lambdas = default_lambdas(problem.data.X) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
         commons = [0.0] if len(problem.tasks) == 1 else list(self.commons)
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
@@ -279,14 +278,10 @@ class StrengthSearch(MTRLBase):
                     raise undefined[min(undefined)]
                 strengths = path.best(self.scoring_, over, self.choice)
                 if held is not None:
-
-                    def receive(fold: int, outcome: Outcome) -> None:
-                        held.predict(fold, self._fold_model(problem, outcome, strengths))
-
-                    fit_folds(engine, spec, strengths, folds, receive)
+                    self._predict_held_out(engine, spec, strengths, problem, held)
                 return path
 
-            path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
+            path, _ = on_engine(self._problem_spec(problem, settings), run, for_paths(place, folds, race))
         if scorer is not None and not path.scored.all():
             warn_of_scores(np.flatnonzero(~path.scored), undefined)
         self.cv_path_: Path = path
