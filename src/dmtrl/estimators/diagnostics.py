@@ -93,8 +93,8 @@ class Diagnostics(MTRLBase):
         F, diagonal = covariance.factor(), covariance.diagonal()
         scale = np.sqrt(diagonal * diagonal[i])
         row = np.divide(F @ F[i], scale, out=np.zeros(len(F)), where=scale > 0)
-        tiny = self.tiny_tasks()
-        others = np.array([j for j in np.argsort(-row, kind="stable") if j != i and not tiny[j]], dtype=int)
+        order = np.argsort(-row, kind="stable")
+        others = order[(order != i) & ~self.tiny_tasks()[order]]
         names = self.tasks_.tolist()
         related = [(names[j], float(row[j])) for j in others[:k] if row[j] > 0]
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
@@ -155,35 +155,37 @@ class Diagnostics(MTRLBase):
         spec = self._problem_spec(problem, settings)
         measure = default_measure(self.loss)
         race = Race(measure, "tasks")
-        searches = (
-            (replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_),
+        mine = replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_
+        searches = {
+            "together": mine,
             # Sigma = I / m: lambda / m gives the same penalty on a task
-            (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
-            (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
-        )
+            "alone": (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
+            "pooled": (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
+        }
+        held = {name: HeldOutRows(rows, splits) for name in searches}
 
-        held = [HeldOutRows(rows, splits) for _ in searches]
-
-        def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> list[Path]:
-            paths = []
+        def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> dict[str, Path]:
+            paths = {}
             with bar(self.verbose, "comparing", len(searches)) as step:
-                for (variant, grid, tau), predictions in zip(searches, held, strict=True):
-                    path = cross_validate(engine, variant, grid, [tau], folds, race=race)
-                    self._predict_held_out(engine, variant, path.best(measure, "tasks"), problem, predictions)
-                    paths.append(path)
+                for name, (variant, grid, tau) in searches.items():
+                    path = paths[name] = cross_validate(engine, variant, grid, [tau], folds, race=race)
+                    self._predict_held_out(engine, variant, path.best(measure, "tasks"), problem, held[name])
                     step()
             return paths
 
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost)
         paths, _ = on_engine(spec, run, for_paths(place, folds, race))
-        per_fold = [held_out_errors(path, measure, None) for path in paths]
-        together, separate, pooled = (held_out_errors(path, measure, 0) for path in paths)
-        hurts, names = significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
-        found = [one.metrics(problem.classes, get_loss(self.loss).name == "poisson") for one in held]
-        metrics = dict(zip(("together", "alone", "pooled"), found, strict=True))
-        counts = np.diff(problem.data.starts)
-        shares = self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.used]
-        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), counts, shares, metrics)
+        per_fold = {name: held_out_errors(path, measure, None) for name, path in paths.items()}
+        counts = get_loss(self.loss).name == "poisson"
+        return Comparison(
+            np.asarray(problem.data.names),
+            **{name: held_out_errors(path, measure, 0) for name, path in paths.items()},
+            hurts=significantly_positive(per_fold["together"] - per_fold["alone"]),
+            measure=measure.replace("_", " "),
+            rows=np.diff(problem.data.starts),
+            shares=self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.used],
+            metrics={name: one.metrics(problem.classes, counts) for name, one in held.items()},
+        )
 
     def correlation_intervals(
         self,
@@ -233,16 +235,15 @@ class Diagnostics(MTRLBase):
         groups = Groups.draw(problem.data.starts, n_groups, np.random.default_rng(self._seed()))
         m, worst = problem.data.m, list[Outcome]()
 
-        def solve_with(data: TaskData, relationship: Any, lam: float, common: float, own: float) -> Outcome:
-            spec = replace(self._problem_spec(replace(problem, data=data), settings), own=own)
-            spec = spec if relationship is None else replace(spec, relationship=relationship)
+        def solve_with(data: TaskData, lam: float, common: float, **changes: Any) -> Outcome:
+            spec = replace(self._problem_spec(replace(problem, data=data), settings), **changes)
             outcome = solve_problem(spec, lam, common)
             if not outcome.converged:
                 worst[:] = [max([*worst, outcome], key=lambda one: one.certificate.relative_gap)]
             return outcome
 
         def together(data: TaskData) -> Outcome:
-            return solve_with(data, None, self.reg_lambda_, self.common_strength_, self.own_strength_)
+            return solve_with(data, self.reg_lambda_, self.common_strength_, own=self.own_strength_)
 
         with (
             bar(self.verbose, "refitting", int(groups.count.max()) + 1) as step,
@@ -254,7 +255,7 @@ class Diagnostics(MTRLBase):
             unrelated = Fixed(TaskCovariance(np.eye(m), np.maximum(size, 0.01 * size.mean()), 0.0))
 
             def alone(data: TaskData) -> np.ndarray:
-                return self._weights_of_features(solve_with(data, unrelated, self.reg_lambda_ / 10, 0.0, 0.0))
+                return self._weights_of_features(solve_with(data, self.reg_lambda_ / 10, 0.0, relationship=unrelated))
 
             def refit(data: TaskData) -> tuple[np.ndarray, np.ndarray]:
                 found = self._reported_covariance(together(data)).correlation(), alone(data)
@@ -341,8 +342,7 @@ class Diagnostics(MTRLBase):
             if not counts.any():
                 raise ValueError("the new task has no rows: all sample weights are zero")
             X, y, sample_weight = X[counts], y[counts], sample_weight[counts]
-        X = X if self.feature_map_ is None else self.feature_map_.transform(X)
-        X = self.coordinates_.rows(X)
+        X = self.coordinates_.rows(X if self.feature_map_ is None else self.feature_map_.transform(X))
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
                 raise ValueError(f"the labels of the new task must be among the classes {self.classes_.tolist()}")
@@ -371,22 +371,20 @@ class Diagnostics(MTRLBase):
         self.common_strength_ *= len(names) / len(self.tasks_)
         self.own_strength_ *= len(names) / len(self.tasks_)
         self.tasks_ = names
-        common = added.outcome.common
-        away = W - common
+        away = W - added.outcome.common
         learned = Learned(kappa=self.own_strength_ / len(names))
         covariance = learned.update(away[:, :-k] if self.fit_intercept is True else away)
-        weights = added.outcome.task_weight
         self._outcome = replace(
             before,
             W=W,
-            common=common,
+            common=added.outcome.common,
             covariance=covariance,
             certificate=added.certificate,
             dual=added.dual,
-            task_weight=weights,
+            task_weight=added.outcome.task_weight,
             task_size=np.append(before.task_size, _size(newcomer)),
         )
-        self.task_weights_ = weights
+        self.task_weights_ = added.outcome.task_weight
         if self.task_rows_ is not None:
             self.task_rows_ = np.append(self.task_rows_, newcomer.X.shape[0])
         self._keep_parts(self._outcome, whole, np.arange(len(names)), len(names))

@@ -25,16 +25,16 @@ from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.metrics import TaskScorer
 from dmtrl.estimators.problem import FitProblem
-from dmtrl.estimators.task_model import check_choice
+from dmtrl.estimators.task_model import check_choice, init_parameters
 from dmtrl.exceptions import ScaleWarning
-from dmtrl.losses import CLASSIFICATION, get_loss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, for_paths
-from dmtrl.solver.outcome import Outcome, RoundRecord
+from dmtrl.solver.outcome import Callback, Outcome, RoundRecord
 from dmtrl.solver.race import Race
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
@@ -93,16 +93,34 @@ class StrengthSearch(MTRLBase):
 
     def __init__(
         self,
-        lambdas: Sequence[float] | None,
-        commons: Sequence[float],
-        owns: Sequence[float],
-        cv: Any,
-        scoring: Any,
-        choice: str,
-        exhaustive: bool,
-        **others: Any,
+        loss: str | AnyLoss = "squared",
+        lambdas: Sequence[float] | None = None,
+        commons: Sequence[float] = (0.0, 1.0, 10.0),
+        owns: Sequence[float] = (0.0, 3.0),
+        cv: Any = 5,
+        scoring: Any = None,
+        choice: str = "best",
+        exhaustive: bool = False,
+        relationship: Any = "learned",
+        task_weight: float | str = 0.5,
+        feature_map: Any = None,
+        fit_intercept: bool | str = True,
+        tol: float = 1e-3,
+        max_rounds: int = 1000,
+        max_staleness: int = 0,
+        engine: Any = "local",
+        n_jobs: int | None = None,
+        workers: int | None = None,
+        shards: int = 1,
+        on_lost: str = "stop",
+        random_state: Any = None,
+        verbose: int = 0,
+        callbacks: Sequence[Callback] | None = None,
+        task_column: Any = None,
+        unknown_tasks: str = "raise",
     ):
-        super().__init__(**others)
+        mine = ("lambdas", "commons", "owns", "cv", "scoring", "choice", "exhaustive")
+        super().__init__(**init_parameters(locals(), exclude=(*mine, "mine")))
         self.lambdas = lambdas
         self.commons = commons
         self.owns = owns

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -86,12 +87,12 @@ class RowReader:
     def read(self, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         wanted, found = set(names), dict[str, list[tuple[Any, ...]]]()
         for frame, block, start in self.batches([*self.preparation.used, *self.label_columns]):
-            with self.table.located(partial(_row_of, start, None)):
+            with self.table.located(partial(add, start)):
                 tasks, y, weight, known = self.labels(frame)
             keep = np.flatnonzero(known & np.array([name in wanted for name in tasks], dtype=bool))
             if len(keep) == 0:
                 continue
-            with self.table.located(partial(_row_of, start, keep)):
+            with self.table.located((start + keep).item):
                 X = self.preparation.transform(frame.take(keep), None if block is None else block[keep])
             X = X if self.x_centre is None else X - self.x_centre
             parts = [X, y[keep] - self.y_centre, *([] if weight is None else [weight[keep]])]
@@ -100,11 +101,6 @@ class RowReader:
                 rows = mine == name
                 found.setdefault(name, []).append(tuple(part[rows] for part in parts))
         return {name: tuple(stack_rows(column) for column in zip(*parts, strict=True)) for name, parts in found.items()}
-
-
-def _row_of(start: int, kept: np.ndarray | None, row: int) -> int:
-    """The number of a row in the table, from that among the kept rows of a batch."""
-    return start + (row if kept is None else int(kept[row]))
 
 
 def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Prepared:
@@ -170,7 +166,7 @@ def _scan(reader: RowReader) -> tuple[Counter[str], Counter[str], dict[str, froz
     for number, file in enumerate(reader.table.files):
         one = replace(reader, table=TableFiles((file,)))
         for frame, _, start in one.batches(one.label_columns):
-            with one.table.located(partial(_row_of, start, None)):
+            with one.table.located(partial(add, start)):
                 tasks, y, _, known = one.labels(frame)
             left_out += int((~known).sum())
             mine = tasks[known].astype(str)

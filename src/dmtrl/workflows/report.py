@@ -21,7 +21,7 @@ from dmtrl.tables import columns as read
 from dmtrl.tables import require_columns
 from dmtrl.tables.preparation import Preparation, Replacements, without_missing
 from dmtrl.workflows.data_files import name_indices, open_as_fitted, stack_rows
-from dmtrl.workflows.folds import folds_for, rows_per_task
+from dmtrl.workflows.fit import folds_for, rows_per_task
 from dmtrl.workflows.summary import model_figures
 
 

@@ -7,7 +7,6 @@ import numpy as np
 from dmtrl.data.labels import plain
 from dmtrl.data.task_data import tiny_tasks
 from dmtrl.estimators.comparison import PARTS
-from dmtrl.estimators.held_out import Metrics
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metric_errors, metrics_of
@@ -65,7 +64,11 @@ def model_figures(
         "shares": dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
         "chosen": None if path is None else _choice(path, cv_measure(model)),
         **_held_out(model, X, y, tasks, weight),
-        "metrics": None if metrics is None else _overall(metrics),
+        "metrics": metrics
+        and {
+            name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
+            for name, value in metrics.overall.items()
+        },
         "certificate": {
             "primal": certificate.primal,
             "dual": certificate.dual,
@@ -77,14 +80,6 @@ def model_figures(
         "relations": _relations(model),
         "compared": None if comparison is None else str(comparison),
         "per_task": per_task,
-    }
-
-
-def _overall(metrics: Metrics) -> dict[str, dict[str, float | None]]:
-    """Each metric over all held-out rows, with that of the baseline."""
-    return {
-        name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
-        for name, value in metrics.overall.items()
     }
 
 
