@@ -143,13 +143,11 @@ def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]
             f"columns of the data; {onnx}save the model"
         )
     patterns, intercepts = _patterns(model), model._score_intercepts()
+    labels = [None] if model.coef_.ndim == 2 else model.classes_.tolist()
     for i in tasks:
-        task = plain(model.tasks_[i])
-        if model.coef_.ndim == 2:
-            yield _formula(task, None, model.coef_[i], intercepts[i], patterns)
-        else:
-            for c, label in enumerate(model.classes_.tolist()):
-                yield _formula(task, label, model.coef_[i, c], intercepts[i, c], patterns)
+        scores = zip(labels, np.atleast_2d(model.coef_[i]), np.atleast_1d(intercepts[i]), strict=True)
+        for label, coef, intercept in scores:
+            yield _formula(plain(model.tasks_[i]), label, coef, intercept, patterns)
 
 
 @dataclass(frozen=True)

@@ -173,8 +173,8 @@ class HeldOutRows:
         return Metrics(np.asarray(table.names), rows, *evaluate(predicted), *evaluate(baseline))
 
     def _from_training_rows(self, of_tasks: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """What the baseline predicts for each held-out label, in the order of `joined`. `of_tasks` has the prediction
-        for each task, given which labels train."""
+        """The baseline of each held-out label, in the order of `joined`. `of_tasks` returns the baseline of each task,
+        given which labels train."""
         folds = range(self.n_folds)
         return np.concatenate([of_tasks(self._splits[k] == TRAIN)[self._table.codes[self.labels(k)]] for k in folds])
 

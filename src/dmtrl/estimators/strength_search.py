@@ -213,13 +213,12 @@ class StrengthSearch(MTRLBase):
             paths.append(one.cv_path_)
             found.append((-error if one.scoring_ == SCORE else error, one, problem, strengths))
         _, best, problem, strengths = min(found, key=lambda entry: entry[0])
-        chosen = {name: value for name, value in vars(best).items() if name.endswith("_")}
-        vars(self).update(chosen)
+        vars(self).update({name: value for name, value in vars(best).items() if name.endswith("_")})
         self.cv_paths_ = paths
         return problem, strengths
 
     def _map_of_fit(self) -> Any:
-        """Of several maps the one that was chosen."""
+        """The chosen one of several maps."""
         return vars(self).get("feature_map_") if several_maps(self.feature_map) else self.feature_map
 
     def _over(self) -> str:
@@ -236,16 +235,10 @@ class StrengthSearch(MTRLBase):
             raise ValueError("rows that are not in this process need a number of folds as cv, and no scorer")
         return self._search(problem, place, int(self.cv))
 
-    def _search(
-        self,
-        problem: FitProblem,
-        place: Placement,
-        folds: int,
-        held: HeldOutRows | None = None,
-    ) -> Strengths:
+    def _search(self, problem: FitProblem, place: Placement, folds: int, held: HeldOutRows | None = None) -> Strengths:
         """`held`: the rows, if they are in this process; it receives the predictions of the folds at the choice."""
         lambdas = default_lambdas(problem.data.X) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
-        commons = [0.0] if len(problem.tasks) == 1 else list(self.commons)
+        commons, owns = ([0.0], [0.0]) if len(problem.tasks) == 1 else (list(self.commons), list(self.owns))
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         scorer = self._scorer()
@@ -254,7 +247,6 @@ class StrengthSearch(MTRLBase):
         self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
         over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
-        owns = [0.0] if len(problem.tasks) == 1 else list(self.owns)
         total = len(lambdas) * len(commons) * len(owns) * folds
         callbacks = self.callbacks or ()
         rounds = [callback.on_cv_round for callback in callbacks if hasattr(callback, "on_cv_round")]
