@@ -15,14 +15,7 @@ import numpy as np
 from dmtrl.engines import RayOptions
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.exceptions import (
-    CheckpointExistsError,
-    InputError,
-    NoCheckpointError,
-    NotConvergedWarning,
-    Note,
-    Setting,
-)
+from dmtrl.exceptions import CheckpointExistsError, InputError, NoCheckpointError, NotConvergedWarning, Note, Setting
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.progress import GapProgress, NoProgress, Progress
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
