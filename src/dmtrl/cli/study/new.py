@@ -35,9 +35,9 @@ def command(study: str, force: bool, **options: Any) -> None:
                --drop slope --drop ca --drop thal
     """
     with exit_on_error():
-        from dmtrl.workflows.study import new_study
+        from dmtrl.workflows.study import DraftRequest, new_study
 
-        made, notes = new_study(study, force=force, **options)
+        made, notes = new_study(study, DraftRequest(**options), force)
     for note in notes:
         click.echo(f"- {note_text(note)}")
     kinds = [f"{len([c for c in made.columns if c.kind == kind])} {kind}" for kind in ("number", "category", "date")]
