@@ -333,7 +333,7 @@ def test_rows_are_laid_as_a_plain_reading_says(make, intercept, mixed: bool, wei
     units = UnitLabels(order, rng.normal(size=60), np.arange(0, 61, 10), names, names, 0.0 * names)
     X = make(dense)
     coordinates = Coordinates.for_rows(X, units, weight, intercept, centre_y=False)
-    found = build_problem(X, units, weight, coordinates, names)
+    found = build_problem(X, units, weight, coordinates)
     centre = np.average(dense, axis=0, weights=weight) if intercept is True and make is np.asarray else np.zeros(7)
     np.testing.assert_allclose(found.coordinates.x_centre, centre, atol=1e-14)
     wanted = (dense - found.coordinates.x_centre)[order]

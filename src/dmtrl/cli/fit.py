@@ -192,8 +192,7 @@ def _fit(
 ) -> dict[str, Any]:  # fmt: skip
     from dmtrl import __version__
     from dmtrl.workflows.by_task import prepare_by_task
-    from dmtrl.workflows.fit import fit
-    from dmtrl.workflows.folds import folds_for, rows_per_task
+    from dmtrl.workflows.fit import fit, folds_for, rows_per_task
     from dmtrl.workflows.prepare import prepare
     from dmtrl.workflows.summary import fit_summary
 

@@ -228,12 +228,12 @@ def log(folder: Path, verify: bool, last: int | None, as_json: bool) -> None:
     from dmtrl.workflows.site import ledger_entries, verify_ledger
 
     if verify:
-        found = verify_ledger(folder)
-        if found.lines == 0:
+        lines, last_hash = verify_ledger(folder)
+        if lines == 0:
             click.echo("There is no ledger yet: no message of this site was recorded.")
             return
-        click.echo(f"The ledger is intact: {found.lines:,} lines.")
-        click.echo(f"Last hash: {found.last}")
+        click.echo(f"The ledger is intact: {lines:,} lines.")
+        click.echo(f"Last hash: {last_hash}")
         click.echo("Copy it to another place; compare it later with the hash of the same line.")
         return
     entries = ledger_entries(folder)

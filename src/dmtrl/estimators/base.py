@@ -11,18 +11,13 @@ from sklearn.utils import check_random_state
 
 from dmtrl.data.blocks import as_rows
 from dmtrl.engines import choose_engine
+from dmtrl.engines.base import Engine
 from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.feature_maps import get_feature_map
 from dmtrl.estimators.folds import labels_of
+from dmtrl.estimators.held_out import HeldOutRows
 from dmtrl.estimators.inputs import LabelledRows
-from dmtrl.estimators.problem import (
-    Coordinates,
-    FitProblem,
-    UnitLabels,
-    build_problem,
-    pad,
-    restrict,
-)
+from dmtrl.estimators.problem import Coordinates, FitProblem, UnitLabels, build_problem, pad, restrict
 from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_number, is_whole
@@ -32,6 +27,7 @@ from dmtrl.relationship.parts import given_parts, learned_parts
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_problem, warn_unless_converged
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
 from dmtrl.solver.checkpoint.options import PathLike
+from dmtrl.solver.cross_validation import fit_folds
 from dmtrl.solver.outcome import Outcome, StartPoint
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import check_task_weight
@@ -46,18 +42,8 @@ class MTRLBase(TaskModel):
     _outcome: Outcome
 
     @abstractmethod
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
-        """Assign rows and numeric labels to the units of the problem.
-
-        Parameters
-        ----------
-        rows : LabelledRows
-            The checked rows, as returned by `read_rows`.
-
-        Returns
-        -------
-        UnitLabels
-        """
+    def _label_units(self, rows: LabelledRows) -> UnitLabels:
+        """Assign rows and numeric labels to the units of the problem."""
 
     def fit(
         self,
@@ -125,7 +111,7 @@ class MTRLBase(TaskModel):
         Returns
         -------
         Outcome
-            The solution, in the coordinates of the problem. The estimator is fitted.
+            The solution, in the coordinates of the problem.
         """
         self._check_parameters()
         strengths = self._strengths(problem, place)
@@ -145,17 +131,12 @@ class MTRLBase(TaskModel):
             The problem, as in `fit_problem`.
         outcome : Outcome
             Its solution.
-        reg_lambda : float
-            Lambda of the solution.
-        common : float
-            Strength of the common component of the solution.
-        own : float, default=0.0
-            Strength of the own parts of the solution.
+        reg_lambda, common, own : float
+            The strengths of the solution.
 
         Returns
         -------
         self : object
-            The fitted estimator.
         """
         self.layout_, self.n_features_in_ = "long", len(problem.coordinates.x_centre)
         self._keep(problem, outcome, Strengths(reg_lambda, common, own))
@@ -206,14 +187,12 @@ class MTRLBase(TaskModel):
         """`splits`: of a cross-validation, for each label."""
         feature_map = get_feature_map(self._map_of_fit(), self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
-        units, weight = self.label_units(rows), rows.sample_weight
+        units, weight = self._label_units(rows), rows.sample_weight
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
         coordinates = Coordinates.for_rows(X, units, weight, self.fit_intercept, centre_y)
-        problem = build_problem(X, units, weight, coordinates, rows.names, feature_map)
-        problem = replace(problem, rows=np.bincount(rows.codes, minlength=len(rows.names)))
-        if splits is None:
-            return problem
-        return replace(problem, data=replace(problem.data, splits=splits[:, labels_of(units, rows)]))
+        problem = build_problem(X, units, weight, coordinates, feature_map)
+        data = problem.data if splits is None else replace(problem.data, splits=splits[:, labels_of(units, rows)])
+        return replace(problem, data=data, rows=np.bincount(rows.codes, minlength=len(rows.names)))
 
     def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
         """Return lambda and the strengths of the common and own parts, in units of 1/m. With common="auto" it is that
@@ -228,36 +207,22 @@ class MTRLBase(TaskModel):
 
     def _solve(self, problem: FitProblem, strengths: Strengths, place: Placement) -> Outcome:
         lam, common, own = strengths
-        spec = self.problem_spec(problem, self._settings(self._seed()))
+        spec = self._problem_spec(problem, self._settings(self._seed()))
         spec = replace(spec, start=self._start(problem), own=own)
-        callbacks = self.callbacks or ()
-        return solve_problem(spec, lam, common, place, callbacks=callbacks, verbose=int(self.verbose))
+        return solve_problem(spec, lam, common, place, callbacks=self.callbacks or (), verbose=int(self.verbose))
 
-    def problem_spec(self, problem: FitProblem, settings: Settings) -> ProblemSpec:
-        """Describe a problem for the solver, with the relationship and the intercept of this estimator.
-
-        Parameters
-        ----------
-        problem : FitProblem
-            The problem to solve.
-        settings : Settings
-            Settings of the algorithm.
-
-        Returns
-        -------
-        ProblemSpec
-        """
+    def _problem_spec(self, problem: FitProblem, settings: Settings) -> ProblemSpec:
+        """Describe a problem for the solver, with the relationship and the intercept of this estimator."""
         relationship = restrict(self.relationship, problem)
         if is_learned(relationship):  # for a single unit "independent" is equivalent and faster
             relationship = "learned" if problem.data.m > 1 else "independent"
-        ridge = self.intercept_ridge(problem.coordinates)
         return ProblemSpec(
             problem.data,
             self._losses(None if problem.seen is None else problem.seen_by_units),
             relationship,
             settings,
             self.shards,
-            ridge,
+            self.intercept_ridge(problem.coordinates),
             task_weight=check_task_weight(self.task_weight),
             keep_all_tasks=True,
         )
@@ -274,9 +239,6 @@ class MTRLBase(TaskModel):
         coordinates : Coordinates
             The coordinates of the problem.
 
-        Returns
-        -------
-        float or None
         """
         if self.fit_intercept is not True:
             return None
@@ -294,22 +256,12 @@ class MTRLBase(TaskModel):
         columns = problem.outputs * (problem.data.X.shape[1] + (self.fit_intercept is True))
         if before.W.shape != (problem.data.m, columns):
             return None
-        return StartPoint(self.weights_of(problem, np.arange(len(problem.tasks))), before.common)
+        return StartPoint(self._weights_of(problem, np.arange(len(problem.tasks))), before.common)
 
-    def weights_of(self, problem: FitProblem, order: np.ndarray) -> np.ndarray:
-        """Return the coefficients of the fitted model as weights in a problem.
+    def _weights_of(self, problem: FitProblem, order: np.ndarray) -> np.ndarray:
+        """The coefficients of the fitted model as weights of the units of a problem.
 
-        Parameters
-        ----------
-        problem : FitProblem
-            A problem with the tasks of the model.
-        order : ndarray of int
-            The numbers of the tasks of the problem in the model.
-
-        Returns
-        -------
-        ndarray
-            A row per unit of the problem.
+        order: the number in the model of each task of the problem.
         """
         coef, intercept = self.coef_[order][problem.used], self.intercept_[order][problem.used]
         W = problem.coordinates.weights(coef.astype(float), intercept)
@@ -324,6 +276,16 @@ class MTRLBase(TaskModel):
         vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
         model._keep(problem, outcome, strengths)
         return model
+
+    def _predict_held_out(
+        self, engine: Engine, spec: ProblemSpec, strengths: Strengths, problem: FitProblem, held: HeldOutRows
+    ) -> None:
+        """Let the model of each fold predict the rows that the fold holds out."""
+
+        def receive(fold: int, outcome: Outcome) -> None:
+            held.predict(fold, self._fold_model(problem, outcome, strengths))
+
+        fit_folds(engine, spec, strengths, held.n_folds, receive)
 
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""

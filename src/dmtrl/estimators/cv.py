@@ -8,15 +8,7 @@ import numpy as np
 
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.held_out import HeldOutRows
-from dmtrl.estimators.mtrl import (
-    CLASSIFIER_ATTRIBUTES,
-    CLASSIFIER_PARAMETERS,
-    CLASSIFIER_WORDS,
-    REGRESSION_LOSS,
-    REGRESSOR_WORDS,
-    MTRLClassifier,
-    MTRLRegressor,
-)
+from dmtrl.estimators.mtrl import CLASSIFIER_ATTRIBUTES, CLASSIFIER_PARAMETERS, MTRLClassifier, MTRLRegressor
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.strength_search import StrengthSearch
 from dmtrl.estimators.task_model import init_parameters
@@ -47,7 +39,7 @@ SEARCH_PARAMETERS = {
         scores all held-out rows of a fold at once, and the mean over folds counts; `task_scorer(name,
         average="tasks")` averages over tasks first. A fold on which the scorer is not defined is left out, with a
         warning.""",
-    "choice": """{{"best", "one_se"}}
+    "choice": """{"best", "one_se"}
         "best" takes the candidate with the best mean. "one_se" takes the strongest lambda whose mean is within one
         standard error (over folds) of the best one, at the same `common` and `own`.""",
     "exhaustive": """bool
@@ -74,42 +66,12 @@ FOLD_MODELS = {
 }
 
 
-@documented(REGRESSOR_WORDS, SEARCH_PARAMETERS | {"loss": REGRESSION_LOSS}, SEARCH_ATTRIBUTES | FOLD_MODELS)
+@documented(SEARCH_PARAMETERS, SEARCH_ATTRIBUTES | FOLD_MODELS)
 class MTRLRegressorCV(StrengthSearch, MTRLRegressor):
     """MTRLRegressor that chooses reg_lambda, common and own by cross-validation.
 
     <sections>
     """
-
-    def __init__(
-        self,
-        loss: str | AnyLoss = "squared",
-        lambdas: Sequence[float] | None = None,
-        commons: Sequence[float] = (0.0, 1.0, 10.0),
-        owns: Sequence[float] = (0.0, 3.0),
-        cv: Any = 5,
-        scoring: Any = None,
-        choice: str = "best",
-        exhaustive: bool = False,
-        relationship: Any = "learned",
-        task_weight: float | str = 0.5,
-        feature_map: Any = None,
-        fit_intercept: bool | str = True,
-        tol: float = 1e-3,
-        max_rounds: int = 1000,
-        max_staleness: int = 0,
-        engine: Any = "local",
-        n_jobs: int | None = None,
-        workers: int | None = None,
-        shards: int = 1,
-        on_lost: str = "stop",
-        random_state: Any = None,
-        verbose: int = 0,
-        callbacks: Sequence[Callback] | None = None,
-        task_column: Any = None,
-        unknown_tasks: str = "raise",
-    ):
-        super().__init__(**init_parameters(locals()))
 
     def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
         super()._keep_held_out(held, problem)
@@ -125,10 +87,8 @@ class MTRLRegressorCV(StrengthSearch, MTRLRegressor):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to predict.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to predict, and the task label of each.
         coverage : float, default=0.9
             The probability, between 0 and 1.
 
@@ -161,7 +121,7 @@ class MTRLRegressorCV(StrengthSearch, MTRLRegressor):
         return ends
 
 
-@documented(CLASSIFIER_WORDS, SEARCH_PARAMETERS | CLASSIFIER_PARAMETERS, SEARCH_ATTRIBUTES | CLASSIFIER_ATTRIBUTES)
+@documented(SEARCH_PARAMETERS | CLASSIFIER_PARAMETERS, SEARCH_ATTRIBUTES | CLASSIFIER_ATTRIBUTES)
 class MTRLClassifierCV(StrengthSearch, MTRLClassifier):
     """MTRLClassifier that chooses reg_lambda, common and own by cross-validation.
 
@@ -199,4 +159,7 @@ class MTRLClassifierCV(StrengthSearch, MTRLClassifier):
         multi_class: str = "auto",
         absent_classes: str = "never",
     ):
-        super().__init__(**init_parameters(locals()))
+        super().__init__(**init_parameters(locals(), exclude=("on_single_class", "multi_class", "absent_classes")))
+        self.on_single_class = on_single_class
+        self.multi_class = multi_class
+        self.absent_classes = absent_classes

@@ -25,18 +25,10 @@ from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_learned
-from dmtrl.solver.api import (
-    Placement,
-    ProblemSpec,
-    Strengths,
-    on_engine,
-    solve_problem,
-    thread_count,
-    warn_unless_converged,
-)
+from dmtrl.solver.api import Placement, ProblemSpec, on_engine, solve_problem, thread_count, warn_unless_converged
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.checkpoint import CheckpointSession
-from dmtrl.solver.cross_validation import Path, cross_validate, fit_folds, for_paths
+from dmtrl.solver.cross_validation import Path, cross_validate, for_paths
 from dmtrl.solver.new_task import Extension, extend
 from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.race import Race
@@ -101,8 +93,8 @@ class Diagnostics(MTRLBase):
         F, diagonal = covariance.factor(), covariance.diagonal()
         scale = np.sqrt(diagonal * diagonal[i])
         row = np.divide(F @ F[i], scale, out=np.zeros(len(F)), where=scale > 0)
-        tiny = self.tiny_tasks()
-        others = np.array([j for j in np.argsort(-row, kind="stable") if j != i and not tiny[j]], dtype=int)
+        order = np.argsort(-row, kind="stable")
+        others = order[(order != i) & ~self.tiny_tasks()[order]]
         names = self.tasks_.tolist()
         related = [(names[j], float(row[j])) for j in others[:k] if row[j] > 0]
         opposed = [(names[j], float(row[j])) for j in others[::-1][:k] if row[j] < 0]
@@ -139,14 +131,8 @@ class Diagnostics(MTRLBase):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
-            Rows of the tasks of the model, in any form that `fit` accepts.
-        y : array-like of shape (n,) or (n, m), default=None
-            Labels, in any form that `fit` accepts.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row.
-        sample_weight : array-like of shape (n,), default=None
-            Weights of the rows.
+        X, y, tasks, sample_weight : as in `fit`
+            Rows of the tasks of the model.
         cv : int, splitter or iterable, default=5
             Number of folds, a scikit-learn splitter, or an iterable of (train, test) row numbers.
         groups : array-like of shape (n,), default=None
@@ -162,49 +148,44 @@ class Diagnostics(MTRLBase):
         splits = label_splits(cv, rows, self._kind == CLASSIFICATION, 0)
         folds, problem = len(splits), self._problem_of_same_tasks(rows, splits)
         m = problem.data.m
-        lambdas = default_lambdas(problem.data)
+        lambdas = default_lambdas(problem.data.X)
         equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
-        spec = self.problem_spec(problem, settings)
+        spec = self._problem_spec(problem, settings)
         measure = default_measure(self.loss)
         race = Race(measure, "tasks")
-        searches = (
-            (replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_),
+        mine = replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_
+        searches = {
+            "together": mine,
             # Sigma = I / m: lambda / m gives the same penalty on a task
-            (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
-            (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
-        )
+            "alone": (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
+            "pooled": (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
+        }
+        held = {name: HeldOutRows(rows, splits) for name in searches}
 
-        held = [HeldOutRows(rows, splits) for _ in searches]
-
-        def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> list[Path]:
-            paths = []
+        def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> dict[str, Path]:
+            paths = {}
             with bar(self.verbose, "comparing", len(searches)) as step:
-                for (variant, grid, tau), predictions in zip(searches, held, strict=True):
-                    path = cross_validate(engine, variant, grid, [tau], folds, race=race)
-                    best = path.best(measure, "tasks")
-
-                    def receive(
-                        fold: int, outcome: Outcome, best: Strengths = best, to: HeldOutRows = predictions
-                    ) -> None:
-                        to.predict(fold, self._fold_model(problem, outcome, best))
-
-                    fit_folds(engine, variant, best, folds, receive)
-                    paths.append(path)
+                for name, (variant, grid, tau) in searches.items():
+                    path = paths[name] = cross_validate(engine, variant, grid, [tau], folds, race=race)
+                    self._predict_held_out(engine, variant, path.best(measure, "tasks"), problem, held[name])
                     step()
             return paths
 
         place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost)
         paths, _ = on_engine(spec, run, for_paths(place, folds, race))
-        per_fold = [held_out_errors(path, measure, None) for path in paths]
-        together, separate, pooled = (held_out_errors(path, measure, 0) for path in paths)
-        hurts, names = significantly_positive(per_fold[0] - per_fold[1]), np.asarray(problem.data.names)
-        found = [one.metrics(problem.classes, get_loss(self.loss).name == "poisson") for one in held]
-        metrics = dict(zip(("together", "alone", "pooled"), found, strict=True))
-        counts = np.diff(problem.data.starts)
-        shares = self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.used]
-        return Comparison(names, together, separate, pooled, hurts, measure.replace("_", " "), counts, shares, metrics)
+        per_fold = {name: held_out_errors(path, measure, None) for name, path in paths.items()}
+        counts = get_loss(self.loss).name == "poisson"
+        return Comparison(
+            np.asarray(problem.data.names),
+            **{name: held_out_errors(path, measure, 0) for name, path in paths.items()},
+            hurts=significantly_positive(per_fold["together"] - per_fold["alone"]),
+            measure=measure.replace("_", " "),
+            rows=np.diff(problem.data.starts),
+            shares=self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.used],
+            metrics={name: one.metrics(problem.classes, counts) for name, one in held.items()},
+        )
 
     def correlation_intervals(
         self,
@@ -224,14 +205,8 @@ class Diagnostics(MTRLBase):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
-            Rows of the tasks of the model, in any form that `fit` accepts.
-        y : array-like of shape (n,) or (n, m), default=None
-            Labels, in any form that `fit` accepts.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row.
-        sample_weight : array-like of shape (n,), default=None
-            Weights of the rows.
+        X, y, tasks, sample_weight : as in `fit`
+            Rows of the tasks of the model.
         n_groups : int, default=30
             Number of groups, at least 2. Each takes a fit of the model and of the tasks alone.
         level : float, default=0.9
@@ -260,16 +235,15 @@ class Diagnostics(MTRLBase):
         groups = Groups.draw(problem.data.starts, n_groups, np.random.default_rng(self._seed()))
         m, worst = problem.data.m, list[Outcome]()
 
-        def solve_with(data: TaskData, relationship: Any, lam: float, common: float, own: float) -> Outcome:
-            spec = replace(self.problem_spec(replace(problem, data=data), settings), own=own)
-            spec = spec if relationship is None else replace(spec, relationship=relationship)
+        def solve_with(data: TaskData, lam: float, common: float, **changes: Any) -> Outcome:
+            spec = replace(self._problem_spec(replace(problem, data=data), settings), **changes)
             outcome = solve_problem(spec, lam, common)
             if not outcome.converged:
                 worst[:] = [max([*worst, outcome], key=lambda one: one.certificate.relative_gap)]
             return outcome
 
         def together(data: TaskData) -> Outcome:
-            return solve_with(data, None, self.reg_lambda_, self.common_strength_, self.own_strength_)
+            return solve_with(data, self.reg_lambda_, self.common_strength_, own=self.own_strength_)
 
         with (
             bar(self.verbose, "refitting", int(groups.count.max()) + 1) as step,
@@ -281,7 +255,7 @@ class Diagnostics(MTRLBase):
             unrelated = Fixed(TaskCovariance(np.eye(m), np.maximum(size, 0.01 * size.mean()), 0.0))
 
             def alone(data: TaskData) -> np.ndarray:
-                return self._weights_of_features(solve_with(data, unrelated, self.reg_lambda_ / 10, 0.0, 0.0))
+                return self._weights_of_features(solve_with(data, self.reg_lambda_ / 10, 0.0, relationship=unrelated))
 
             def refit(data: TaskData) -> tuple[np.ndarray, np.ndarray]:
                 found = self._reported_covariance(together(data)).correlation(), alone(data)
@@ -342,7 +316,9 @@ class Diagnostics(MTRLBase):
         newcomer = TaskData.from_list([rows], [name])
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
-        weight = self._weight_of_new_task(newcomer)
+        # the old tasks keep their weights, so the mean is no longer exactly one
+        ratio = _size(newcomer) / before.task_size[0]
+        weight = np.append(before.task_weight, before.task_weight[0] * ratio ** check_task_weight(self.task_weight))
         grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
         own, common = self.own_strength_ * grown, self.common_strength_ * grown
         loss = self._losses(seen)
@@ -356,12 +332,6 @@ class Diagnostics(MTRLBase):
         warn_unless_converged(added.outcome, settings, stacklevel=3)
         return self._join(names, added, newcomer, seen)
 
-    def _weight_of_new_task(self, newcomer: TaskData) -> np.ndarray:
-        """The weights of all tasks: the old ones keep theirs, so the mean is no longer exactly one."""
-        before, gamma = self._outcome, check_task_weight(self.task_weight)
-        ratio = _size(newcomer) / before.task_size[0]
-        return np.append(before.task_weight, before.task_weight[0] * ratio**gamma)
-
     def _rows_of_new_task(self, X: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, ...], np.ndarray | None]:
         """The rows of the new task in the coordinates of the fitted problem, and (1, k) which classes they have."""
         X, y, seen = self._validate(X, reset=False), np.asarray(y), None
@@ -372,8 +342,7 @@ class Diagnostics(MTRLBase):
             if not counts.any():
                 raise ValueError("the new task has no rows: all sample weights are zero")
             X, y, sample_weight = X[counts], y[counts], sample_weight[counts]
-        X = X if self.feature_map_ is None else self.feature_map_.transform(X)
-        X = self.coordinates_.rows(X)
+        X = self.coordinates_.rows(X if self.feature_map_ is None else self.feature_map_.transform(X))
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
                 raise ValueError(f"the labels of the new task must be among the classes {self.classes_.tolist()}")
@@ -402,22 +371,20 @@ class Diagnostics(MTRLBase):
         self.common_strength_ *= len(names) / len(self.tasks_)
         self.own_strength_ *= len(names) / len(self.tasks_)
         self.tasks_ = names
-        common = added.outcome.common
-        away = W - common
+        away = W - added.outcome.common
         learned = Learned(kappa=self.own_strength_ / len(names))
         covariance = learned.update(away[:, :-k] if self.fit_intercept is True else away)
-        weights = added.outcome.task_weight
         self._outcome = replace(
             before,
             W=W,
-            common=common,
+            common=added.outcome.common,
             covariance=covariance,
             certificate=added.certificate,
             dual=added.dual,
-            task_weight=weights,
+            task_weight=added.outcome.task_weight,
             task_size=np.append(before.task_size, _size(newcomer)),
         )
-        self.task_weights_ = weights
+        self.task_weights_ = added.outcome.task_weight
         if self.task_rows_ is not None:
             self.task_rows_ = np.append(self.task_rows_, newcomer.X.shape[0])
         self._keep_parts(self._outcome, whole, np.arange(len(names)), len(names))

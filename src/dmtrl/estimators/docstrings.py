@@ -9,10 +9,14 @@ from textwrap import fill
 from typing import TypeVar
 
 PARAMETERS = {
+    "loss": """str or Loss
+        "squared", "absolute", "huber", "epsilon_insensitive", "quantile" or "poisson" (which predicts exp(w . x + b)),
+        a loss with its parameter such as `losses.quantile(0.9)`, or a CustomLoss.""",
     "reg_lambda": """float
         Regularisation strength. The objective is the sum over tasks of the mean loss, see `task_weight`, plus
-        reg_lambda / 2 * tr(W^T Sigma^-1 W). {lambda_advice}""",
-    "relationship": """{{"learned", "independent", "shared"}}, sparse graph, covariance or Relationship
+        reg_lambda / 2 * tr(W^T Sigma^-1 W). The default suits standardised features. For squared loss it does not
+        depend on the scale of y.""",
+    "relationship": """{"learned", "independent", "shared"}, sparse graph, covariance or Relationship
         How the tasks are related. "learned" estimates the task covariance; the others are fixed.""",
     "common": """float or "auto"
         Strength of a component that all tasks share, in addition to the learned relationship, in units of 1/m for m
@@ -23,7 +27,7 @@ PARAMETERS = {
         Strength of a part of each task's coefficients that is not related to other tasks, in the units of `common`. It
         keeps what the relationship would shrink away, so that sharing hurts less where tasks differ; with a large
         value each task is learned alone. 0 is the problem of the paper.""",
-    "task_weight": """{{"equal", "rows"}} or float
+    "task_weight": """{"equal", "rows"} or float
         How much a task counts in the objective. "equal" counts the mean loss of each task the same, as in the paper.
         "rows" counts every row the same, so that a task with few rows hardly shapes the relations. A number gamma
         between 0 (equal) and 1 (rows) gives a task with n rows a weight proportional to n^gamma, with mean one over
@@ -43,7 +47,7 @@ PARAMETERS = {
         With 0 all workers run in step, and each round waits for the slowest. With a larger value answers are used as
         they arrive, and a worker may receive new weights this many times while another is still busy. The result is
         certified in both cases; with a positive value it is not bitwise reproducible.""",
-    "engine": """{{"local", "ray"}} or RayOptions
+    "engine": """{"local", "ray"} or RayOptions
         Where the workers run: in this process, or as actors of a Ray cluster.""",
     "n_jobs": """int
         Threads of the local engine. None means 1, and -1 means all cores.""",
@@ -51,7 +55,7 @@ PARAMETERS = {
         Number of workers over which the tasks are partitioned. None means one per thread or CPU.""",
     "shards": """int
         Number of pieces into which each task is cut, so that a task can be spread over several workers.""",
-    "on_lost": """{{"stop", "go_on"}}
+    "on_lost": """{"stop", "go_on"}
         What to do when a worker cannot be replaced: raise WorkerLostError, or start again on the workers that are
         left. No task is left out, because the rows are in this process.""",
     "random_state": """int or RandomState
@@ -67,7 +71,7 @@ PARAMETERS = {
     "task_column": """str or int
         Name or index of the column of X with the task labels, instead of `tasks`. It may hold text and is not a
         feature.""",
-    "unknown_tasks": """{{"raise", "common"}}
+    "unknown_tasks": """{"raise", "common"}
         What `predict` does for a task that was not in `fit`: raise ValueError, or predict from the common
         component.""",
 }
@@ -75,13 +79,13 @@ PARAMETERS = {
 ATTRIBUTES = {
     "tasks_": """ndarray of shape (m,)
         Task names in the order of the rows of `coef_`: sorted, or as given in a list, a dict or the columns of y.""",
-    "coef_": """ndarray of shape {coef_shape}
+    "coef_": """ndarray of shape (m, d)
         Coefficients of each task.""",
-    "intercept_": """ndarray of shape {intercept_shape}
+    "intercept_": """ndarray of shape (m,)
         Intercepts of each task.""",
-    "common_coef_": """ndarray of shape {common_shape}
+    "common_coef_": """ndarray of shape (d,)
         Coefficients of the common component; zero without one.""",
-    "common_intercept_": """{common_intercept}
+    "common_intercept_": """float
         Intercept of the common component.""",
     "reg_lambda_": """float
         The regularisation strength of the fit.""",
@@ -117,31 +121,28 @@ ATTRIBUTES = {
         The fitted feature map.""",
     "coordinates_": """Coordinates
         Centre and scale of the rows and labels that the solver received.""",
-    "layout_": """{{"alone", "long", "wide"}}
+    "layout_": """{"alone", "long", "wide"}
         How tasks were passed to `fit`: not at all, as a label per row, or as columns of y.""",
 }
 
 Class = TypeVar("Class", bound=type)
-Function = TypeVar("Function", bound=Callable[..., object])
 
 
-def documented(
-    words: dict[str, str], parameters: dict[str, str], attributes: dict[str, str]
-) -> Callable[[Class], Class]:
+def documented(parameters: dict[str, str], attributes: dict[str, str]) -> Callable[[Class], Class]:
     """Insert the sections "Parameters" and "Attributes" into a class docstring, in place of "<sections>".
 
-    `words` replace the names in braces; `parameters` and `attributes` add to the shared descriptions.
+    `parameters` and `attributes` replace shared descriptions, which are those of MTRLRegressor, or add to them.
     """
 
     def insert(cls: Class) -> Class:
         described, lines = PARAMETERS | parameters, ["Parameters", "----------"]
         for name, parameter in inspect.signature(cls).parameters.items():
-            kind, text = _entry(described[name], words)
+            kind, text = _entry(described[name])
             default = f'"{parameter.default}"' if isinstance(parameter.default, str) else parameter.default
             lines += [f"{name} : {kind}, default={default}", text]
         lines += ["", "Attributes", "----------"]
         for name, entry in (ATTRIBUTES | attributes).items():
-            kind, text = _entry(entry, words)
+            kind, text = _entry(entry)
             lines += [f"{name} : {kind}", text]
         cls.__doc__ = inspect.cleandoc(cls.__doc__ or "").replace("<sections>", "\n".join(lines))
         return cls
@@ -149,19 +150,7 @@ def documented(
     return insert
 
 
-def with_parameters_of(other: Callable[..., object]) -> Callable[[Function], Function]:
-    """Insert the parameters that another function documents into a docstring, in place of "<parameters>"."""
-    text = inspect.getdoc(other)  # none with python -OO
-    entries = text.split("Parameters\n----------\n")[1].split("\n\nReturns\n")[0] if text else ""
-
-    def insert(function: Function) -> Function:
-        function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("<parameters>", entries)
-        return function
-
-    return insert
-
-
-def _entry(entry: str, words: dict[str, str]) -> tuple[str, str]:
+def _entry(entry: str) -> tuple[str, str]:
     """Split an entry into its type and its wrapped description."""
-    kind, text = entry.format(**words).split("\n", 1)
+    kind, text = entry.split("\n", 1)
     return kind, fill(" ".join(text.split()), 100, initial_indent="    ", subsequent_indent="    ")

@@ -46,10 +46,10 @@ class Term:
     feature: str
     kind: str
     column: str
-    coefficient: float
     value: str | None = None
     fill: float | None = None
     idf: float | None = None
+    coefficient: float = 0.0
 
     @property
     def multiplies(self) -> str:
@@ -142,14 +142,12 @@ def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]
             f"the coefficients of a model with a feature map ({type(model.feature_map_).__name__}) do not multiply "
             f"columns of the data; {onnx}save the model"
         )
-    patterns, intercepts = _patterns(model), model.score_intercepts()
+    patterns, intercepts = _patterns(model), model._score_intercepts()
+    labels = [None] if model.coef_.ndim == 2 else model.classes_.tolist()
     for i in tasks:
-        task = plain(model.tasks_[i])
-        if model.coef_.ndim == 2:
-            yield _formula(task, None, model.coef_[i], intercepts[i], patterns)
-        else:
-            for c, label in enumerate(model.classes_.tolist()):
-                yield _formula(task, label, model.coef_[i, c], intercepts[i, c], patterns)
+        scores = zip(labels, np.atleast_2d(model.coef_[i]), np.atleast_1d(intercepts[i]), strict=True)
+        for label, coef, intercept in scores:
+            yield _formula(plain(model.tasks_[i]), label, coef, intercept, patterns)
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _patterns(model: Any) -> list[_Pattern]:
         return [pattern for column in preparation.columns for pattern in _column_patterns(column)]
     names = getattr(model, "feature_names_in_", None)
     shown = [f"x{j}" for j in range(model.coef_.shape[-1])] if names is None else [str(name) for name in names]
-    return [_Pattern(Term(name, "feature", name, 0.0)) for name in shown]
+    return [_Pattern(Term(name, "feature", name)) for name in shown]
 
 
 def _column_patterns(column: Any) -> Iterator[_Pattern]:
@@ -191,27 +189,26 @@ def _column_patterns(column: Any) -> Iterator[_Pattern]:
         names = ["(reference)"] * column.first + column.features
         levels = [*column.categories, *([None] * column.other)]
         for i, (kind, name, level) in enumerate(zip(kinds, names, levels, strict=True)):
-            yield _Pattern(Term(name, kind, column.name, 0.0, level), has_feature=i >= column.first)
+            yield _Pattern(Term(name, kind, column.name, level), has_feature=i >= column.first)
     elif isinstance(column, Date):
         yield from _number_patterns(column.days, "days", column.name, column.first)
         for part in column.parts:
-            yield _Pattern(Term(f"{column.name} {part}", "date part", column.name, 0.0, part))
+            yield _Pattern(Term(f"{column.name} {part}", "date part", column.name, part))
     elif isinstance(column, Words):
         for i, name in enumerate(column.features):
             if column.vocabulary:
-                yield _Pattern(Term(name, "word", column.name, 0.0, column.vocabulary[i], idf=column.idf[i]))
+                yield _Pattern(Term(name, "word", column.name, column.vocabulary[i], idf=column.idf[i]))
             else:
-                yield _Pattern(Term(name, "bucket", column.name, 0.0, str(i)))
+                yield _Pattern(Term(name, "bucket", column.name, str(i)))
     else:
-        source = "" if isinstance(column, Block) else column.name
         for name in column.features:
-            yield _Pattern(Term(name, "feature", source or name, 0.0))
+            yield _Pattern(Term(name, "feature", name if isinstance(column, Block) else column.name))
 
 
 def _number_patterns(number: Number, kind: str, column: str, value: str | None) -> Iterator[_Pattern]:
-    yield _Pattern(Term(number.name, kind, column, 0.0, value, number.fill), number.mean, number.scale)
+    yield _Pattern(Term(number.name, kind, column, value, number.fill), number.mean, number.scale)
     if number.flagged:
-        yield _Pattern(Term(number.features[1], "missing", column, 0.0))
+        yield _Pattern(Term(number.features[1], "missing", column))
 
 
 def as_csv(found: Sequence[Formula]) -> str:
@@ -248,16 +245,8 @@ def as_json(model: Any, found: Sequence[Formula]) -> dict[str, Any]:
                 "class": formula.label,
                 "intercept": formula.intercept,
                 "terms": [
-                    {
-                        "feature": term.feature,
-                        "kind": term.kind,
-                        "column": term.column,
-                        **({} if term.value is None else {"value": term.value}),
-                        **({} if term.fill is None else {"fill": term.fill}),
-                        **({} if term.idf is None else {"idf": term.idf}),
-                        "coefficient": term.coefficient,
-                        "multiplies": term.multiplies,
-                    }
+                    {name: value for name, value in vars(term).items() if value is not None}
+                    | {"multiplies": term.multiplies}
                     for term in formula.terms
                 ],
             }

@@ -21,7 +21,10 @@ def given_splits(cv: Any, rows: LabelledRows, groups: Any = None) -> np.ndarray 
 
     `rows` are as they were passed, before any is left out.
     """
-    _check_cv(cv)
+    if isinstance(cv, str) or not (is_whole(cv) or hasattr(cv, "split") or isinstance(cv, Iterable)):
+        raise ValueError(
+            f"cv must be a number of folds, a scikit-learn splitter or an iterable of (train, test), got {cv!r}"
+        )
     if is_whole(cv):
         if groups is not None:
             raise ValueError("groups is used by splitters only: pass cv=GroupKFold(...), or leave groups out")
@@ -34,13 +37,6 @@ def given_splits(cv: Any, rows: LabelledRows, groups: Any = None) -> np.ndarray 
     if not splits:
         raise ValueError("cv has no split; an iterable can be used only once, so pass a list of (train, test)")
     return np.array(splits)
-
-
-def _check_cv(cv: Any) -> None:
-    if isinstance(cv, str) or not (is_whole(cv) or hasattr(cv, "split") or isinstance(cv, Iterable)):
-        raise ValueError(
-            f"cv must be a number of folds, a scikit-learn splitter or an iterable of (train, test), got {cv!r}"
-        )
 
 
 def _roles(number: int, pair: Any, n: int) -> np.ndarray:

@@ -18,8 +18,6 @@ from dmtrl.data.folds import TEST, TRAIN
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.intervals import FoldModels
 
-LOWER_IS_BETTER = {"rmse": True, "mae": True, "r2": False, "deviance": True, "error_rate": True, "auc": False}
-LOWER_IS_BETTER |= {"log_loss": True, "brier": True, "calibration": True}
 TITLES = {
     "rmse": "root mean squared error",
     "mae": "mean absolute error",
@@ -31,6 +29,7 @@ TITLES = {
     "brier": "Brier score",
     "calibration": "calibration error",
 }
+LOWER_IS_BETTER = {name: name not in ("r2", "auc") for name in TITLES}
 _ROWS_PER_BIN, _MOST_BINS = 20, 10  # of the calibration error
 
 
@@ -86,6 +85,10 @@ class HeldOutRows:
         self._found: dict[int, Predicted] = {}
         self._models: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
+    @property
+    def n_folds(self) -> int:
+        return len(self._splits)
+
     def labels(self, fold: int) -> np.ndarray:
         """The labels that a fold tests."""
         return np.flatnonzero(self._splits[fold] == TEST)
@@ -109,17 +112,14 @@ class HeldOutRows:
 
     def joined(self) -> tuple[np.ndarray, np.ndarray, Predicted]:
         """The fold and the label of each prediction, and the predictions, in the order of folds."""
-        folds = range(len(self._splits))
+        folds = range(self.n_folds)
         labels, found = [self.labels(fold) for fold in folds], [self._found[fold] for fold in folds]
-
-        def join(parts: list[np.ndarray | None]) -> np.ndarray | None:
-            known = [part for part in parts if part is not None]
-            return np.concatenate(known) if known else None
-
+        probability = [one.probability for one in found if one.probability is not None]
+        score = [one.score for one in found if one.score is not None]
         joined = Predicted(
             np.concatenate([one.value for one in found]),
-            join([one.probability for one in found]),
-            join([one.score for one in found]),
+            np.concatenate(probability) if probability else None,
+            np.concatenate(score) if score else None,
         )
         return np.repeat(folds, [len(part) for part in labels]), np.concatenate(labels), joined
 
@@ -131,12 +131,12 @@ class HeldOutRows:
         weight = once if table.sample_weight is None else once * table.sample_weight[table.rows[labels]]
         mean = np.bincount(task, weights=weight) / np.maximum(np.bincount(task, weights=once), 1e-300)
         residual = np.abs(np.asarray(table.y[labels], dtype=float) - predicted.value)
-        coef, intercept = (np.array([self._models[k][part] for k in range(len(self._splits))]) for part in (0, 1))
+        coef, intercept = (np.array([self._models[k][part] for k in range(self.n_folds)]) for part in (0, 1))
         return FoldModels(coef, intercept, residual, fold, task, weight / mean[task])
 
     def metrics(self, classes: np.ndarray | None, counts: bool) -> Metrics:
         """`classes`: sorted class labels, None for regression. `counts`: whether labels are counts."""
-        table = self._table
+        table, k = self._table, 0 if classes is None else len(classes)
         fold, labels, predicted = self.joined()
         weight = np.ones(len(table.y)) if table.sample_weight is None else table.sample_weight[table.rows]
         codes, m = table.codes, len(table.names)
@@ -145,7 +145,7 @@ class HeldOutRows:
             y: np.ndarray = np.asarray(table.y, dtype=float)
             baseline = Predicted(self._from_training_rows(lambda train: _means(y, codes, weight * train, m)))
         else:
-            y, k = np.searchsorted(classes, table.y), len(classes)
+            y = np.searchsorted(classes, table.y)
             predicted = Predicted(np.searchsorted(classes, predicted.value), predicted.probability, predicted.score)
             share = self._from_training_rows(lambda train: _frequencies(y, codes, weight * train, m, k))
             probability = None if predicted.probability is None else share
@@ -153,15 +153,29 @@ class HeldOutRows:
             several = np.count_nonzero(np.bincount(codes * k + y, minlength=m * k).reshape(m, k), axis=1) > 1
             learned = np.flatnonzero(several[codes[labels]])
             labels, predicted, baseline = labels[learned], predicted.take(learned), baseline.take(learned)
-        found = _Evaluation(y[labels], weight[labels], None if classes is None else len(classes), counts)
-        overall, per_task = found.all_and_each(predicted, codes[labels], m)
-        base, base_per_task = found.all_and_each(baseline, codes[labels], m)
-        return Metrics(np.asarray(table.names), rows, overall, per_task, base, base_per_task)
+        y, weight, codes = y[labels], weight[labels], codes[labels]
+        order = np.argsort(codes, kind="stable")
+        rows_of = np.split(order, np.searchsorted(codes[order], np.arange(1, m)))
+
+        def evaluate(of: Predicted) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+            """The metrics of all rows together, and of each task."""
+
+            def metrics(rows: np.ndarray) -> dict[str, float]:
+                share = weight[rows] / weight[rows].sum()
+                if classes is None:
+                    return _regression(y[rows], of.value[rows], share, counts)
+                return _classification(y[rows], of.take(rows), share, k)
+
+            overall = metrics(np.arange(len(y)))
+            each = [metrics(rows) if len(rows) else {} for rows in rows_of]
+            return overall, {name: np.array([one.get(name, np.nan) for one in each]) for name in overall}
+
+        return Metrics(np.asarray(table.names), rows, *evaluate(predicted), *evaluate(baseline))
 
     def _from_training_rows(self, of_tasks: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """What the baseline predicts for each held-out label, in the order of `joined`. `of_tasks` has the prediction
-        for each task, given which labels train."""
-        folds = range(len(self._splits))
+        """The baseline of each held-out label, in the order of `joined`. `of_tasks` returns the baseline of each task,
+        given which labels train."""
+        folds = range(self.n_folds)
         return np.concatenate([of_tasks(self._splits[k] == TRAIN)[self._table.codes[self.labels(k)]] for k in folds])
 
 
@@ -178,36 +192,6 @@ def _frequencies(y: np.ndarray, codes: np.ndarray, weight: np.ndarray, m: int, k
     row = weight.sum() / np.count_nonzero(weight)
     overall = (counts.sum(axis=0) + row / k) / (counts.sum() + row)
     return np.asarray((counts + row * overall) / (counts.sum(axis=1, keepdims=True) + row))
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    """Computes all metrics of some predictions. `y` are numbers, or class numbers below `k`."""
-
-    y: np.ndarray
-    weight: np.ndarray
-    k: int | None
-    counts: bool
-
-    def all_and_each(
-        self, predicted: Predicted, codes: np.ndarray, m: int
-    ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        """The metrics of all rows together, and of each task."""
-        overall = self._of(predicted, np.arange(len(self.y)))
-        order = np.argsort(codes, kind="stable")
-        ends = np.searchsorted(codes[order], np.arange(m + 1))
-        per_task = {name: np.full(m, np.nan) for name in overall}
-        for i in range(m):
-            rows = order[ends[i] : ends[i + 1]]
-            for name, value in self._of(predicted, rows).items() if len(rows) else ():
-                per_task[name][i] = value
-        return overall, per_task
-
-    def _of(self, predicted: Predicted, rows: np.ndarray) -> dict[str, float]:
-        y, weight, predicted = self.y[rows], self.weight[rows] / self.weight[rows].sum(), predicted.take(rows)
-        if self.k is None:
-            return _regression(y, predicted.value, weight, self.counts)
-        return _classification(y, predicted, weight, self.k)
 
 
 def _regression(y: np.ndarray, predicted: np.ndarray, weight: np.ndarray, counts: bool) -> dict[str, float]:

@@ -148,7 +148,7 @@ def is_too_large(values: np.ndarray) -> bool:
 
 def read(X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, task_column: Any = None) -> LabelledRows:
     """Read any accepted form of input. The values of X are not checked yet."""
-    for name, value in (("X", X), ("y", y), ("tasks", tasks), ("sample_weight", sample_weight)):
+    for name, value in (("y", y), ("tasks", tasks), ("sample_weight", sample_weight)):
         reject_lazy(name, value)
     if y is None and is_list_of_tasks(X):
         if tasks is not None or task_column is not None or sample_weight is not None:
@@ -162,16 +162,14 @@ def read(X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, ta
     weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
     if weight is not None:
         check_one_per_row("sample_weight", weight, n)
-    values = None if y is None else np.asarray(y)
-    wide = values is not None and values.ndim == 2 and len(values) == n
-    if values is not None and not wide:
-        check_one_per_row("y", values, n)
-    if wide and values is not None:
+    values = np.asarray(y)
+    if values.ndim == 2 and len(values) == n:
         if labels is not None:
             raise ValueError("the columns of a 2-D y are the tasks; pass a 1-D y, or do not pass tasks")
         columns = column_names(y)
         names = np.arange(values.shape[1]) if columns is None else task_labels(columns, values.shape[1])
         return LabelledRows(X, values, names, np.zeros(n, dtype=int), weight, np.arange(n), wide=True)
+    check_one_per_row("y", values, n)
     if labels is None:
         return LabelledRows(X, values, SINGLE_TASK, np.zeros(n, dtype=int), weight, np.arange(n))
     names, codes = np.unique(labels, return_inverse=True)

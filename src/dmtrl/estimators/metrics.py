@@ -47,8 +47,7 @@ class TaskScorer:
             scores = np.array(list(per_task_scores(model, X, y, tasks, self.metric, sample_weight).values()))
             known = scores[np.isfinite(scores)]
             return float(known.mean()) if len(known) else float("nan")
-        weights = {} if sample_weight is None or not _takes_weights(self._scorer) else {"sample_weight": sample_weight}
-        return float(self._scorer(model if tasks is None else _WithTasks(model, tasks), X, y, **weights))
+        return _score(self._scorer, model if tasks is None else _WithTasks(model, tasks), X, y, sample_weight)
 
     def check_classes(self, count: int) -> None:
         """Raise ValueError if the metric is for two classes and there are more."""
@@ -67,10 +66,11 @@ class TaskScorer:
         return f"task_scorer({self.metric!r}, average={self.average!r})"
 
 
-def _takes_weights(scorer: Scorer) -> bool:
-    """Whether a scorer has a parameter `sample_weight`; a plain function of (model, X, y) has none."""
+def _score(scorer: Scorer, model: Any, X: Any, y: Any, weight: Any) -> float:
+    """Weights are passed to a scorer with a parameter `sample_weight`; a plain function of (model, X, y) has none."""
     parameters = inspect.signature(scorer).parameters.values()
-    return any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
+    takes_weights = any(p.name == "sample_weight" or p.kind is p.VAR_KEYWORD for p in parameters)
+    return float(scorer(model, X, y, **({"sample_weight": weight} if takes_weights and weight is not None else {})))
 
 
 def task_scorer(metric: str | Scorer, average: str = "rows") -> TaskScorer:
@@ -132,10 +132,9 @@ def per_task_scores(
         numbers = rows.rows[labels]
         needs_tasks = from_list or rows.wide or tasks is not None
         one = _WithTasks(model, np.full(len(labels), name)) if needs_tasks else model
-        weight = rows.sample_weight if _takes_weights(scorer) else None
-        weights = {} if weight is None else {"sample_weight": weight[numbers]}
+        weight = None if rows.sample_weight is None else rows.sample_weight[numbers]
         try:
-            scores[plain(name)] = float(scorer(one, inputs.take_rows(all_rows, numbers), rows.y[labels], **weights))
+            scores[plain(name)] = _score(scorer, one, inputs.take_rows(all_rows, numbers), rows.y[labels], weight)
         except ValueError as error:
             scores[plain(name)], undefined = float("nan"), undefined or error
     if undefined is not None and not np.isfinite(list(scores.values())).any():

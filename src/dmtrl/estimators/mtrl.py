@@ -19,47 +19,40 @@ from dmtrl.estimators.task_model import check_choice, init_parameters
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, Loss, get_loss
 from dmtrl.solver.outcome import Callback
 
-REGRESSION_LOSS = """str or Loss
-    "squared", "absolute", "huber", "epsilon_insensitive", "quantile" or "poisson" (which predicts exp(w . x + b)), a
-    loss with its parameter such as `losses.quantile(0.9)`, or a CustomLoss."""
-
 CLASSIFIER_PARAMETERS = {
     "loss": """str or Loss
         "logistic" (the only one with predict_proba), "hinge", "smoothed_hinge", "squared_hinge", or a CustomLoss.""",
-    "on_single_class": """{{"raise", "constant"}}
+    "reg_lambda": """float
+        Regularisation strength. The objective is the sum over tasks of the mean loss, see `task_weight`, plus
+        reg_lambda / 2 * tr(W^T Sigma^-1 W). The default suits standardised features and tf-idf rows.""",
+    "on_single_class": """{"raise", "constant"}
         What to do if all rows of a task have the same class: raise ValueError, or always predict that class there.""",
-    "multi_class": """{{"auto", "softmax", "ovr"}}
+    "multi_class": """{"auto", "softmax", "ovr"}
         The model of more than two classes: "softmax" (multinomial logistic regression) or "ovr" (one-vs-rest: a model
         of each class against the others, with any loss). "auto" means softmax for the logistic loss and one-vs-rest
         for other losses. Either way a task is one row of k d weights, and the relationship and the common component are
         between tasks.""",
-    "absent_classes": """{{"never", "share"}}
+    "absent_classes": """{"never", "share"}
         What `predict` does with a class of which a task has no rows: never predict it there, or predict it from the
         other tasks.""",
 }
 CLASSIFIER_ATTRIBUTES = {
+    "coef_": """ndarray of shape (m, d), or (m, k, d) for k > 2 classes
+        Coefficients of each task.""",
+    "intercept_": """ndarray of shape (m,) or (m, k)
+        Intercepts of each task.""",
+    "common_coef_": """ndarray of shape (d,) or (k, d)
+        Coefficients of the common component; zero without one.""",
+    "common_intercept_": """float, or ndarray of shape (k,)
+        Intercept of the common component.""",
     "classes_": """ndarray of shape (k,)
         Sorted class labels.""",
     "seen_classes_": """ndarray of shape (m, k)
         Whether a class occurs in a task.""",
 }
-REGRESSOR_WORDS = {
-    "coef_shape": "(m, d)",
-    "intercept_shape": "(m,)",
-    "common_shape": "(d,)",
-    "common_intercept": "float",
-    "lambda_advice": "The default suits standardised features. For squared loss it does not depend on the scale of y.",
-}
-CLASSIFIER_WORDS = {
-    "coef_shape": "(m, d), or (m, k, d) for k > 2 classes",
-    "intercept_shape": "(m,) or (m, k)",
-    "common_shape": "(d,) or (k, d)",
-    "common_intercept": "float, or ndarray of shape (k,)",
-    "lambda_advice": "The default suits standardised features and tf-idf rows.",
-}
 
 
-@documented(REGRESSOR_WORDS, {"loss": REGRESSION_LOSS}, {})
+@documented({}, {})
 class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
     """Linear regression for many related tasks.
 
@@ -83,7 +76,7 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
 
     _kind = REGRESSION
 
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
+    def _label_units(self, rows: LabelledRows) -> UnitLabels:
         order, starts = by_task(rows.codes, len(rows.names))
         numbers = np.arange(len(rows.names))
         y, loss = rows.numeric_y(), get_loss(self.loss)
@@ -95,7 +88,7 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
         return np.exp(scores) if get_loss(self.loss).name == "poisson" else scores
 
 
-@documented(CLASSIFIER_WORDS, CLASSIFIER_PARAMETERS, CLASSIFIER_ATTRIBUTES)
+@documented(CLASSIFIER_PARAMETERS, CLASSIFIER_ATTRIBUTES)
 class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
     """Linear classification for many related tasks.
 
@@ -149,7 +142,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         check_choice("multi_class", self.multi_class, ("auto", "softmax", "ovr"))
         resolve_multi_class(self.multi_class, get_loss(self.loss))
 
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
+    def _label_units(self, rows: LabelledRows) -> UnitLabels:
         check_classification_targets(rows.y)
         class_names, labels = np.unique(rows.y, return_inverse=True)
         m, k = len(rows.names), len(class_names)
@@ -157,7 +150,14 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         single = np.count_nonzero(counts, axis=1) == 1
         if single.any():
             i = int(np.argmax(single))
-            self._check_single_class(rows.names[i], class_names[np.argmax(counts[i])], bool(single.all()))
+            task, label = plain(rows.names[i]), plain(class_names[np.argmax(counts[i])])
+            if single.all():
+                raise ValueError(f"every task has only one class, such as {label!r}; classification needs two")
+            if self.on_single_class == "raise":
+                raise ValueError(
+                    f"task {task!r} has only one class, {label!r}; leave it out, "
+                    "or set on_single_class='constant' to always predict that class there"
+                )
         certain = np.log(2.0 * counts.sum(axis=1) + 1)  # log-odds of n successes in n trials, with half a failure added
         if k == 2:
             constant, numeric = np.where(counts[:, 1] > 0, certain, -certain), 2.0 * labels - 1.0
@@ -174,16 +174,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         loss = get_loss(self.loss)
         return loss if seen is None or seen.shape[1] == 2 else class_losses(loss, self.multi_class, seen)
 
-    def _check_single_class(self, task: Any, label: Any, all_tasks: bool) -> None:
-        if all_tasks:
-            raise ValueError(f"every task has only one class, such as {plain(label)!r}; classification needs two")
-        if self.on_single_class == "raise":
-            raise ValueError(
-                f"task {plain(task)!r} has only one class, {plain(label)!r}; leave it out, "
-                "or set on_single_class='constant' to always predict that class there"
-            )
-
-    def score_intercepts(self) -> np.ndarray:
+    def _score_intercepts(self) -> np.ndarray:
         if self._outputs == 1 or self.absent_classes == "share":
             return self.intercept_
         return np.where(self.seen_classes_, self.intercept_, self.intercept_.dtype.type(ABSENT_CLASS_SCORE))
@@ -197,10 +188,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to score.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to score, and the task label of each.
 
         Returns
         -------
@@ -222,10 +211,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to predict.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to predict, and the task label of each.
 
         Returns
         -------
@@ -245,10 +232,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d)
-            The rows to predict.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row; see `predict`.
+        X, tasks : as in `predict`
+            The rows to predict, and the task label of each.
 
         Returns
         -------

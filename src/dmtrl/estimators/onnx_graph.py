@@ -22,23 +22,20 @@ OPSET, ML_OPSET, IR_VERSION = 17, 3, 8  # of 2022: runtimes of later years read 
 
 def onnx_bytes(model: Any, task: int) -> bytes:
     """The graph of one task, given by its number, as the content of an .onnx file."""
-    try:
-        import onnx
-    except ImportError as error:
-        raise ImportError('export to ONNX needs onnx: pip install "dmtrl[onnx]".') from error
     graph = _Graph()
+    helper = graph.onnx.helper
     prepared = isinstance(getattr(model, "preparation_", None), Preparation) and model.feature_map_ is None
     score = _column_scores(graph, list(formulas(model, [task]))) if prepared else _row_scores(graph, model, task)
     _outputs(graph, model, score)
-    made = onnx.helper.make_model(
-        onnx.helper.make_graph(graph.nodes, "dmtrl", graph.inputs, graph.outputs, graph.constants),
-        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("ai.onnx.ml", ML_OPSET)],
+    made = helper.make_model(
+        helper.make_graph(graph.nodes, "dmtrl", graph.inputs, graph.outputs, graph.constants),
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)],
         ir_version=IR_VERSION,
         producer_name="dmtrl",
         producer_version=version("dmtrl"),
     )
-    onnx.helper.set_model_props(made, {"task": str(model.tasks_[task]), "loss": get_loss(model.loss).name})
-    onnx.checker.check_model(made, full_check=True)
+    helper.set_model_props(made, {"task": str(model.tasks_[task]), "loss": get_loss(model.loss).name})
+    graph.onnx.checker.check_model(made, full_check=True)
     return bytes(made.SerializeToString())
 
 
@@ -46,6 +43,11 @@ class _Graph:
     """Collects the parts of a graph. Methods return names of values."""
 
     def __init__(self) -> None:
+        try:
+            import onnx
+        except ImportError as error:
+            raise ImportError('export to ONNX needs onnx: pip install "dmtrl[onnx]".') from error
+        self.onnx: Any = onnx
         self.nodes: list[Any] = []
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
@@ -53,37 +55,29 @@ class _Graph:
         self._numbers = count()
 
     def op(self, kind: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        from onnx import helper
-
         name = name or f"_{next(self._numbers)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        self.nodes.append(self.onnx.helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
     def constant(self, value: Any) -> str:
-        from onnx import numpy_helper
-
-        array = np.asarray(value)
-        name = f"_{next(self._numbers)}"
-        self.constants.append(numpy_helper.from_array(array.astype(object) if array.dtype.kind == "U" else array, name))
+        array, name = np.asarray(value), f"_{next(self._numbers)}"
+        array = array.astype(object) if array.dtype.kind == "U" else array
+        self.constants.append(self.onnx.numpy_helper.from_array(array, name))
         return name
 
     def input(self, name: str, width: int, is_text: bool = False) -> str:
-        from onnx import TensorProto, helper
-
-        kind = TensorProto.STRING if is_text else TensorProto.DOUBLE
+        kind = self.onnx.TensorProto.STRING if is_text else self.onnx.TensorProto.DOUBLE
         if all(known.name != name for known in self.inputs):
-            self.inputs.append(helper.make_tensor_value_info(name, kind, ["rows", width]))
+            self.inputs.append(self.onnx.helper.make_tensor_value_info(name, kind, ["rows", width]))
         return name
 
-    def output(self, name: str, kind: Any, shape: list[Any]) -> None:
-        from onnx import helper
-
-        self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
+    def output(self, name: str, kind: Any, width: int) -> None:
+        self.outputs.append(self.onnx.helper.make_tensor_value_info(name, kind, ["rows", width]))
 
 
 def _row_scores(graph: _Graph, model: Any, task: int) -> str:
     """The scores (rows, 1 or k) from the input X."""
-    coef, intercept = model.coef_[task].astype(float), np.asarray(model.score_intercepts()[task], dtype=float)
+    coef, intercept = model.coef_[task].astype(float), np.asarray(model._score_intercepts()[task], dtype=float)
     rows = graph.input("X", model.n_features_in_)
     if isinstance(model.feature_map_, RFF):
         rows = _fourier_features(graph, rows, model.feature_map_)
@@ -110,8 +104,6 @@ def _fourier_features(graph: _Graph, rows: str, feature_map: RFF) -> str:
 
 def _column_scores(graph: _Graph, found: list[Formula]) -> str:
     """The scores (rows, 1 or k) from an input per column."""
-    from onnx import TensorProto
-
     score = graph.constant(np.array([[formula.intercept for formula in found]]))
     levels: dict[str, list[int]] = {}
     texts = {term.column for term in found[0].terms if term.kind in ("level", "other")}
@@ -122,12 +114,13 @@ def _column_scores(graph: _Graph, found: list[Formula]) -> str:
         if term.column in texts:
             levels.setdefault(term.column, []).append(j)
             continue
-        if term.kind in ("number", "days"):
+        if term.kind in ("number", "days", "missing"):
             given = graph.input(days.get(term.column, term.column), 1)
-            value = graph.op("Where", graph.op("IsNaN", given), graph.constant(np.float64(term.fill)), given)
-        elif term.kind == "missing":
-            given = graph.input(days.get(term.column, term.column), 1)
-            value = graph.op("Cast", graph.op("IsNaN", given), to=TensorProto.DOUBLE)
+            is_missing = graph.op("IsNaN", given)
+            if term.kind == "missing":
+                value = graph.op("Cast", is_missing, to=graph.onnx.TensorProto.DOUBLE)
+            else:
+                value = graph.op("Where", is_missing, graph.constant(np.float64(term.fill)), given)
         else:
             value = graph.input(term.feature, 1)
         weights = graph.constant(np.array([[formula.terms[j].coefficient for formula in found]]))
@@ -158,32 +151,30 @@ def _level_scores(graph: _Graph, column: str, terms: list[list[Term]]) -> str:
 
 
 def _outputs(graph: _Graph, model: Any, score: str) -> None:
-    from onnx import TensorProto, helper
-
-    double, width = TensorProto.DOUBLE, int(np.prod(model.intercept_.shape[1:]))
+    types = graph.onnx.TensorProto
+    double, width = types.DOUBLE, int(np.prod(model.intercept_.shape[1:]))
     graph.op("Identity", score, name="score")
-    graph.output("score", double, ["rows", width])
+    graph.output("score", double, width)
     if not hasattr(model, "classes_"):
         poisson = get_loss(model.loss).name == "poisson"
         graph.op("Exp" if poisson else "Identity", score, name="prediction")
-        graph.output("prediction", double, ["rows", 1])
+        graph.output("prediction", double, 1)
         return
     classes = model.classes_ if model.classes_.dtype.kind in "biuf" else model.classes_.astype(str)
     if classes.dtype.kind in "iu":
         classes = classes.astype(np.int64)
     if width == 1:
         positive = graph.op("Greater", score, graph.constant(np.float64(0.0)))
-        best = graph.op("Cast", positive, to=TensorProto.INT64)
+        best = graph.op("Cast", positive, to=types.INT64)
     else:
         best = graph.op("ArgMax", score, axis=1, keepdims=1)
     graph.op("Gather", graph.constant(classes), best, axis=0, name="prediction")
-    text = classes.dtype.kind == "U"
-    graph.output(
-        "prediction", TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(classes.dtype), ["rows", 1]
-    )
+    is_text = classes.dtype.kind == "U"
+    kind = types.STRING if is_text else graph.onnx.helper.np_dtype_to_tensor_dtype(classes.dtype)
+    graph.output("prediction", kind, 1)
     if hasattr(model, "predict_proba"):
         _probabilities(graph, score, width, model)
-        graph.output("probability", double, ["rows", max(width, 2)])
+        graph.output("probability", double, max(width, 2))
 
 
 def _probabilities(graph: _Graph, score: str, width: int, model: Any) -> None:

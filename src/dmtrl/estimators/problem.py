@@ -111,7 +111,6 @@ class FitProblem:
     classes: np.ndarray | None = None
     feature_map: Any = None
     seen: np.ndarray | None = None  # (m, k): whether a task has a class; None for regression
-
     rows: np.ndarray | None = None  # number of rows of each task, where it is known
 
     @property
@@ -127,12 +126,7 @@ class FitProblem:
 
 
 def build_problem(
-    X: Any,
-    units: UnitLabels,
-    weight: np.ndarray | None,
-    coordinates: Coordinates,
-    tasks: np.ndarray,
-    feature_map: Any = None,
+    X: Any, units: UnitLabels, weight: np.ndarray | None, coordinates: Coordinates, feature_map: Any = None
 ) -> FitProblem:
     """Arrange the rows unit after unit. X has already passed through the feature map; `weight` is per row of X."""
     in_order = len(units.rows) == X.shape[0] and bool((np.diff(units.rows) == 1).all())
@@ -140,7 +134,9 @@ def build_problem(
     per_label = None if weight is None else weight[units.rows]
     y = units.y - coordinates.y_centre
     data = TaskData(rows, y, per_label, units.starts, units.names[units.used])
-    return FitProblem(data, coordinates, tasks, units.used, units.constant, units.classes, feature_map, units.seen)
+    return FitProblem(
+        data, coordinates, units.names, units.used, units.constant, units.classes, feature_map, units.seen
+    )
 
 
 def _column_means(X: np.ndarray, weight: np.ndarray | None) -> np.ndarray:

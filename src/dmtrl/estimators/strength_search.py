@@ -18,7 +18,6 @@ from sklearn.metrics import get_scorer_names
 from dmtrl.engines.base import Engine
 from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.comparison import default_measure
-from dmtrl.estimators.docstrings import with_parameters_of
 from dmtrl.estimators.feature_maps import candidate_maps, several_maps
 from dmtrl.estimators.folds import given_splits, label_splits
 from dmtrl.estimators.grids import default_lambdas
@@ -26,16 +25,16 @@ from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.metrics import TaskScorer
 from dmtrl.estimators.problem import FitProblem
-from dmtrl.estimators.task_model import check_choice
+from dmtrl.estimators.task_model import check_choice, init_parameters
 from dmtrl.exceptions import ScaleWarning
-from dmtrl.losses import CLASSIFICATION, get_loss
+from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
 from dmtrl.progress import bar
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
-from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, fit_folds, for_paths
-from dmtrl.solver.outcome import Outcome, RoundRecord
+from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, for_paths
+from dmtrl.solver.outcome import Callback, Outcome, RoundRecord
 from dmtrl.solver.race import Race
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
@@ -94,16 +93,34 @@ class StrengthSearch(MTRLBase):
 
     def __init__(
         self,
-        lambdas: Sequence[float] | None,
-        commons: Sequence[float],
-        owns: Sequence[float],
-        cv: Any,
-        scoring: Any,
-        choice: str,
-        exhaustive: bool,
-        **others: Any,
+        loss: str | AnyLoss = "squared",
+        lambdas: Sequence[float] | None = None,
+        commons: Sequence[float] = (0.0, 1.0, 10.0),
+        owns: Sequence[float] = (0.0, 3.0),
+        cv: Any = 5,
+        scoring: Any = None,
+        choice: str = "best",
+        exhaustive: bool = False,
+        relationship: Any = "learned",
+        task_weight: float | str = 0.5,
+        feature_map: Any = None,
+        fit_intercept: bool | str = True,
+        tol: float = 1e-3,
+        max_rounds: int = 1000,
+        max_staleness: int = 0,
+        engine: Any = "local",
+        n_jobs: int | None = None,
+        workers: int | None = None,
+        shards: int = 1,
+        on_lost: str = "stop",
+        random_state: Any = None,
+        verbose: int = 0,
+        callbacks: Sequence[Callback] | None = None,
+        task_column: Any = None,
+        unknown_tasks: str = "raise",
     ):
-        super().__init__(**others)
+        mine = ("lambdas", "commons", "owns", "cv", "scoring", "choice", "exhaustive")
+        super().__init__(**init_parameters(locals(), exclude=(*mine, "mine")))
         self.lambdas = lambdas
         self.commons = commons
         self.owns = owns
@@ -112,7 +129,6 @@ class StrengthSearch(MTRLBase):
         self.choice = choice
         self.exhaustive = exhaustive
 
-    @with_parameters_of(MTRLBase.fit)
     def fit(
         self,
         X: Any,
@@ -127,7 +143,8 @@ class StrengthSearch(MTRLBase):
 
         Parameters
         ----------
-        <parameters>
+        X, y, tasks, sample_weight, checkpoint, resume : as in `MTRLRegressor.fit`
+            The rows, and where to keep checkpoints.
         groups : array-like of shape (n,), default=None
             The group of each row, for a splitter that needs groups such as GroupKFold.
 
@@ -196,13 +213,12 @@ class StrengthSearch(MTRLBase):
             paths.append(one.cv_path_)
             found.append((-error if one.scoring_ == SCORE else error, one, problem, strengths))
         _, best, problem, strengths = min(found, key=lambda entry: entry[0])
-        chosen = {name: value for name, value in vars(best).items() if name.endswith("_")}
-        vars(self).update(chosen)
+        vars(self).update({name: value for name, value in vars(best).items() if name.endswith("_")})
         self.cv_paths_ = paths
         return problem, strengths
 
     def _map_of_fit(self) -> Any:
-        """Of several maps the one that was chosen."""
+        """The chosen one of several maps."""
         return vars(self).get("feature_map_") if several_maps(self.feature_map) else self.feature_map
 
     def _over(self) -> str:
@@ -219,16 +235,10 @@ class StrengthSearch(MTRLBase):
             raise ValueError("rows that are not in this process need a number of folds as cv, and no scorer")
         return self._search(problem, place, int(self.cv))
 
-    def _search(
-        self,
-        problem: FitProblem,
-        place: Placement,
-        folds: int,
-        held: HeldOutRows | None = None,
-    ) -> Strengths:
+    def _search(self, problem: FitProblem, place: Placement, folds: int, held: HeldOutRows | None = None) -> Strengths:
         """`held`: the rows, if they are in this process; it receives the predictions of the folds at the choice."""
-        lambdas = default_lambdas(problem.data) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
-        commons = [0.0] if len(problem.tasks) == 1 else list(self.commons)
+        lambdas = default_lambdas(problem.data.X) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
+        commons, owns = ([0.0], [0.0]) if len(problem.tasks) == 1 else (list(self.commons), list(self.owns))
         # choosing needs less accuracy than the final fit
         settings = self._settings(self._seed(), max(self.tol, 3e-3))
         scorer = self._scorer()
@@ -237,7 +247,6 @@ class StrengthSearch(MTRLBase):
         self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
         over = self._over()
         race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
-        owns = [0.0] if len(problem.tasks) == 1 else list(self.owns)
         total = len(lambdas) * len(commons) * len(owns) * folds
         callbacks = self.callbacks or ()
         rounds = [callback.on_cv_round for callback in callbacks if hasattr(callback, "on_cv_round")]
@@ -279,14 +288,10 @@ class StrengthSearch(MTRLBase):
                     raise undefined[min(undefined)]
                 strengths = path.best(self.scoring_, over, self.choice)
                 if held is not None:
-
-                    def receive(fold: int, outcome: Outcome) -> None:
-                        held.predict(fold, self._fold_model(problem, outcome, strengths))
-
-                    fit_folds(engine, spec, strengths, folds, receive)
+                    self._predict_held_out(engine, spec, strengths, problem, held)
                 return path
 
-            path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
+            path, _ = on_engine(self._problem_spec(problem, settings), run, for_paths(place, folds, race))
         if scorer is not None and not path.scored.all():
             warn_of_scores(np.flatnonzero(~path.scored), undefined)
         self.cv_path_: Path = path

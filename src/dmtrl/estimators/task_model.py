@@ -106,14 +106,8 @@ class TaskModel(ABC):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
-            Rows with the features of `fit`, in any form that `fit` accepts.
-        y : array-like of shape (n,) or (n, m), default=None
-            Labels, in any form that `fit` accepts.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row.
-        sample_weight : array-like of shape (n,), default=None
-            Weights of the rows.
+        X, y, tasks, sample_weight : as in `fit`
+            Rows with the features of `fit`.
 
         Returns
         -------
@@ -197,14 +191,8 @@ class TaskModel(ABC):
 
         Parameters
         ----------
-        X : {array-like, sparse matrix, data frame} of shape (n, d), or list or dict of (X_i, y_i)
-            Test rows, in any form that `fit` accepts.
-        y : array-like of shape (n,) or (n, m), default=None
-            Labels, in any form that `fit` accepts.
-        sample_weight : array-like of shape (n,), default=None
-            Weights of the rows.
-        tasks : array-like of shape (n,), default=None
-            The task label of each row.
+        X, y, sample_weight, tasks : as in `fit`
+            Test rows.
 
         Returns
         -------
@@ -239,21 +227,15 @@ class TaskModel(ABC):
         all_tasks = labels is None and self.layout_ == "wide"
         return X, None if all_tasks else self._task_numbers(names)[codes]
 
-    def score_intercepts(self) -> np.ndarray:
-        """Return the intercepts with which rows are scored.
-
-        Returns
-        -------
-        ndarray of shape (m,) or (m, k)
-            `intercept_`; for a class that is never predicted in a task a number below all scores.
-        """
+    def _score_intercepts(self) -> np.ndarray:
+        """`intercept_`; for a class that is never predicted in a task a number below all scores."""
         return self.intercept_
 
     def _score_rows(self, rows: Any, codes: np.ndarray | None) -> np.ndarray:
         """The scores of rows that belong to the tasks `codes`; None means all tasks for each row."""
         if self.feature_map_ is not None:
             rows = as_rows(self.feature_map_.transform(rows))
-        coef, intercept = self.coef_, self.score_intercepts()
+        coef, intercept = self.coef_, self._score_intercepts()
         if codes is None:
             return (rows @ coef.reshape(-1, coef.shape[-1]).T + intercept.ravel()).reshape(-1, *intercept.shape)
         if (codes < 0).any():  # -1 indexes the common component, appended as the last task

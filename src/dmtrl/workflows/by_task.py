@@ -9,27 +9,25 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import add
 from typing import Any
 
 import numpy as np
 
 from dmtrl.data.sources import SourcePlan
 from dmtrl.data.task_data import TaskData
-from dmtrl.engines import choose_engine
 from dmtrl.estimators.base import SHIFT_INVARIANT
-from dmtrl.estimators.grids import lambda_grid
+from dmtrl.estimators.grids import default_lambdas
 from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.losses import CLASSIFICATION, Loss, get_loss
+from dmtrl.losses import CLASSIFICATION, Loss
 from dmtrl.progress import NoProgress, Progress
-from dmtrl.solver.api import Placement, thread_count
-from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.tables import TableFiles, open_files
 from dmtrl.tables import columns as read
 from dmtrl.tables.by_task import files_with
 from dmtrl.tables.preparation import Preparation, without_missing
-from dmtrl.workflows.data_files import name_indices
-from dmtrl.workflows.prepare import FitRequest, Prepared, check_tasks, prepare
+from dmtrl.workflows.data_files import name_indices, stack_rows
+from dmtrl.workflows.prepare import FitRequest, Prepared, RowsInFiles, check_tasks, prepare
 from dmtrl.workflows.target_column import check_numbers, read_weights
 
 SAMPLE = 100_000  # rows from which the preparation is learned
@@ -89,12 +87,12 @@ class RowReader:
     def read(self, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         wanted, found = set(names), dict[str, list[tuple[Any, ...]]]()
         for frame, block, start in self.batches([*self.preparation.used, *self.label_columns]):
-            with self.table.located(partial(_row_of, start, None)):
+            with self.table.located(partial(add, start)):
                 tasks, y, weight, known = self.labels(frame)
             keep = np.flatnonzero(known & np.array([name in wanted for name in tasks], dtype=bool))
             if len(keep) == 0:
                 continue
-            with self.table.located(partial(_row_of, start, keep)):
+            with self.table.located((start + keep).item):
                 X = self.preparation.transform(frame.take(keep), None if block is None else block[keep])
             X = X if self.x_centre is None else X - self.x_centre
             parts = [X, y[keep] - self.y_centre, *([] if weight is None else [weight[keep]])]
@@ -102,36 +100,7 @@ class RowReader:
             for name in np.unique(mine).tolist():
                 rows = mine == name
                 found.setdefault(name, []).append(tuple(part[rows] for part in parts))
-        return {name: tuple(_stacked(column) for column in zip(*parts, strict=True)) for name, parts in found.items()}
-
-
-def _row_of(start: int, kept: np.ndarray | None, row: int) -> int:
-    """The number of a row in the table, from that among the kept rows of a batch."""
-    return start + (row if kept is None else int(kept[row]))
-
-
-def _stacked(parts: Sequence[Any]) -> Any:
-    from scipy import sparse
-
-    return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
-
-
-@dataclass(frozen=True)
-class RowsInFiles:
-    """A fit whose rows are read by the workers. rows: of each task."""
-
-    plan: SourcePlan
-    problem: FitProblem
-    lambdas: np.ndarray
-    rows: np.ndarray
-
-    def fit(self, model: Any, session: CheckpointSession) -> None:
-        if "lambdas" in model.get_params() and model.lambdas is None:
-            model.set_params(lambdas=self.lambdas.tolist())
-        engine = choose_engine(model.engine, thread_count(model.n_jobs))
-        names = [str(name) for name in self.plan.names]
-        with engine.session(), engine.start(self.plan.sources, get_loss(model.loss), names) as running:
-            model.fit_problem(self.problem, Placement(running, session=session))
+        return {name: tuple(stack_rows(column) for column in zip(*parts, strict=True)) for name, parts in found.items()}
 
 
 def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Prepared:
@@ -170,16 +139,11 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
     nothing = coordinates.rows(prepared.X[:0])
     data = TaskData(nothing, np.empty(0), None, np.zeros(len(used) + 1, dtype=int), tasks[used])
     problem = FitProblem(data, coordinates, tasks, used, constant, classes, rows=rows)
-    centred = coordinates.rows(prepared.X)
-    squares = (
-        centred.multiply(centred).sum() if hasattr(centred, "multiply") else np.einsum("ij,ij->", centred, centred)
-    )
-    lambdas = lambda_grid(float(squares) / centred.shape[0])
     prepared.notes.append(
         f"the columns were prepared from {len(prepared.y):,} rows; each worker reads those of its tasks"
     )
     prepared.notes_before_fit = len(prepared.notes)
-    prepared.elsewhere = RowsInFiles(plan, problem, lambdas, rows)
+    prepared.elsewhere = RowsInFiles(plan, problem, rows, default_lambdas(coordinates.rows(prepared.X)))
     return prepared
 
 
@@ -202,7 +166,7 @@ def _scan(reader: RowReader) -> tuple[Counter[str], Counter[str], dict[str, froz
     for number, file in enumerate(reader.table.files):
         one = replace(reader, table=TableFiles((file,)))
         for frame, _, start in one.batches(one.label_columns):
-            with one.table.located(partial(_row_of, start, None)):
+            with one.table.located(partial(add, start)):
                 tasks, y, _, known = one.labels(frame)
             left_out += int((~known).sum())
             mine = tasks[known].astype(str)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.tables import TableFiles, open_files, require_column
@@ -56,6 +57,11 @@ def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str], enc
     if preparation.task not in source.names and preparation.task_is_file_name:
         return source.with_file_names(preparation.task)
     return open_with_tasks(source, preparation.task, notes)[0]
+
+
+def stack_rows(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays or CSR matrices."""
+    return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
 
 
 def name_indices(texts: np.ndarray, names: np.ndarray) -> np.ndarray:

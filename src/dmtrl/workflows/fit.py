@@ -15,22 +15,15 @@ import numpy as np
 from dmtrl.engines import RayOptions
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.exceptions import (
-    CheckpointExistsError,
-    InputError,
-    NoCheckpointError,
-    NotConvergedWarning,
-    Note,
-    Setting,
-)
+from dmtrl.exceptions import CheckpointExistsError, InputError, NoCheckpointError, NotConvergedWarning, Note, Setting
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.progress import GapProgress, NoProgress, Progress
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, home_of, newest, open_session
 from dmtrl.solver.checkpoint.options import PathLike, absolute, check_path
 from dmtrl.solver.outcome import RoundRecord
-from dmtrl.workflows.folds import FOLDS, folds_for, rows_per_task
 from dmtrl.workflows.prepare import FitRequest, Prepared
 
+FOLDS = 5  # of a cross-validation
 SMALL = 1_000_000  # below this many numbers in X a second thread does not pay
 
 
@@ -85,6 +78,22 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
     return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=_folds(prepared), **shared)
 
 
+def rows_per_task(tasks: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+    """How many rows with a positive weight each task has."""
+    return np.unique(tasks if weight is None else tasks[weight > 0], return_counts=True)[1]
+
+
+def folds_for(rows: np.ndarray, *otherwise: str | Setting) -> int:
+    """FOLDS, or the rows of the largest task if it has fewer.
+
+    Raises InputError, which ends with `otherwise`, if no task has two rows.
+    """
+    largest = int(rows.max(initial=0))
+    if largest < 2:
+        raise InputError("every task has only one row, so nothing can be held out ", *otherwise)
+    return min(largest, FOLDS)
+
+
 def _folds(prepared: Prepared) -> int:
     rows = rows_per_task(prepared.tasks, prepared.weight) if prepared.elsewhere is None else prepared.elsewhere.rows
     folds = folds_for(rows, "to choose lambda; pass ", Setting("reg_lambda"), " with a number")
@@ -107,8 +116,6 @@ def fit(
     such a folder or URL.
     """
     progress, model = progress or NoProgress(), estimator(prepared, request)
-    if prepared.loss.kind == CLASSIFICATION and prepared.elsewhere is None:
-        _note_single_classes(prepared)
     place = checkpoint_location(out, resume, checkpoint)
     session = open_session(place, resume, replace_others=True)
     began = time.perf_counter()
@@ -129,6 +136,11 @@ def fit(
         _clean_up(session, out, prepared.notes, replaced=False)  # nothing to resume from
         raise Interrupted(resume) from None
     prepared.seconds["fitting"] = time.perf_counter() - began - prepared.seconds.get("choosing", 0.0)
+    single = int((getattr(model, "seen_classes_", np.zeros((0, 2))).sum(axis=1) == 1).sum())
+    if single:
+        prepared.notes.append(
+            f"{single} of {len(model.tasks_)} tasks have rows of only one class and always predict it"
+        )
     prepared.notes += [_warning_note(warning.message, model) for warning in caught]
     model.set_params(callbacks=None)
     model.preparation_ = prepared.preparation
@@ -237,12 +249,3 @@ def _warning_note(warning: Warning | str, model: Any) -> str:
         " or a larger ",
         Setting("tol"),
     )
-
-
-def _note_single_classes(prepared: Prepared) -> None:
-    names, codes = np.unique(prepared.tasks, return_inverse=True)
-    classes, labels = np.unique(prepared.y, return_inverse=True)
-    pairs = np.unique(codes * len(classes) + labels)
-    single = int((np.bincount(pairs // len(classes), minlength=len(names)) == 1).sum())
-    if 0 < single < len(names):
-        prepared.notes.append(f"{single} of {len(names)} tasks have rows of only one class and always predict it")

@@ -13,10 +13,10 @@ import numpy as np
 from dmtrl.estimators.model_file import load
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.progress import NoProgress, Progress
-from dmtrl.tables import Batch, TableFiles, require_column, require_columns
+from dmtrl.tables import Batch, TableFiles, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
-from dmtrl.tables.names import listed
+from dmtrl.tables.names import column_hint, listed
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation, Replacements
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
@@ -94,12 +94,8 @@ def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, not
     names = set(source.names)
     absent = [name for name in preparation.used if name not in names]
     if absent and not fill:
-        try:
-            require_column(absent[0], source.names)
-        except ValueError as error:
-            raise InputError(
-                f"the model needs column {absent[0]!r}: {error}; to treat it as missing, pass ", Setting("fill", True)
-            ) from None
+        problem = f"there is no column {absent[0]!r}, which the model needs; {column_hint(absent[0], source.names)}"
+        raise InputError(f"{problem}; to treat it as missing, pass ", Setting("fill", True))
     if absent:
         which = listed([repr(name) for name in absent], 5)
         columns = f"column {which} is" if len(absent) == 1 else f"columns {which} are"

@@ -6,13 +6,17 @@ What was chosen is recorded in `notes`.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from dmtrl.data.sources import SourcePlan
+from dmtrl.engines import choose_engine
+from dmtrl.estimators.problem import FitProblem
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.losses import Loss
+from dmtrl.losses import Loss, get_loss
 from dmtrl.progress import NoProgress, Progress
+from dmtrl.solver.api import Placement, thread_count
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.tables import Batch, TableFiles, open_files, require_column, require_columns
 from dmtrl.tables import columns as read
@@ -81,17 +85,25 @@ class Prepared:
     notes_before_fit: int = 0  # how many of the notes `prepare` wrote
     seconds: dict[str, float] = field(default_factory=dict)  # `fit` adds the time for choosing lambda and for fitting
     target_comma: bool | None = None  # whether the numbers of the target have decimal commas
-    elsewhere: "RowsElsewhere | None" = None  # the rows of the fit, if these are only a sample
+    elsewhere: "RowsInFiles | None" = None  # the rows of the fit, if these are only a sample
 
 
-class RowsElsewhere(Protocol):
-    """The rows of a fit that are not in this process. rows: of each task."""
+@dataclass(frozen=True)
+class RowsInFiles:
+    """The rows of a fit that the workers read. rows: of each task."""
 
-    @property
-    def rows(self) -> np.ndarray: ...
+    plan: SourcePlan
+    problem: FitProblem
+    rows: np.ndarray
+    lambdas: np.ndarray
 
     def fit(self, model: Any, session: CheckpointSession) -> None:
-        """Fit the model."""
+        if "lambdas" in model.get_params() and model.lambdas is None:
+            model.set_params(lambdas=self.lambdas.tolist())
+        engine = choose_engine(model.engine, thread_count(model.n_jobs))
+        names = [str(name) for name in self.plan.names]
+        with engine.session(), engine.start(self.plan.sources, get_loss(model.loss), names) as running:
+            model.fit_problem(self.problem, Placement(running, session=session))
 
 
 def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
@@ -126,11 +138,10 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
             notes.append(f"left out: {int(missing.sum()):,} of {len(numbers):,} rows without a {what}")
     if not keep.any():
         raise ValueError(f"no row has both a task ({task!r}) and a target ({target!r})")
+    block = batch.block
     if not keep.all():
-        frame, block = frame.filter(keep), None if batch.block is None else batch.block[keep]
+        frame, block = frame.filter(keep), None if block is None else block[keep]
         y, tasks, weight = y[keep], tasks[keep], None if weight is None else weight[keep]
-    else:
-        block = batch.block
     check_tasks(tasks, task, request.many_tasks, notes)
     with source.located(lambda row: int(numbers[row])):
         check_target(y, target, loss, summary)

@@ -20,8 +20,8 @@ from dmtrl.report.page import require_packages
 from dmtrl.tables import columns as read
 from dmtrl.tables import require_columns
 from dmtrl.tables.preparation import Preparation, Replacements, without_missing
-from dmtrl.workflows.data_files import name_indices, open_as_fitted
-from dmtrl.workflows.folds import folds_for, rows_per_task
+from dmtrl.workflows.data_files import name_indices, open_as_fitted, stack_rows
+from dmtrl.workflows.fit import folds_for, rows_per_task
 from dmtrl.workflows.summary import model_figures
 
 
@@ -70,8 +70,6 @@ def read_rows(
     encoding: str | None = None,
 ) -> tuple[Any, np.ndarray, np.ndarray]:
     """X, y and tasks, prepared as in the fit. encoding: of CSV files."""
-    from scipy import sparse
-
     progress = progress or NoProgress()
     source = open_as_fitted(model, data, notes, encoding)
     preparation: Preparation = model.preparation_
@@ -105,5 +103,8 @@ def read_rows(
         raise ValueError(
             f"{source.files[0].path} has no row with a task of the model and a valid {preparation.target!r}"
         )
-    X = sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
-    return X, all_targets if classes is None else classes[all_targets], model.tasks_[np.concatenate(codes)]
+    return (
+        stack_rows(parts),
+        all_targets if classes is None else classes[all_targets],
+        model.tasks_[np.concatenate(codes)],
+    )

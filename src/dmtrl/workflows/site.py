@@ -81,16 +81,11 @@ def ledger_entries(folder: str | Path) -> list[Entry]:
     return list(entries(Path(folder) / LEDGER))
 
 
-@dataclass(frozen=True)
-class LedgerCheck:
-    """An intact ledger: its number of lines, and the hash of the last one, which is empty without lines."""
+def verify_ledger(folder: str | Path) -> tuple[int, str]:
+    """Check the hash chain of a site's ledger. Returns its number of lines and the hash of the last one, if any.
 
-    lines: int
-    last: str
-
-
-def verify_ledger(folder: str | Path) -> LedgerCheck:
-    """Check the hash chain of a site's ledger. ValueError if a line was changed or removed, or if it is missing."""
+    Raises ValueError if a line was changed or removed, or if the ledger is missing.
+    """
     place = Path(folder)
     read_policy(place)
     path = place / LEDGER
@@ -99,5 +94,5 @@ def verify_ledger(folder: str | Path) -> LedgerCheck:
         traces = [name for name in ("run", "results") if (place / name).exists()]
         if traces:
             raise ValueError(f"{path} is missing or empty, but {place / traces[0]} shows that the site gave answers")
-        return LedgerCheck(0, "")
-    return LedgerCheck(lines, list(entries(path))[lines - 1].hash)
+        return 0, ""
+    return lines, list(entries(path))[lines - 1].hash

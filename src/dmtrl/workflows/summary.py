@@ -5,9 +5,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
-from dmtrl.data.task_data import tiny_tasks
 from dmtrl.estimators.comparison import PARTS
-from dmtrl.estimators.held_out import Metrics
+from dmtrl.estimators.inputs import lookup
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metric_errors, metrics_of
@@ -65,7 +64,11 @@ def model_figures(
         "shares": dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
         "chosen": None if path is None else _choice(path, cv_measure(model)),
         **_held_out(model, X, y, tasks, weight),
-        "metrics": None if metrics is None else _overall(metrics),
+        "metrics": metrics
+        and {
+            name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
+            for name, value in metrics.overall.items()
+        },
         "certificate": {
             "primal": certificate.primal,
             "dual": certificate.dual,
@@ -80,26 +83,22 @@ def model_figures(
     }
 
 
-def _overall(metrics: Metrics) -> dict[str, dict[str, float | None]]:
-    """Each metric over all held-out rows, with that of the baseline."""
-    return {
-        name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
-        for name, value in metrics.overall.items()
-    }
-
-
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
 def _tasks(model: Any) -> list[dict[str, Any]]:
     """The rows of each task, and how much of its coefficients is common, related and its own."""
-    rows, lines = model.task_rows_, []
-    few = None if rows is None else tiny_tasks(rows)
-    for i, (name, shares) in enumerate(zip(model.tasks_, model.weight_shares_.tolist(), strict=True)):
-        known = {"rows": None if rows is None else int(rows[i]), "few_rows": few is not None and bool(few[i])}
-        lines.append({"task": plain(name), **known, "shares": dict(zip(PARTS, shares, strict=True))})
-    return lines
+    rows, few = model.task_rows_, model.tiny_tasks()
+    return [
+        {
+            "task": plain(name),
+            "rows": None if rows is None else int(rows[i]),
+            "few_rows": bool(few[i]),
+            "shares": dict(zip(PARTS, model.weight_shares_[i].tolist(), strict=True)),
+        }
+        for i, name in enumerate(model.tasks_)
+    ]
 
 
 def _choice(path: Any, measure: str) -> dict[str, Any]:
@@ -120,8 +119,7 @@ def _held_out(model: Any, X: Any, y: Any, tasks: Any, weight: Any) -> dict[str, 
 def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     """Held-out errors of each task: from the comparison, or from choosing lambda."""
     if comparison is not None:  # which has no task with a single class
-        place = {plain(name): i for i, name in enumerate(comparison.tasks)}
-        rows = np.array([place.get(plain(name), len(place)) for name in model.tasks_])
+        rows = lookup(model.tasks_, comparison.tasks)  # -1 takes the NaN at the end
         errors = {name: np.append(getattr(comparison, name), np.nan) for name in ("together", "alone", "pooled")}
         return {name: values[rows] for name, values in errors.items()}
     path = getattr(model, "cv_path_", None)
