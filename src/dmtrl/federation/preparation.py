@@ -16,7 +16,17 @@ import numpy as np
 from dmtrl.estimators.base import SHIFT_INVARIANT
 from dmtrl.estimators.problem import Coordinates
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation.messages import CellCounts, FeatureSums, Norms, Spread, SumUp
+from dmtrl.federation.messages import (
+    CellCounts,
+    CountCells,
+    FeatureSums,
+    MeasureNorms,
+    MeasureSpread,
+    Norms,
+    Spread,
+    SumFeatures,
+    SumUp,
+)
 from dmtrl.federation.study import SITE, Study, StudyColumn
 from dmtrl.tables import columns as read
 from dmtrl.tables.learning import SEASON, learn_category, number_from_moments
@@ -99,27 +109,36 @@ def norms(X: np.ndarray, y: np.ndarray, x_centre: np.ndarray, y_centre: float) -
     return Norms(features=float(((X - x_centre) ** 2).sum()), target=float(((y - y_centre) ** 2).sum()))
 
 
-def part_of_sum(
+def statistics(
     study: Study,
-    request: SumUp,
+    request: CountCells | MeasureSpread | SumFeatures | MeasureNorms,
     rows: Callable[[], tuple[Any, np.ndarray]],
     features: Callable[[str], tuple[np.ndarray, np.ndarray]],
-) -> np.ndarray:
-    """A site's part in a masked sum of statistics, as one vector. rows: its columns and targets; features: prepared."""
-    numbers = request.numbers
-    if request.question == "cell_counts":
-        counts = cell_counts(study, rows()[0])
-        return np.concatenate([counts.present, counts.sums, counts.levels])
-    if request.question == "spread":
-        return spread(study, rows()[0], numbers).squares
-    if request.question == "feature_sums":
-        sums = feature_sums(*features(request.text))
-        return np.append(sums.features, sums.target)
-    if request.question == "norms":
-        X, y = features(request.text)
-        check_centres(study, X.shape[1], numbers[:-1], float(numbers[-1]))
-        found = norms(X, y, numbers[:-1], float(numbers[-1]))
-        return np.array([found.features, found.target])
+) -> CellCounts | Spread | FeatureSums | Norms:
+    """A site's answer to a request for statistics. rows: its columns and targets; features: the prepared ones."""
+    if isinstance(request, CountCells):
+        return cell_counts(study, rows()[0])
+    if isinstance(request, MeasureSpread):
+        return spread(study, rows()[0], request.means)
+    X, y = features(request.preparation)
+    if isinstance(request, SumFeatures):
+        return feature_sums(X, y)
+    check_centres(study, X.shape[1], request.x_centre, request.y_centre)
+    return norms(X, y, request.x_centre, request.y_centre)
+
+
+def request_of(masked: SumUp) -> CountCells | MeasureSpread | SumFeatures | MeasureNorms:
+    """The request whose answer is a site's part in a masked sum."""
+    text, numbers = masked.text, masked.numbers
+    match masked.question:
+        case "cell_counts":
+            return CountCells()
+        case "spread":
+            return MeasureSpread(means=numbers)
+        case "feature_sums":
+            return SumFeatures(preparation=text)
+        case "norms":
+            return MeasureNorms(preparation=text, x_centre=numbers[:-1], y_centre=float(numbers[-1]))
     raise RefusedBySiteError("the coordinator asked for a masked sum that the study does not have")
 
 

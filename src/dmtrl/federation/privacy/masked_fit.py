@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.problem import Coordinates, FitProblem
+from dmtrl.estimators.problem import FitProblem
 from dmtrl.federation import preparation
 from dmtrl.federation.asking import Asker
-from dmtrl.federation.messages import FeatureSums, Norms, Publish, ShareKey, Spread, SumUp
+from dmtrl.federation.messages import ANSWERS, CellCounts, FeatureSums, Publish, ShareKey, Spread, SumUp
 from dmtrl.federation.privacy.masks import LEAST_SITES, unmasked
 from dmtrl.federation.study import Study
+from dmtrl.protocol.messages import name_of
 from dmtrl.relationship import Learned
 from dmtrl.solver.api import warn_unless_converged
 from dmtrl.solver.certificate import Certificate, scaled_dual
@@ -26,25 +27,16 @@ from dmtrl.solver.methods.base import MAX_STEP_CHANGES, first_step, is_straight,
 from dmtrl.solver.methods.splitting import STRIDE
 from dmtrl.solver.outcome import DualPoint, Outcome
 from dmtrl.solver.settings import Settings
-from dmtrl.tables.preparation import Preparation
 
 _SHARE, _POWER = 0.8, 0.7  # of the balance (20)
 
 
 class MaskedSums:
-    """Asks all sites for parts of sums, and adds them up. A new one has new keys.
+    """Asks all sites for parts of sums, and adds them up. A new one has new keys."""
 
-    Parameters
-    ----------
-    study : Study
-    sites : Asker
-    count : int
-        How many sites take part.
-    """
-
-    def __init__(self, study: Study, sites: Asker, count: int):
-        if count < LEAST_SITES:
-            raise ValueError(f"masked sums need at least {LEAST_SITES} sites, got {count}")
+    def __init__(self, study: Study, sites: Asker):
+        if sites.n_workers < LEAST_SITES:
+            raise ValueError(f"masked sums need at least {LEAST_SITES} sites, got {sites.n_workers}")
         self._study, self._sites, self._session = study, sites, secrets.token_hex(16)
         keys = sites.ask_all(ShareKey(study=study.hash, session=self._session))
         self._keys, self._counter = np.array([answer.key for answer in keys], dtype=np.uint8), 0
@@ -64,25 +56,21 @@ class MaskedSums:
         self._counter += 1
         return unmasked([answer.values for answer in answers])
 
-    def prepare(self) -> tuple[Preparation, Coordinates]:
-        """Scales, levels and centres, as in the clear but from masked sums."""
-        study = self._study
-        rows = round(float(self.ask("rows")[0]))
-        counts = preparation.split_counts(study, self.ask("cell_counts"))
-        spread = Spread(squares=self.ask("spread", preparation.means_of([counts])))
-        prepared = preparation.prepare(study, rows, [counts], [spread])
-        if not prepared.feature_names:
-            raise ValueError("no column of the study can be used: all are empty or constant at the sites together")
-        text = preparation.to_json(prepared)
-        sums = self.ask("feature_sums", text=text)
-        x_centre, y_centre = preparation.centres_of(
-            study, rows, [FeatureSums(features=sums[:-1], target=float(sums[-1]))]
-        )
-        features, target = self.ask("norms", np.append(x_centre, y_centre), text)
-        coordinates = preparation.coordinates_of(
-            rows, x_centre, y_centre, [Norms(features=float(features), target=float(target))]
-        )
-        return prepared, coordinates
+    def rows(self) -> int:
+        """The number of rows of all sites."""
+        return round(float(self.ask("rows")[0]))
+
+    def ask_all(self, request: Any) -> list[Any]:
+        """The answer to a request for statistics, summed over all sites, in a list of one."""
+        numbers = [np.atleast_1d(value) for value in vars(request).values() if not isinstance(value, str)]
+        kind = ANSWERS[type(request)]
+        found = self.ask(name_of(kind), np.concatenate([*numbers, []]), getattr(request, "preparation", ""))
+        if kind is CellCounts:
+            return [preparation.split_counts(self._study, found)]
+        if kind is Spread:
+            return [Spread(squares=found)]
+        features = found[:-1] if kind is FeatureSums else float(found[0])
+        return [kind(features=features, target=float(found[-1]))]
 
 
 @dataclass(frozen=True)
