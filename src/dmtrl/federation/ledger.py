@@ -33,46 +33,20 @@ _HEAD = re.compile(rb"([0-9]{12}) ([0-9a-f]{64})\n")
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the ledger.
+    """One line of the ledger."""
 
-    Attributes
-    ----------
-    number : int
-        Counted from 1.
-    time : str
-        UTC, ISO 8601.
-    study : str
-        The hash of the study.
-    name : str
-        The name of the message, or "refused".
-    shapes : dict of str to list of int
-        The shape of each array.
-    numbers : int
-        How many numbers the message holds.
-    bytes : int
-        The length of the message.
-    digest : str
-        SHA-256 of the bytes of the message.
-    repeated : bool
-        Whether the same bytes left the site before, so that nothing new left it.
-    text : str
-        The sentence of a refusal.
-    previous, hash : str
-        The hash of the line before and of this line.
-    """
-
-    number: int
-    time: str
-    study: str
-    name: str
-    shapes: dict[str, list[int]]
-    numbers: int
-    bytes: int
-    digest: str
-    repeated: bool
-    text: str
-    previous: str
-    hash: str
+    number: int  # counted from 1
+    time: str  # UTC, ISO 8601
+    study: str  # the hash of the study
+    name: str  # of the message, or "refused"
+    shapes: dict[str, list[int]]  # of each array
+    numbers: int  # that the message holds
+    bytes: int  # its length
+    digest: str  # SHA-256 of its bytes
+    repeated: bool  # whether the same bytes left the site before, so that nothing new left it
+    text: str  # the sentence of a refusal
+    previous: str  # the hash of the line before
+    hash: str  # of this line
 
 
 class Ledger:

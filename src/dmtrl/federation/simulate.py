@@ -19,13 +19,7 @@ from dmtrl.protocol.message import Message
 
 
 class LocalSites:
-    """A carrier of sites in this process, for `run_study`.
-
-    Parameters
-    ----------
-    folders : sequence of path
-        The folders of the sites.
-    """
+    """A carrier of sites in this process, for `run_study`."""
 
     def __init__(self, folders: Sequence[Path]):
         self._folders = list(folders)

@@ -20,7 +20,6 @@ import numpy as np
 
 from dmtrl import storage
 from dmtrl.data.blocks import Blocks
-from dmtrl.engines.warm_up import warm_up
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import approval, messages, models, preparation
 from dmtrl.federation.ledger import Ledger, numbers_in
@@ -50,13 +49,7 @@ logger = logging.getLogger("dmtrl")
 
 
 class Site:
-    """A site in its folder.
-
-    Parameters
-    ----------
-    folder : path
-        Made by `create_site`.
-    """
+    """A site in its folder, which `create_site` made."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -134,10 +127,6 @@ class Site:
     def refuse_job(self, reason: str) -> None:
         """Record that a job of the server was not started."""
         self._record_refusal("", RefusedBySiteError(reason))
-
-    def warm_up(self) -> None:
-        """Compile the kernels, so that the first round does not wait for them."""
-        warm_up([], self.study.loss)
 
     @property
     def study(self) -> Study:

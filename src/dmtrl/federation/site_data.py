@@ -36,30 +36,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class SiteTable:
-    """The rows of a site that have a target and a task of the study.
+    """The rows of a site that have a target and a task of the study."""
 
-    Attributes
-    ----------
-    table : pyarrow.Table
-        The used columns: numbers as floats, categories as texts, dates as timestamps.
-    y : ndarray
-        Numbers, or -1 and 1.
-    codes : ndarray
-        The task of each row, as an index into the study's tasks of this site.
-    held_out : ndarray of bool
-        Rows that no fit uses.
-    usable : ndarray of bool
-        For each task of the study: whether the site takes part with it.
-    single : ndarray of int
-        For each task: -1 or 1 if all its rows have this class, so that its model always predicts it; else 0.
-    """
-
-    table: Any
-    y: np.ndarray
-    codes: np.ndarray
-    held_out: np.ndarray
-    usable: np.ndarray
-    single: np.ndarray
+    table: Any  # a pyarrow.Table of the used columns: numbers as floats, categories as texts, dates as timestamps
+    y: np.ndarray  # numbers, or -1 and 1
+    codes: np.ndarray  # the task of each row, as an index into the study's tasks of this site
+    held_out: np.ndarray  # whether a row is one that no fit uses
+    usable: np.ndarray  # for each task of the study: whether the site takes part with it
+    single: np.ndarray  # for each task: -1 or 1 if all rows have this class, which its model always predicts; else 0
 
     @property
     def fitted(self) -> np.ndarray:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.federation.privacy.accounting import sigma_of
 from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows, dense
 from dmtrl.federation.privacy.releases import Releases, moment_format, step_size
 from dmtrl.federation.privacy.terms import ROUNDS, Privacy
@@ -108,8 +107,6 @@ def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise
     releases, mu = Releases(privacy, loss, clipped, label), privacy.mu()
 
     def ask(number: int, point: np.ndarray, step: float) -> Answer:
-        exact = releases.exact(point, step)
-        std = np.array([sigma_of(float(size), mu, privacy.releases) for size in exact.sensitivity])
-        return Answer(point, exact.values + std[:, None] * noise(exact.values.shape), std)
+        return Answer(point, *releases.exact(point, step).with_noise(mu, privacy.releases, noise))
 
     return ask

@@ -17,30 +17,18 @@ _MOST_FEATURES = 100  # up to which "auto" releases d x d curvatures
 class Privacy:
     """The table [privacy] of a study.
 
-    Attributes
-    ----------
-    mode : {"none", "moments", "newton", "rounds"}
-        What is released with noise: second moments once (A), slope and curvature a few times (B), or the vector b in
-        every round (C).
-    epsilon, delta : float
-        The guarantee for the replacement of one row of a task, over all releases of the study together.
-    row_norm : float
-        Rows of features are shortened to this norm.
-    slope : float
-        Bound of the slopes: that of the loss, or the one to which they are clipped. For squared loss, of the labels.
-    releases : int
-        How often a site releases something.
-    aggregation : {"clear", "masked"}
-        Whether the server sees what each site sends, or only sums over sites.
+    The guarantee (epsilon, delta) is for the replacement of one row of a task, over all releases of the study together.
+    mode: what is released with noise: second moments once (A), slope and curvature a few times (B), or the vector b in
+    every round (C).
     """
 
     mode: str = NONE
     epsilon: float = 0.0
     delta: float = 1e-5
-    row_norm: float = 1.0
-    slope: float = math.inf
-    releases: int = 0
-    aggregation: str = CLEAR
+    row_norm: float = 1.0  # rows of features are shortened to it
+    slope: float = math.inf  # bound of the slopes: that of the loss, or where they are clipped; squared loss: of labels
+    releases: int = 0  # how often a site releases something
+    aggregation: str = CLEAR  # whether the server sees what each site sends, or only sums over sites
 
     @property
     def private(self) -> bool:
