@@ -19,7 +19,7 @@ from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation import messages, models, preparation
 from dmtrl.federation.asking import Asker, Subset, refused_by
-from dmtrl.federation.privacy.collecting import fit_privately
+from dmtrl.federation.privacy.fitting import fit_privately
 from dmtrl.federation.privacy.masked_fit import MaskedSums, fit_masked_study
 from dmtrl.federation.results import OnEvent, StudyEvent, StudyResult, TaskResult
 from dmtrl.federation.study import Study

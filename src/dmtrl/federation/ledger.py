@@ -78,24 +78,22 @@ class Ledger:
 
     def record(self, study: str, message: Message) -> None:
         """Write a line before the message leaves."""
-        data = message.encode()
-        digest = hashlib.sha256(data).hexdigest()
         shapes = {name: list(array.shape) for name, array in message.arrays.items()}
-        self._append(study, message.name, shapes, numbers_in(message), len(data), digest)
+        self._append(study, message.name, message.encode(), shapes, numbers_in(message))
 
     def record_refusal(self, study: str, reason: str) -> None:
         """Write a line about a sentence that leaves instead of an answer."""
-        data = reason.encode()
-        self._append(study, "refused", {}, 0, len(data), hashlib.sha256(data).hexdigest(), reason)
+        self._append(study, "refused", reason.encode(), {}, 0, reason)
 
     def _append(
-        self, study: str, name: str, shapes: dict[str, list[int]], numbers: int, size: int, digest: str, text: str = ""
+        self, study: str, name: str, data: bytes, shapes: dict[str, list[int]], numbers: int, text: str = ""
     ) -> None:
+        digest = hashlib.sha256(data).hexdigest()
         with self.locked() as file:
             moment = datetime.now(UTC).isoformat(timespec="milliseconds")
             content: dict[str, Any] = {
                 "number": self._count + 1, "time": moment, "study": study, "name": name, "shapes": shapes,
-                "numbers": numbers, "bytes": size, "digest": digest, "repeated": digest in self._digests,
+                "numbers": numbers, "bytes": len(data), "digest": digest, "repeated": digest in self._digests,
                 "text": text, "previous": self._last,
             }  # fmt: skip
             content["hash"] = _hash(content)

@@ -13,7 +13,7 @@ from dmtrl.federation.policy import Policy
 from dmtrl.federation.results import OnEvent, StudyResult
 from dmtrl.federation.site import Site
 from dmtrl.federation.site_data import check_file
-from dmtrl.federation.study import SITE_NAME, Study
+from dmtrl.federation.study import Study, check_site_name
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.message import Message
 
@@ -78,8 +78,7 @@ def _approval_texts(
         raise ValueError(f"the study needs at least {study.limits.sites} sites, got {len(files)}")
     texts = {}
     for name in sorted(files):
-        if not SITE_NAME.fullmatch(name):
-            raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
+        check_site_name(name)
         planned = replace(policy or Policy(name, ""), site=name, data=str(files[name]))
         check = check_file(study, Path(files[name]), planned.minimum_rows)
         if check.data is None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import CellError
 from dmtrl.federation.study import SITE, Study, StudyColumn
 from dmtrl.tables import TableFiles, nearest, open_files
 from dmtrl.tables import columns as read
@@ -192,8 +191,6 @@ class _Checker:
         try:
             with self._source.located():
                 return reader()
-        except CellError as error:
-            self._check.add(ERROR, str(error), public)
         except ValueError as error:
             self._check.add(ERROR, str(error), public)
         return np.full(self._frame.num_rows, empty)

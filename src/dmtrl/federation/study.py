@@ -11,8 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from dmtrl.federation.privacy.table import read_privacy
-from dmtrl.federation.privacy.terms import Privacy
+from dmtrl.federation.privacy.terms import Privacy, read_privacy
 from dmtrl.federation.toml_fields import TomlTable, is_number, parse_toml
 from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 
@@ -20,6 +19,12 @@ FORMAT = 1
 SITE = "site"  # tasks.by: each site is one task
 KINDS = ("number", "category", "date", "ignored")
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def check_site_name(name: str) -> None:
+    """ValueError if this cannot be the name of a site."""
+    if not SITE_NAME.fullmatch(name):
+        raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from dmtrl.exceptions import FederationError
 from dmtrl.federation.flare import kits, processes
 from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
-from dmtrl.federation.study import SITE_NAME, parse_study, read_study
+from dmtrl.federation.study import SITE_NAME, check_site_name, parse_study, read_study
 
 _FILE = "federation.json"
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}")
@@ -160,8 +160,7 @@ def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo =
 
 def invite(coordinator: Coordinator, site: str) -> Path:
     """Write the invitation of a site."""
-    if not SITE_NAME.fullmatch(site):
-        raise ValueError(f"{site!r} cannot be the name of a site: use letters, digits, - and _ only")
+    check_site_name(site)
     study = read_study(coordinator.study_file).source.decode("utf-8")  # the hash is that of the bytes
     path = coordinator.folder / "sites" / f"{site}.invitation.json"
     path.parent.mkdir(exist_ok=True)

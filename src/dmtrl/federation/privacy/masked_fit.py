@@ -8,7 +8,6 @@ sum; it is some rotation of the tasks, on which the ordinary relationship comput
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,27 +72,6 @@ class MaskedSums:
         return [kind(features=features, target=float(found[-1]))]
 
 
-@dataclass(frozen=True)
-class MaskedResult:
-    """What the coordinator knows after a masked fit: the common component and the certificate."""
-
-    common: np.ndarray
-    certificate: Certificate
-    rounds: int
-    converged: bool
-
-
-@dataclass
-class _State:
-    s: float
-    common: np.ndarray
-    penalty: float = 0.0
-    changes: int = 0
-    best: float = math.inf
-    best_common: np.ndarray | None = None
-    dual: float = -math.inf
-
-
 def rotated(gram: np.ndarray, total: np.ndarray, m: int) -> np.ndarray:
     """A matrix of m rows with this Gram matrix of its columns and this sum of its rows."""
     mean = total / m
@@ -113,50 +91,52 @@ def fit_masked(
     ridge: float,
     settings: Settings,
     report: Callable[[int, float], object] = lambda done, gap: None,
-) -> MaskedResult:
-    """Rounds until the relative gap is at most tol. common: in units of 1/m; ridge: on the intercepts."""
+) -> tuple[np.ndarray, Certificate, list[float]]:
+    """Rounds until the relative gap is at most tol. common: in units of 1/m; ridge: on the intercepts.
+
+    Returns what the coordinator knows: the common component, the certificate, and the relative gap of each round.
+    """
     tasks, conjugate, at_zero, longest = sums.ask("start")
     m = round(float(tasks))
     relationship, weight = Learned(common / m if m > 1 else 0.0), ridge / reg_lambda
     longest_step = longest / m
-    state = _State(min(first_step(reg_lambda, m), longest_step), np.zeros(features))
-    state.dual = scaled_dual(0.0, float(conjugate), float(at_zero))
-    accuracy, gaps = settings.local_accuracy, list[float]()
+    s, changes = min(first_step(reg_lambda, m), longest_step), 0
+    best, dual = math.inf, scaled_dual(0.0, float(conjugate), float(at_zero))
+    w0 = best_w0 = np.zeros(features)  # the common component
+    penalty, accuracy, gaps = 0.0, settings.local_accuracy, list[float]()
     d, half = features, features * (features + 1) // 2
     for t in range(settings.max_rounds):
         accuracy = _sharpened(accuracy, gaps)
-        target = accuracy * (state.best - state.dual) / m if math.isfinite(state.best) else math.inf
+        target = accuracy * (best - dual) / m if math.isfinite(best) else math.inf
         relax = settings.relaxation - 1.0 if t else 0.0
-        found = sums.ask("improve", [t, state.s, min(target, 1e300), relax])
+        found = sums.ask("improve", [t, s, min(target, 1e300), relax])
         scalars, V_gram, V_sum, B_gram, B_sum = np.split(found, np.cumsum([7, half, d, half]))
         loss, conjugates, intercepts, b_intercepts, slope2, turned2, u2 = scalars.tolist()
-        objective = loss + reg_lambda * (state.penalty + 0.5 * weight * intercepts)
+        objective = loss + reg_lambda * (penalty + 0.5 * weight * intercepts)
         B = rotated(_square(B_gram, d), B_sum, m)
         penalty_conjugate = relationship.conjugate(B) + 0.5 * b_intercepts / weight
         bound = scaled_dual(penalty_conjugate / reg_lambda, conjugates, float(at_zero))
-        keep = objective < state.best
+        keep = objective < best
         if keep:
-            state.best, state.best_common = objective, state.common
-        state.dual = max(state.dual, bound)
-        gaps.append(Certificate(state.best, state.dual).relative_gap)
+            best, best_w0 = objective, w0
+        dual = max(dual, bound)
+        gaps.append(Certificate(best, dual).relative_gap)
         if gaps[-1] < -1e-6:
             raise ValueError("the masked sums contradict each other: a site sent other numbers than it should")
         report(t + 1, gaps[-1])
         V = rotated(_square(V_gram, d), V_sum, m)
-        prox = relationship.prox(V.copy(), state.s * reg_lambda, state.common)
+        prox = relationship.prox(V.copy(), s * reg_lambda, w0)
         M = _map(V - prox.common, prox.W - prox.common)
         moved2, size2, primal2 = sums.ask("move", np.concatenate([[float(keep)], prox.common, M.ravel()])).tolist()
-        state.penalty, state.common = prox.penalty, prox.common
+        penalty, w0 = prox.penalty, prox.common
         if gaps[-1] <= settings.tol:
             break
-        if t >= 1 and state.changes < MAX_STEP_CHANGES:
+        if t >= 1 and changes < MAX_STEP_CHANGES:
             lengths = [math.sqrt(max(square, 0.0)) for square in (moved2, size2, turned2, slope2, primal2, u2)]
-            change = step_change(_change(t, state.s, *lengths), state.s, longest_step)
-            state.changes += change != 1.0
-            state.s *= change
-    assert state.best_common is not None
-    certificate = Certificate(state.best, state.dual)
-    return MaskedResult(np.append(state.best_common, 0.0), certificate, len(gaps), gaps[-1] <= settings.tol)
+            change = step_change(_change(t, s, *lengths), s, longest_step)
+            changes += change != 1.0
+            s *= change
+    return np.append(best_w0, 0.0), Certificate(best, dual), gaps
 
 
 def _change(t: int, s: float, moved: float, size: float, turned: float, slope: float, primal: float, u: float) -> float:
@@ -204,18 +184,17 @@ def fit_masked_study(
     common, lam = 0.0 if m == 1 else (study.fit.common or (1.0,))[0], study.fit.reg_lambda[0]
     settings = Settings(tol=study.fit.tolerance, seed=study.fit.seed)
     ridge = model.intercept_ridge(problem.coordinates)
-    found = fit_masked(sums, width - 1, lam, common, ridge, settings, report)
+    w0, certificate, gaps = fit_masked(sums, width - 1, lam, common, ridge, settings, report)
     W = np.zeros((m, width))
     if study.results.coordinator == "weights":
         for k, answer in sites.ask({k: Publish(study=study.hash) for k in np.unique(owner).tolist()}).items():
             if not preparation.are_finite(answer.weights, W[owner == k].shape):
                 raise ValueError("a site published weights that do not fit the study")
             W[owner == k] = answer.weights
-    covariance, nothing = Learned().update((W - found.common)[:, :-1]), np.zeros_like(W)
-    dual = DualPoint(nothing, 0.0, 0.0, found.certificate.dual)
-    ones, name = np.ones(m), "masked splitting"
-    outcome = Outcome(W, found.common, covariance, found.certificate, dual, [], found.converged, name, ones, ones)
+    covariance, ones = Learned().update((W - w0)[:, :-1]), np.ones(m)
+    dual, converged = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual), gaps[-1] <= settings.tol
+    outcome = Outcome(W, w0, covariance, certificate, dual, [], converged, "masked splitting", ones, ones)
     warn_unless_converged(outcome, settings, stacklevel=2)
     model.set_outcome(problem, outcome, lam, common)
-    model.n_rounds_ = found.rounds
+    model.n_rounds_ = len(gaps)
     return outcome
