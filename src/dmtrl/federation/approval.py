@@ -31,20 +31,7 @@ class Approval:
 def create_site(folder: str | Path, name: str, data: str | Path, policy: Policy | None = None) -> Policy:
     """Create the folder of a site with a policy file. The data file may lie anywhere; it is not copied.
 
-    Parameters
-    ----------
-    folder : path
-        The folder, which must not hold a site yet.
-    name : str
-        The name of the site: letters, digits, - and _.
-    data : path
-        Its data file.
-    policy : Policy, optional
-        Thresholds other than the default ones; its name and data file are replaced.
-
-    Returns
-    -------
-    Policy
+    policy: thresholds other than the default ones; its name and data file are replaced.
     """
     folder = Path(folder)
     check_site_name(name)

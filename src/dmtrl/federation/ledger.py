@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from io import BytesIO, FileIO
 from pathlib import Path
@@ -209,14 +209,12 @@ def _entry(path: Path, number: int, line: bytes) -> Entry:
 
 def _has_types(content: dict[str, Any]) -> bool:
     shapes = content["shapes"]
-    if not isinstance(shapes, dict) or not all(isinstance(shape, list) for shape in shapes.values()):
-        return False
-    whole = [content[key] for key in ("number", "numbers", "bytes")] + [n for shape in shapes.values() for n in shape]
-    texts = [content[key] for key in ("time", "study", "name", "digest", "text", "previous", "hash")]
+    plain = all(type(content[field.name]) is field.type for field in fields(Entry) if field.name != "shapes")
     return (
-        all(type(value) is int for value in whole)
-        and all(isinstance(text, str) for text in texts)
-        and isinstance(content["repeated"], bool)
+        plain
+        and isinstance(shapes, dict)
+        and all(isinstance(shape, list) for shape in shapes.values())
+        and all(type(n) is int for shape in shapes.values() for n in shape)
     )
 
 

@@ -95,24 +95,10 @@ def simulate(
     progress: OnEvent = lambda event: None,
     policy: Policy | None = None,
 ) -> StudyResult:
-    """Run a study on the files of all sites in this process.
+    """Run a study in this process. files: the data file of each site, by name.
 
-    Parameters
-    ----------
-    study : Study
-    files : dict of str to path
-        The data file of each site.
-    out : path
-        A folder. It gets the coordinator's model and result, and a folder `sites/NAME` for each site with its policy,
-        its ledger and its model.
-    progress : callable, optional
-        Called with a StudyEvent.
-    policy : Policy, optional
-        Thresholds of every site, instead of the default ones.
-
-    Returns
-    -------
-    StudyResult
+    The folder `out` gets the coordinator's model and result, and a folder `sites/NAME` for each site with its policy,
+    its ledger and its model. policy: thresholds of every site, instead of the default ones.
     """
     out = Path(out)
     folders = {name: out / "sites" / name for name in sorted(files)}

@@ -78,20 +78,10 @@ class SiteCheck:
 
 
 def check_file(study: Study, path: Path, minimum_rows: int = 1) -> SiteCheck:
-    """Compare a site's file with the study. minimum_rows: of the site's policy.
+    """Compare a site's file with the study: findings and, if none is an error, the rows.
 
-    Parameters
-    ----------
-    study : Study
-    path : Path
-        The data file of the site.
-    minimum_rows : int, default=1
-        Tasks with fewer rows are left out, as are those below the threshold of the study.
-
-    Returns
-    -------
-    SiteCheck
-        Findings and, if none is an error, the rows.
+    minimum_rows: of the site's policy. Tasks with fewer rows are left out, as are those below the threshold of the
+    study.
     """
     check = SiteCheck()
     source = open_files([path])

@@ -181,24 +181,7 @@ def parse_loss(text: str) -> Loss:
 
 
 def read_study(path: str | PathLike[str]) -> Study:
-    """Read and check a study file.
-
-    Parameters
-    ----------
-    path : str or path
-        The TOML file.
-
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    StudyError
-        If the file is not a valid study; the message names the line.
-    """
+    """Read and check a study file. StudyError if it is not a valid study; the message names the line."""
     if not Path(path).exists():
         raise FileNotFoundError(
             f"there is no study file {path}; check its name and folder, or draft one with 'dmtrl study new'"

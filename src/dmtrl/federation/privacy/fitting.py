@@ -16,11 +16,11 @@ from dmtrl.estimators.problem import FitProblem
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.asking import Asker
 from dmtrl.federation.messages import Release, Released
-from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows, dense
+from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows, dense, system_noise
 from dmtrl.federation.privacy.releases import Releases, largest_entry, moment_format, release_size, step_size
-from dmtrl.federation.privacy.terms import ROUNDS, Privacy
+from dmtrl.federation.privacy.terms import MOMENTS, ROUNDS, Privacy
 from dmtrl.federation.study import Study
-from dmtrl.losses import AnyLoss
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import DualPoint, Outcome
@@ -148,7 +148,7 @@ def _check(answer: Released, point: np.ndarray, size: int, site: str) -> None:
 
 
 def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:
-    """Releases of tasks whose rows are in this process, each with the noise of its own guarantee. For experiments."""
+    """Releases of tasks whose rows are in this process, each with the noise of its own guarantee."""
     blocks = data.partition(1)[0]
     clipped = type(blocks)(clip_rows(dense(blocks.X), privacy.row_norm), blocks.y, None,
                            blocks.starts, blocks.tasks, blocks.shards, blocks.names)  # fmt: skip
@@ -159,3 +159,42 @@ def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise
         return Answer(point, *releases.exact(point, step).with_noise(mu, privacy.releases, noise))
 
     return ask
+
+
+def private_moments(
+    data: TaskData,
+    *,
+    epsilon: float,
+    delta: float = 1e-5,
+    row_norm: float,
+    label_bound: float,
+    noise: Noise | None = None,
+) -> Quadratics:
+    """Noisy second moments of every task, after which no row is needed any more (mode A, squared loss).
+
+    Each task gets (epsilon, delta)-differential privacy for the replacement of one of its rows. The numbers of rows are
+    not protected. The bounds must not be read from the data.
+
+    Parameters
+    ----------
+    data : TaskData
+        Rows and labels, without sample weights.
+    epsilon, delta : float
+        The guarantee.
+    row_norm : float
+        Rows are shortened to this norm.
+    label_bound : float
+        Labels are clipped to [-label_bound, label_bound].
+    noise : callable, default=None
+        Returns standard normal numbers of a shape. None: from the randomness of the operating system.
+
+    Returns
+    -------
+    Quadratics
+        Its method `solve` fits the tasks for any lambda, with a certificate of the noisy problem.
+    """
+    if data.sample_weight is not None:
+        raise ValueError("private moments need rows of equal weight; remove sample_weight")
+    privacy, loss, d = Privacy(MOMENTS, epsilon, delta, row_norm, label_bound, 1), get_loss("squared"), data.X.shape[1]
+    ask = ask_in_process(privacy, loss, data, noise or system_noise)
+    return _quadratics(moment_format(privacy, loss, d), ask(0, np.zeros((data.m, d + 1)), 0.0))
