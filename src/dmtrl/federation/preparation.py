@@ -8,7 +8,7 @@ in place of missing numbers: a median is not a sum.
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -168,8 +168,12 @@ def prepare(study: Study, rows: int, counts: Sequence[CellCounts], spreads: Sequ
             parts = slice(at, at + 1 + len(_PARTS))
             columns.append(_date(column, rows, present[parts], means[parts], squares[parts]))
             at = parts.stop
-    by_site = study.tasks.by == SITE
-    return Preparation(tuple(columns), study.tasks.by, study.target.column, by_site, study.missing)
+    return Preparation(tuple(columns), *_roles(study))
+
+
+def _roles(study: Study) -> tuple[str, str, bool, tuple[str, ...]]:
+    """The fields of a Preparation that the study says: task, target, whether tasks are sites, and missing texts."""
+    return study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing
 
 
 def _category(column: StudyColumn, counts: np.ndarray) -> Column:
@@ -212,7 +216,7 @@ def declared(study: Study) -> tuple[Preparation, Coordinates]:
             days = float((np.datetime64(column.range[1]) - np.datetime64(column.range[0])) / np.timedelta64(1, "D"))
             scaled = _scaled_by_range(f"{column.name} days", 0.0, max(days, 1.0))
             columns.append(Date(column.name, _first(column), scaled, _PARTS))
-    prepared = Preparation(tuple(columns), study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing)
+    prepared = Preparation(tuple(columns), *_roles(study))
     low, high = study.target.range or (-1.0, 1.0)
     centre = (low + high) / 2 if study.loss.name in SHIFT_INVARIANT else 0.0
     x_centre = np.zeros(len(prepared.feature_names))
@@ -261,16 +265,8 @@ def _total(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def to_json(preparation: Preparation) -> str:
     """A Preparation as text for a message. Floats keep every bit."""
-    columns = [_as_dict(column) for column in preparation.columns]
-    fields = {**vars(preparation), "columns": columns, "missing": list(preparation.missing)}
-    return json.dumps(fields, separators=(",", ":"))
-
-
-def _as_dict(column: Column) -> dict[str, Any]:
-    values = {"kind": type(column).__name__, **vars(column)}
-    if isinstance(column, Date):
-        values["days"] = dict(vars(column.days))
-    return values
+    columns = [{"kind": type(column).__name__, **asdict(column)} for column in preparation.columns]
+    return json.dumps({**vars(preparation), "columns": columns}, separators=(",", ":"))
 
 
 def from_json(text: str) -> Preparation:
@@ -303,7 +299,7 @@ def check_against(study: Study, preparation: Preparation) -> None:
     if [column.name for column in preparation.columns] != list(listed):
         raise RefusedBySiteError("the coordinator sent a preparation with other columns than the study")
     asked = preparation.task, preparation.target, preparation.task_is_file_name, preparation.missing
-    if asked != (study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing):
+    if asked != _roles(study):
         raise RefusedBySiteError("the coordinator sent a preparation with another task, target or missing texts")
     for column in preparation.columns:
         if not _fits(listed[column.name], column):

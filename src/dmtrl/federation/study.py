@@ -246,7 +246,9 @@ def _check_roles(file: TomlTable, study: Study) -> None:
 
 def _check_masked(file: TomlTable, study: Study) -> None:
     if study.results == Results("summary", "all"):
-        file.fail("sites = 'all' needs coordinator = 'weights': nobody knows them else", "sites", ("results",))
+        file.fail(
+            "sites = 'all' needs coordinator = 'weights': otherwise nobody has all weights", "sites", ("results",)
+        )
     if study.limits.on_lost == "go_on":
         why = "the sums with and without a site would show its numbers"
         file.fail(f"on_lost must be 'stop' with masked sums: {why}", "on_lost", ("limits",))

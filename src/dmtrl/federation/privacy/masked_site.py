@@ -97,7 +97,7 @@ class MaskedSite:
             raise RefusedBySiteError("the coordinator asked for a masked sum of a session that has not begun here")
         keys = request.keys
         if keys.ndim != 2 or keys.shape[1] != KEY_BYTES or keys.dtype != np.uint8:
-            raise RefusedBySiteError("the coordinator sent keys that are none")
+            raise RefusedBySiteError("the coordinator sent something other than keys")
         header: dict[str, Any] = {"counter": -1}
         state: dict[str, np.ndarray] = {"keys": keys}
         if (self._folder / _STATE).exists():

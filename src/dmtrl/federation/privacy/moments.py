@@ -7,7 +7,7 @@ loss, and everything after that is post-processing: lambda, relations, certifica
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from scipy.special import ndtri
 from dmtrl.data.task_data import TaskData
 from dmtrl.federation.privacy.sensitivity import MomentWeights, moments_sensitivity
 from dmtrl.solver.api import solve
-from dmtrl.solver.outcome import DualPoint, Outcome
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
 
 Noise = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape
@@ -132,12 +132,8 @@ class Quadratics:
         data = TaskData.from_list(list(zip(rows, labels, strict=True)), list(names))
         found = solve(data, loss="squared", reg_lambda=reg_lambda, common=common, settings=settings)
         intercept = np.array([at_zero - cross @ w for (at_zero, cross), w in zip(crosses, found.W, strict=True)])
-        dual = found.dual
-        return Outcome(
-            np.column_stack([found.W, intercept]), np.append(found.common, 0.0), found.covariance, found.certificate,
-            DualPoint(np.column_stack([dual.B, np.zeros(m)]), dual.conjugate, dual.conjugate_at_zero, dual.bound),
-            found.history, found.converged, found.method, found.task_weight, found.task_size,
-        )  # fmt: skip
+        W, dual = np.column_stack([found.W, intercept]), np.column_stack([found.dual.B, np.zeros(m)])
+        return replace(found, W=W, common=np.append(found.common, 0.0), dual=replace(found.dual, B=dual))
 
 
 def _repaired(A: np.ndarray, floor: float) -> np.ndarray:
