@@ -135,7 +135,7 @@ def _assert_same_bits(run: StudyRun, federation: Loopback, expected: Path) -> st
     for site, member in federation.members.items():
         own = Path("results") / MODEL
         assert (member.folder / own).read_bytes() == (expected / "sites" / site / own).read_bytes()
-    assert processes.job_processes(federation.coordinator.server) == []
+    assert processes.job_processes(federation.coordinator.kit) == []
     return output
 
 
@@ -215,7 +215,7 @@ def test_keys_stay_where_they_were_made(federation: Loopback, folder: Path) -> N
 
 def test_the_settings_of_sites_and_server(federation: Loopback) -> None:
     """One class each, no code with jobs, no shell commands, no logs to the server, no storage in a temporary folder."""
-    allowed = {federation.coordinator.server: "controller.StudyController"}
+    allowed = {federation.coordinator.kit: "controller.StudyController"}
     allowed |= {member.kit: "site_worker.SiteWorker" for member in federation.members.values()}
     for kit, name in allowed.items():
         resources = json.loads((kit / "local" / "resources.json").read_text())
@@ -242,7 +242,7 @@ def test_killed_and_suspended_processes(federation: Loopback, begin: Begin, expe
     kill(*all_processes(cleveland.kit))
     assert cleveland.start()
     assert run.reaches()
-    kill(*processes.job_processes(federation.coordinator.server))
+    kill(*processes.job_processes(federation.coordinator.kit))
     _assert_same_bits(run, federation, expected)
 
 
@@ -280,7 +280,7 @@ def test_a_run_that_is_stopped_and_resumed_and_a_killed_server(
     assert "was stopped; continue it with 'dmtrl study run --resume'" in output
     resumed = begin("--resume")
     assert resumed.reaches(0.4)
-    kill(*all_processes(federation.coordinator.server))
+    kill(*all_processes(federation.coordinator.kit))
     output = _assert_same_bits(resumed, federation, expected)
     assert "the server was lost and is started again" in output
 

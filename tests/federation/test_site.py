@@ -250,7 +250,7 @@ def test_no_message_is_larger_than_the_approval_says(tmp_path: Path) -> None:
     ("line", "words"),
     [
         ('site = "nor th"', "letters, digits"),
-        ("minimum_rows = 0", "positive integer"),
+        ("minimum_rows = 0", "integer of at least 1"),
         ("parameters_per_row = -1", "positive number"),
         ('messages = ["rows"]', "unknown message 'rows'"),
         ("most_round = 3", "did you mean 'most_rounds'?"),

@@ -26,7 +26,7 @@ FAULTS = ("site job killed", "site killed", "server job killed", "server killed"
 
 def strike(fault: str, site: str, seconds: float, federation: Loopback) -> None:
     """Let one fault happen."""
-    member, server = federation.members[site], federation.coordinator.server
+    member, server = federation.members[site], federation.coordinator.kit
     if fault == "site job killed":
         kill(*processes.job_processes(member.kit))
     elif fault == "site killed":

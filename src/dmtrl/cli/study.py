@@ -244,7 +244,7 @@ def status(folder: Path) -> None:
     from dmtrl.federation.flare.supervisor import connected_sites, session
 
     coordinator = Coordinator.open(folder)
-    process = processes.running(coordinator.server)
+    process = processes.running(coordinator.kit)
     present: list[str] = []
     if process is None:
         click.echo("server: stopped")

@@ -160,9 +160,9 @@ class RecoveringEngine(Engine):
         worker = self._workers[k]
         self._timers.pop(k, None)
         worker.repeats = 0
-        if worker.starting:  # from here on it may take its time: it may have many rows
-            worker.starting, worker.introducing = False, True
-            self._post(k, [_INTRODUCE])
+        if worker.starting:
+            worker.starting = False
+            self._handle_sign_of_life(k)
         elif worker.introducing:
             self._introduced(k, answer)
         elif worker.replaying is not None:
@@ -170,6 +170,11 @@ class RecoveringEngine(Engine):
         elif worker.request is not None:
             return self._take(k, worker.request, answer)
         return None
+
+    def _handle_sign_of_life(self, k: int) -> None:
+        """Ask what a started worker holds. From here on it may take its time: it may have many rows."""
+        self._workers[k].introducing = True
+        self._post(k, [_INTRODUCE])
 
     def _seconds_to_wait(self, end: float | None) -> float | None:
         moments = [moment for moment, _ in self._timers.values()] + ([] if end is None else [end])

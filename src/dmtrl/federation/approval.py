@@ -13,7 +13,7 @@ from dmtrl.federation.privacy.budget import Budget
 from dmtrl.federation.privacy.releases import release_size
 from dmtrl.federation.request_checks import MOST_FOLDS
 from dmtrl.federation.site_data import SiteCheck
-from dmtrl.federation.study import SITE, SITE_NAME, Study, parse_study
+from dmtrl.federation.study import SITE, Study, check_site_name, parse_study
 
 STUDY, APPROVAL = "study.toml", "approval.json"
 
@@ -31,24 +31,10 @@ class Approval:
 def create_site(folder: str | Path, name: str, data: str | Path, policy: Policy | None = None) -> Policy:
     """Create the folder of a site with a policy file. The data file may lie anywhere; it is not copied.
 
-    Parameters
-    ----------
-    folder : path
-        The folder, which must not hold a site yet.
-    name : str
-        The name of the site: letters, digits, - and _.
-    data : path
-        Its data file.
-    policy : Policy, optional
-        Thresholds other than the default ones; its name and data file are replaced.
-
-    Returns
-    -------
-    Policy
+    policy: thresholds other than the default ones; its name and data file are replaced.
     """
     folder = Path(folder)
-    if not SITE_NAME.fullmatch(name):
-        raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
+    check_site_name(name)
     folder.mkdir(parents=True, exist_ok=True)
     made = replace(policy or Policy(name, ""), site=name, data=str(Path(data).resolve()))
     write_policy(folder, made)

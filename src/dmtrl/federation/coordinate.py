@@ -19,7 +19,7 @@ from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation import messages, models, preparation
 from dmtrl.federation.asking import Asker, Subset, refused_by
-from dmtrl.federation.privacy.collecting import fit_privately
+from dmtrl.federation.privacy.fitting import fit_privately
 from dmtrl.federation.privacy.masked_fit import MaskedSums, fit_masked_study
 from dmtrl.federation.results import OnEvent, StudyEvent, StudyResult, TaskResult
 from dmtrl.federation.study import Study
@@ -132,49 +132,50 @@ class _Run:
     def run(self, session: CheckpointSession) -> StudyResult:
         study = self._study
         self._report("greeting the sites")
-        sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
-        tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
-        sums, mean_square = None, 1.0
-        if study.privacy.private:
-            prepared, coordinates = preparation.declared(study)
-        elif study.privacy.masked:
-            self._report("adding up masked statistics")
-            sums = MaskedSums(study, sites, len(self._names))
-            prepared, coordinates = sums.prepare()
-        else:
-            self._report("adding up statistics", 0.2)
-            prepared, coordinates, mean_square = self._prepare(sites, sum(task.rows for task in tasks))
-        self._begin(sites, tasks, prepared, coordinates)
-        model = models.unfitted(study, mean_square)
-        constant = np.array([task.constant for task in tasks])
-        problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
-        owner = np.array([task.site for task in tasks])
-        if sums is not None:
-            outcome = fit_masked_study(study, sites, sums, owner, model, problem, self._report_masked_round)
-        elif study.privacy.private:
-            outcome = fit_privately(study, sites, self._names, owner, model, problem, self._report_release)
-        else:
-            model.set_params(callbacks=[_Watch(self._report, study.fit.tolerance)])
-            outcome = self._fit(model, problem, tasks, session)
-            model.set_params(callbacks=None)
+        with self._asker() as sites:
+            tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
+            sums = MaskedSums(study, sites) if study.privacy.masked else None
+            if study.privacy.private:
+                (prepared, coordinates), mean_square = preparation.declared(study), 1.0
+            elif sums is not None:
+                prepared, coordinates, mean_square = self._prepare(sums.ask_all, sums.rows())
+            else:
+                rows = sum(task.rows for task in tasks)
+                prepared, coordinates, mean_square = self._prepare(sites.ask_all, rows)
+            self._begin(sites, tasks, prepared, coordinates)
+            model = models.unfitted(study, mean_square)
+            constant = np.array([task.constant for task in tasks])
+            problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
+            owner = np.array([task.site for task in tasks])
+            if sums is not None:
+                outcome = fit_masked_study(study, sites, sums, owner, model, problem, self._report_masked_round)
+            elif study.privacy.private:
+                outcome = fit_privately(study, sites, self._names, owner, model, problem, self._report_release)
+            else:
+                outcome = self._fit(model, problem, tasks, session)
         model.preparation_ = prepared
         self._report("sending results")
-        sites = Asker(self._carrier, self._names, self._patience, self._answer_timeout)
         W = coordinates.weights(np.zeros((len(tasks), len(coordinates.x_centre))), constant)
         W[problem.used] = outcome.W
-        return self._result(model, tasks, self._finish(sites, model, outcome, tasks, W))
+        with self._asker() as sites:
+            return self._result(model, tasks, self._finish(sites, model, outcome, tasks, W))
+
+    def _asker(self) -> Asker:
+        return Asker(self._carrier, self._names, self._patience, self._answer_timeout)
 
     def _fit(self, model: Any, problem: FitProblem, tasks: Sequence[_Task], session: CheckpointSession) -> Outcome:
         """Choose lambda and fit, on the sites that have a task to fit."""
         fitted = sorted({task.site for task in tasks if task.number >= 0})
         names = [str(name) for name in problem.data.names]
+        model.set_params(callbacks=[_Watch(self._report, self._study.fit.tolerance)])
         try:
             with RecoveringEngine(Subset(self._carrier, fitted), self._patience, names, self._answer_timeout) as engine:
                 outcome: Outcome = model.fit_problem(problem, Placement(engine, session=session))
-                return outcome
         except WorkerLostError as error:
             error.worker = fitted[error.worker]
             raise
+        model.set_params(callbacks=None)
+        return outcome
 
     def _report_masked_round(self, done: int, gap: float) -> None:
         self._report("fitting all rows", 0.0, f"round {done}, relative gap {gap:.2%}", round=done, gap=gap)
@@ -218,19 +219,23 @@ class _Run:
             )  # fmt: skip
         sites.ask(requests)
 
-    def _prepare(self, sites: Asker, rows: int) -> tuple[Preparation, Coordinates, float]:
-        """How columns become features, the coordinates of the problem, and the mean squared norm of a row in them."""
+    def _prepare(self, ask: Callable[[Any], list[Any]], rows: int) -> tuple[Preparation, Coordinates, float]:
+        """How columns become features, the coordinates of the problem, and the mean squared norm of a row in them.
+
+        ask: returns the answers of all sites to a request, or only their sum.
+        """
         study = self._study
-        counts = sites.ask_all(messages.CountCells())
-        spreads = sites.ask_all(messages.MeasureSpread(means=preparation.means_of(counts)))
+        self._report("adding up statistics", 0.2)
+        counts = ask(messages.CountCells())
+        spreads = ask(messages.MeasureSpread(means=preparation.means_of(counts)))
         prepared = preparation.prepare(study, rows, counts, spreads)
         if not prepared.feature_names:
             raise ValueError("no column of the study can be used: all are empty or constant at the sites together")
         self._report("adding up statistics", 0.6)
         text = preparation.to_json(prepared)
-        sums = sites.ask_all(messages.SumFeatures(preparation=text))
+        sums = ask(messages.SumFeatures(preparation=text))
         x_centre, y_centre = preparation.centres_of(study, rows, sums)
-        parts = sites.ask_all(messages.MeasureNorms(preparation=text, x_centre=x_centre, y_centre=y_centre))
+        parts = ask(messages.MeasureNorms(preparation=text, x_centre=x_centre, y_centre=y_centre))
         coordinates = preparation.coordinates_of(rows, x_centre, y_centre, parts)
         return prepared, coordinates, preparation.mean_square(rows, coordinates, parts)
 

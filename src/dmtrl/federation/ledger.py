@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from io import BytesIO, FileIO
 from pathlib import Path
@@ -33,46 +33,20 @@ _HEAD = re.compile(rb"([0-9]{12}) ([0-9a-f]{64})\n")
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the ledger.
+    """One line of the ledger."""
 
-    Attributes
-    ----------
-    number : int
-        Counted from 1.
-    time : str
-        UTC, ISO 8601.
-    study : str
-        The hash of the study.
-    name : str
-        The name of the message, or "refused".
-    shapes : dict of str to list of int
-        The shape of each array.
-    numbers : int
-        How many numbers the message holds.
-    bytes : int
-        The length of the message.
-    digest : str
-        SHA-256 of the bytes of the message.
-    repeated : bool
-        Whether the same bytes left the site before, so that nothing new left it.
-    text : str
-        The sentence of a refusal.
-    previous, hash : str
-        The hash of the line before and of this line.
-    """
-
-    number: int
-    time: str
-    study: str
-    name: str
-    shapes: dict[str, list[int]]
-    numbers: int
-    bytes: int
-    digest: str
-    repeated: bool
-    text: str
-    previous: str
-    hash: str
+    number: int  # counted from 1
+    time: str  # UTC, ISO 8601
+    study: str  # the hash of the study
+    name: str  # of the message, or "refused"
+    shapes: dict[str, list[int]]  # of each array
+    numbers: int  # that the message holds
+    bytes: int  # its length
+    digest: str  # SHA-256 of its bytes
+    repeated: bool  # whether the same bytes left the site before, so that nothing new left it
+    text: str  # the sentence of a refusal
+    previous: str  # the hash of the line before
+    hash: str  # of this line
 
 
 class Ledger:
@@ -104,24 +78,22 @@ class Ledger:
 
     def record(self, study: str, message: Message) -> None:
         """Write a line before the message leaves."""
-        data = message.encode()
-        digest = hashlib.sha256(data).hexdigest()
         shapes = {name: list(array.shape) for name, array in message.arrays.items()}
-        self._append(study, message.name, shapes, numbers_in(message), len(data), digest)
+        self._append(study, message.name, message.encode(), shapes, numbers_in(message))
 
     def record_refusal(self, study: str, reason: str) -> None:
         """Write a line about a sentence that leaves instead of an answer."""
-        data = reason.encode()
-        self._append(study, "refused", {}, 0, len(data), hashlib.sha256(data).hexdigest(), reason)
+        self._append(study, "refused", reason.encode(), {}, 0, reason)
 
     def _append(
-        self, study: str, name: str, shapes: dict[str, list[int]], numbers: int, size: int, digest: str, text: str = ""
+        self, study: str, name: str, data: bytes, shapes: dict[str, list[int]], numbers: int, text: str = ""
     ) -> None:
+        digest = hashlib.sha256(data).hexdigest()
         with self.locked() as file:
             moment = datetime.now(UTC).isoformat(timespec="milliseconds")
             content: dict[str, Any] = {
                 "number": self._count + 1, "time": moment, "study": study, "name": name, "shapes": shapes,
-                "numbers": numbers, "bytes": size, "digest": digest, "repeated": digest in self._digests,
+                "numbers": numbers, "bytes": len(data), "digest": digest, "repeated": digest in self._digests,
                 "text": text, "previous": self._last,
             }  # fmt: skip
             content["hash"] = _hash(content)
@@ -237,14 +209,12 @@ def _entry(path: Path, number: int, line: bytes) -> Entry:
 
 def _has_types(content: dict[str, Any]) -> bool:
     shapes = content["shapes"]
-    if not isinstance(shapes, dict) or not all(isinstance(shape, list) for shape in shapes.values()):
-        return False
-    whole = [content[key] for key in ("number", "numbers", "bytes")] + [n for shape in shapes.values() for n in shape]
-    texts = [content[key] for key in ("time", "study", "name", "digest", "text", "previous", "hash")]
+    plain = all(type(content[field.name]) is field.type for field in fields(Entry) if field.name != "shapes")
     return (
-        all(type(value) is int for value in whole)
-        and all(isinstance(text, str) for text in texts)
-        and isinstance(content["repeated"], bool)
+        plain
+        and isinstance(shapes, dict)
+        and all(isinstance(shape, list) for shape in shapes.values())
+        and all(type(n) is int for shape in shapes.values() for n in shape)
     )
 
 

@@ -5,7 +5,7 @@ again answers with the same bits. Counts and sums are taken over the rows that t
 site's data never appear in a message.
 """
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -242,9 +242,7 @@ def decode(message: Message) -> Any:
     if kind is None:
         raise ValueError(f"unknown message {message.name!r}")
     given = {**message.scalars, **message.arrays}
-    known = {item.name: item for item in fields(kind)}
-    missing = [name for name, item in known.items() if name not in given and item.default is MISSING]
-    if missing or set(given) - set(known):
+    if set(given) != set(_HINTS[kind]):
         raise ValueError(f"message {message.name!r} does not have the fields that this version of dmtrl expects")
     for name, hint in _HINTS[kind].items():
         allowed = (int, float) if hint is float else hint

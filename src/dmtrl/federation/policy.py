@@ -3,7 +3,6 @@
 It names the data file and says what may leave. `Site.answer` applies it to every message.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import messages
 from dmtrl.federation.study import SITE_NAME
-from dmtrl.federation.toml_fields import parse_toml
+from dmtrl.federation.toml_fields import TomlTable, parse_toml
 from dmtrl.protocol.messages import ANSWERS, name_of
-from dmtrl.tables.names import nearest
 
 FILE = "policy.toml"
 PREPARATION = tuple(name_of(kind) for kind in messages.ANSWERS.values())
@@ -23,47 +21,20 @@ MESSAGES = (*PREPARATION, *ROUNDS)  # everything that can leave a site
 
 @dataclass(frozen=True)
 class Policy:
-    """What may leave a site.
-
-    Attributes
-    ----------
-    site : str
-        The name of the site.
-    data : str
-        The data file, relative to the folder of the site.
-    minimum_rows : int
-        Tasks with fewer rows are left out.
-    minimum_held_out : int
-        Errors leave only as sums over at least this many rows of a task: folds with fewer are refused, and errors on
-        fewer held-out rows are left out.
-    parameters_per_row : float
-        A model may have at most this many weights per row of a task.
-    most_rounds : int
-        Rounds of all fits of one study.
-    most_runs : int
-        Runs of one study that differ: with other sites, or with changed data.
-    epsilon, delta : float
-        The privacy budget: what all private studies together may spend on the rows of the site.
-    epsilon_per_study : float
-        A private study gets at least the noise of this epsilon, even if it asks for less.
-    private_only : bool
-        Whether studies that add no noise are refused.
-    messages : tuple of str
-        The messages that may leave.
-    """
+    """What may leave a site."""
 
     site: str
-    data: str
-    minimum_rows: int = 10
-    minimum_held_out: int = 5
-    parameters_per_row: float = 0.33
-    most_rounds: int = 20_000
-    most_runs: int = 5
-    epsilon: float = 8.0
+    data: str  # the data file, relative to the folder of the site
+    minimum_rows: int = 10  # tasks with fewer rows are left out
+    minimum_held_out: int = 5  # folds with fewer rows are refused; errors on fewer held-out rows do not leave
+    parameters_per_row: float = 0.33  # weights of a model per row of a task, at most
+    most_rounds: int = 20_000  # of all fits of one study
+    most_runs: int = 5  # of one study that differ: with other sites, or with changed data
+    epsilon: float = 8.0  # with delta: what all private studies together may spend on the rows of the site
     delta: float = 1e-5
-    epsilon_per_study: float = 8.0
-    private_only: bool = False
-    messages: tuple[str, ...] = MESSAGES
+    epsilon_per_study: float = 8.0  # a private study gets at least the noise of this epsilon, even if it asks for less
+    private_only: bool = False  # whether studies that add no noise are refused
+    messages: tuple[str, ...] = MESSAGES  # that may leave
 
     def check_rows(self, task: str, rows: int, weights: int) -> None:
         """Refuse a model with too many weights for the rows of a task."""
@@ -84,7 +55,7 @@ def read_policy(folder: Path) -> Policy:
     path = folder / FILE
     if not path.exists():
         raise FileNotFoundError(f"{folder} is not the folder of a site: it has no {FILE}")
-    return _checked(path, parse_toml(path.read_bytes(), str(path))[1])
+    return _checked(parse_toml(path.read_bytes(), str(path)))
 
 
 def write_policy(folder: Path, policy: Policy) -> None:
@@ -118,35 +89,26 @@ messages = [
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
-def _checked(path: Path, content: Mapping[str, Any]) -> Policy:
-    known = [field.name for field in fields(Policy)]
-    for key in content:
-        if key not in known:
-            close = nearest(key, known)
-            raise ValueError(f"{path}: unknown key {key!r}; " + (f"did you mean {close!r}?" if close else "remove it"))
-    for key in ("site", "data"):
-        if not isinstance(content.get(key), str) or not content[key]:
-            raise ValueError(f"{path}: {key} must be text in quotes")
-    if not SITE_NAME.fullmatch(content["site"]):
-        raise ValueError(f"{path}: the name of a site may hold letters, digits, - and _ only")
-    values: dict[str, Any] = dict(content)
-    for key in ("minimum_rows", "minimum_held_out", "most_rounds", "most_runs"):
-        number = values.get(key, 1)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"{path}: {key} must be a positive integer, got {number!r}")
-    for key in ("parameters_per_row", "epsilon", "delta", "epsilon_per_study"):
-        share = values.get(key, 0.1)
-        if not isinstance(share, int | float) or isinstance(share, bool) or not share > 0:
-            raise ValueError(f"{path}: {key} must be a positive number, got {share!r}")
-    if not values.get("delta", 0.1) < 1:
-        raise ValueError(f"{path}: delta must be between 0 and 1, got {values['delta']!r}")
-    if not isinstance(values.get("private_only", False), bool):
-        raise ValueError(f"{path}: private_only must be true or false, got {values['private_only']!r}")
-    if "messages" in values:
-        unknown = [name for name in values["messages"] if name not in MESSAGES]
-        if unknown:
-            raise ValueError(f"{path}: unknown message {unknown[0]!r}; the messages are {', '.join(MESSAGES)}")
-        values["messages"] = tuple(values["messages"])
+def _checked(table: TomlTable) -> Policy:
+    table.require_known([field.name for field in fields(Policy)])
+    values: dict[str, Any] = {"site": table.text("site"), "data": table.text("data")}
+    for name, default in vars(Policy("", "")).items():
+        if isinstance(default, bool):
+            values[name] = table.flag(name, default)
+        elif isinstance(default, int):
+            values[name] = table.whole(name, default, 1)
+        elif isinstance(default, float):
+            values[name] = table.positive(name, default=default)
+    if not SITE_NAME.fullmatch(values["site"]):
+        table.fail("the name of a site may hold letters, digits, - and _ only", "site")
+    if not values["data"]:
+        table.fail("data must name a file", "data")
+    if not values["delta"] < 1:
+        table.fail(f"delta must be between 0 and 1, got {values['delta']!r}", "delta")
+    values["messages"] = table.texts("messages", MESSAGES)
+    for name in values["messages"]:
+        if name not in MESSAGES:
+            table.fail(f"unknown message {name!r}; the messages are {', '.join(MESSAGES)}", "messages")
     return Policy(**values)
 
 

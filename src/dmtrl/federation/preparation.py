@@ -8,7 +8,7 @@ in place of missing numbers: a median is not a sum.
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,17 @@ import numpy as np
 from dmtrl.estimators.base import SHIFT_INVARIANT
 from dmtrl.estimators.problem import Coordinates
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation.messages import CellCounts, FeatureSums, Norms, Spread, SumUp
+from dmtrl.federation.messages import (
+    CellCounts,
+    CountCells,
+    FeatureSums,
+    MeasureNorms,
+    MeasureSpread,
+    Norms,
+    Spread,
+    SumFeatures,
+    SumUp,
+)
 from dmtrl.federation.study import SITE, Study, StudyColumn
 from dmtrl.tables import columns as read
 from dmtrl.tables.learning import SEASON, learn_category, number_from_moments
@@ -99,27 +109,36 @@ def norms(X: np.ndarray, y: np.ndarray, x_centre: np.ndarray, y_centre: float) -
     return Norms(features=float(((X - x_centre) ** 2).sum()), target=float(((y - y_centre) ** 2).sum()))
 
 
-def part_of_sum(
+def statistics(
     study: Study,
-    request: SumUp,
+    request: CountCells | MeasureSpread | SumFeatures | MeasureNorms,
     rows: Callable[[], tuple[Any, np.ndarray]],
     features: Callable[[str], tuple[np.ndarray, np.ndarray]],
-) -> np.ndarray:
-    """A site's part in a masked sum of statistics, as one vector. rows: its columns and targets; features: prepared."""
-    numbers = request.numbers
-    if request.question == "cell_counts":
-        counts = cell_counts(study, rows()[0])
-        return np.concatenate([counts.present, counts.sums, counts.levels])
-    if request.question == "spread":
-        return spread(study, rows()[0], numbers).squares
-    if request.question == "feature_sums":
-        sums = feature_sums(*features(request.text))
-        return np.append(sums.features, sums.target)
-    if request.question == "norms":
-        X, y = features(request.text)
-        check_centres(study, X.shape[1], numbers[:-1], float(numbers[-1]))
-        found = norms(X, y, numbers[:-1], float(numbers[-1]))
-        return np.array([found.features, found.target])
+) -> CellCounts | Spread | FeatureSums | Norms:
+    """A site's answer to a request for statistics. rows: its columns and targets; features: the prepared ones."""
+    if isinstance(request, CountCells):
+        return cell_counts(study, rows()[0])
+    if isinstance(request, MeasureSpread):
+        return spread(study, rows()[0], request.means)
+    X, y = features(request.preparation)
+    if isinstance(request, SumFeatures):
+        return feature_sums(X, y)
+    check_centres(study, X.shape[1], request.x_centre, request.y_centre)
+    return norms(X, y, request.x_centre, request.y_centre)
+
+
+def request_of(masked: SumUp) -> CountCells | MeasureSpread | SumFeatures | MeasureNorms:
+    """The request whose answer is a site's part in a masked sum."""
+    text, numbers = masked.text, masked.numbers
+    match masked.question:
+        case "cell_counts":
+            return CountCells()
+        case "spread":
+            return MeasureSpread(means=numbers)
+        case "feature_sums":
+            return SumFeatures(preparation=text)
+        case "norms":
+            return MeasureNorms(preparation=text, x_centre=numbers[:-1], y_centre=float(numbers[-1]))
     raise RefusedBySiteError("the coordinator asked for a masked sum that the study does not have")
 
 
@@ -149,8 +168,12 @@ def prepare(study: Study, rows: int, counts: Sequence[CellCounts], spreads: Sequ
             parts = slice(at, at + 1 + len(_PARTS))
             columns.append(_date(column, rows, present[parts], means[parts], squares[parts]))
             at = parts.stop
-    by_site = study.tasks.by == SITE
-    return Preparation(tuple(columns), study.tasks.by, study.target.column, by_site, study.missing)
+    return Preparation(tuple(columns), *_roles(study))
+
+
+def _roles(study: Study) -> tuple[str, str, bool, tuple[str, ...]]:
+    """The fields of a Preparation that the study says: task, target, whether tasks are sites, and missing texts."""
+    return study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing
 
 
 def _category(column: StudyColumn, counts: np.ndarray) -> Column:
@@ -193,7 +216,7 @@ def declared(study: Study) -> tuple[Preparation, Coordinates]:
             days = float((np.datetime64(column.range[1]) - np.datetime64(column.range[0])) / np.timedelta64(1, "D"))
             scaled = _scaled_by_range(f"{column.name} days", 0.0, max(days, 1.0))
             columns.append(Date(column.name, _first(column), scaled, _PARTS))
-    prepared = Preparation(tuple(columns), study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing)
+    prepared = Preparation(tuple(columns), *_roles(study))
     low, high = study.target.range or (-1.0, 1.0)
     centre = (low + high) / 2 if study.loss.name in SHIFT_INVARIANT else 0.0
     x_centre = np.zeros(len(prepared.feature_names))
@@ -242,16 +265,8 @@ def _total(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 def to_json(preparation: Preparation) -> str:
     """A Preparation as text for a message. Floats keep every bit."""
-    columns = [_as_dict(column) for column in preparation.columns]
-    fields = {**vars(preparation), "columns": columns, "missing": list(preparation.missing)}
-    return json.dumps(fields, separators=(",", ":"))
-
-
-def _as_dict(column: Column) -> dict[str, Any]:
-    values = {"kind": type(column).__name__, **vars(column)}
-    if isinstance(column, Date):
-        values["days"] = dict(vars(column.days))
-    return values
+    columns = [{"kind": type(column).__name__, **asdict(column)} for column in preparation.columns]
+    return json.dumps({**vars(preparation), "columns": columns}, separators=(",", ":"))
 
 
 def from_json(text: str) -> Preparation:
@@ -284,7 +299,7 @@ def check_against(study: Study, preparation: Preparation) -> None:
     if [column.name for column in preparation.columns] != list(listed):
         raise RefusedBySiteError("the coordinator sent a preparation with other columns than the study")
     asked = preparation.task, preparation.target, preparation.task_is_file_name, preparation.missing
-    if asked != (study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing):
+    if asked != _roles(study):
         raise RefusedBySiteError("the coordinator sent a preparation with another task, target or missing texts")
     for column in preparation.columns:
         if not _fits(listed[column.name], column):

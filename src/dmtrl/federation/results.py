@@ -23,10 +23,6 @@ class StudyEvent:
     gap: float | None = None
     sites: tuple[str, ...] = ()
 
-    def as_dict(self) -> dict[str, Any]:
-        """The event as plain values."""
-        return asdict(self)
-
 
 OnEvent = Callable[[StudyEvent], object]
 
@@ -51,45 +47,22 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What the coordinator has at the end.
-
-    Attributes
-    ----------
-    study, hash : str
-        The name and the hash of the study.
-    sites : tuple of str
-        The sites that took part to the end.
-    lost : tuple of str
-        The sites that were left out because they stayed away.
-    tasks : tuple of TaskResult
-    reg_lambda, tau : float
-        The chosen strengths.
-    primal, dual, relative_gap : float
-        The certificate.
-    rounds : int
-        Rounds of the final fit.
-    noisy : bool
-        Whether the sites added noise, so that the certificate is that of a noisy problem, or infinite.
-    privacy : str
-        The guarantee for the rows of the sites, in one sentence.
-    model : MTRLClassifier, MTRLRegressor or their CV versions, or None
-        The model of all tasks; None if the study gives the coordinator only a summary.
-    """
+    """What the coordinator has at the end."""
 
     study: str
-    hash: str
-    sites: tuple[str, ...]
-    lost: tuple[str, ...]
+    hash: str  # of the study
+    sites: tuple[str, ...]  # that took part to the end
+    lost: tuple[str, ...]  # sites that were left out because they stayed away
     tasks: tuple[TaskResult, ...]
     reg_lambda: float
     tau: float
     primal: float
     dual: float
     relative_gap: float
-    rounds: int
-    noisy: bool
-    privacy: str
-    model: Any = field(default=None, repr=False)
+    rounds: int  # of the final fit
+    noisy: bool  # whether the sites added noise, so that the certificate is that of a noisy problem, or infinite
+    privacy: str  # the guarantee for the rows of the sites, in one sentence
+    model: Any = field(default=None, repr=False)  # of all tasks; None if the coordinator gets only a summary
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, without the model."""

@@ -13,19 +13,13 @@ from dmtrl.federation.policy import Policy
 from dmtrl.federation.results import OnEvent, StudyResult
 from dmtrl.federation.site import Site
 from dmtrl.federation.site_data import check_file
-from dmtrl.federation.study import SITE_NAME, Study
+from dmtrl.federation.study import Study, check_site_name
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.message import Message
 
 
 class LocalSites:
-    """A carrier of sites in this process, for `run_study`.
-
-    Parameters
-    ----------
-    folders : sequence of path
-        The folders of the sites.
-    """
+    """A carrier of sites in this process, for `run_study`."""
 
     def __init__(self, folders: Sequence[Path]):
         self._folders = list(folders)
@@ -84,8 +78,7 @@ def _approval_texts(
         raise ValueError(f"the study needs at least {study.limits.sites} sites, got {len(files)}")
     texts = {}
     for name in sorted(files):
-        if not SITE_NAME.fullmatch(name):
-            raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
+        check_site_name(name)
         planned = replace(policy or Policy(name, ""), site=name, data=str(files[name]))
         check = check_file(study, Path(files[name]), planned.minimum_rows)
         if check.data is None:
@@ -102,24 +95,10 @@ def simulate(
     progress: OnEvent = lambda event: None,
     policy: Policy | None = None,
 ) -> StudyResult:
-    """Run a study on the files of all sites in this process.
+    """Run a study in this process. files: the data file of each site, by name.
 
-    Parameters
-    ----------
-    study : Study
-    files : dict of str to path
-        The data file of each site.
-    out : path
-        A folder. It gets the coordinator's model and result, and a folder `sites/NAME` for each site with its policy,
-        its ledger and its model.
-    progress : callable, optional
-        Called with a StudyEvent.
-    policy : Policy, optional
-        Thresholds of every site, instead of the default ones.
-
-    Returns
-    -------
-    StudyResult
+    The folder `out` gets the coordinator's model and result, and a folder `sites/NAME` for each site with its policy,
+    its ledger and its model. policy: thresholds of every site, instead of the default ones.
     """
     out = Path(out)
     folders = {name: out / "sites" / name for name in sorted(files)}

@@ -20,7 +20,6 @@ import numpy as np
 
 from dmtrl import storage
 from dmtrl.data.blocks import Blocks
-from dmtrl.engines.warm_up import warm_up
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import approval, messages, models, preparation
 from dmtrl.federation.ledger import Ledger, numbers_in
@@ -50,13 +49,7 @@ logger = logging.getLogger("dmtrl")
 
 
 class Site:
-    """A site in its folder.
-
-    Parameters
-    ----------
-    folder : path
-        Made by `create_site`.
-    """
+    """A site in its folder, which `create_site` made."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -70,10 +63,10 @@ class Site:
         self._masked: MaskedSite | None = None
         self._handlers: dict[type, Callable[[Any], Any]] = {
             messages.Hello: self._hello,
-            messages.CountCells: self._count_cells,
-            messages.MeasureSpread: self._measure_spread,
-            messages.SumFeatures: self._sum_features,
-            messages.MeasureNorms: self._measure_norms,
+            messages.CountCells: self._statistics,
+            messages.MeasureSpread: self._statistics,
+            messages.SumFeatures: self._statistics,
+            messages.MeasureNorms: self._statistics,
             messages.Begin: self._begin,
             messages.Release: self._release,
             messages.ShareKey: self._share_key,
@@ -134,10 +127,6 @@ class Site:
     def refuse_job(self, reason: str) -> None:
         """Record that a job of the server was not started."""
         self._record_refusal("", RefusedBySiteError(reason))
-
-    def warm_up(self) -> None:
-        """Compile the kernels, so that the first round does not wait for them."""
-        warm_up([], self.study.loss)
 
     @property
     def study(self) -> Study:
@@ -220,19 +209,8 @@ class Site:
         table, y = self._rows()
         return prepared.transform(table), y
 
-    def _count_cells(self, request: messages.CountCells) -> messages.CellCounts:
-        return preparation.cell_counts(self.study, self._rows()[0])
-
-    def _measure_spread(self, request: messages.MeasureSpread) -> messages.Spread:
-        return preparation.spread(self.study, self._rows()[0], request.means)
-
-    def _sum_features(self, request: messages.SumFeatures) -> messages.FeatureSums:
-        return preparation.feature_sums(*self._features(request.preparation))
-
-    def _measure_norms(self, request: messages.MeasureNorms) -> messages.Norms:
-        X, y = self._features(request.preparation)
-        preparation.check_centres(self.study, X.shape[1], request.x_centre, request.y_centre)
-        return preparation.norms(X, y, request.x_centre, request.y_centre)
+    def _statistics(self, request: Any) -> Any:
+        return preparation.statistics(self.study, request, self._rows, self._features)
 
     def _begin(self, request: messages.Begin) -> messages.Begun:
         """Check the prepared problem, and only then store it in place of the one before."""
@@ -269,7 +247,7 @@ class Site:
             raise RefusedBySiteError("the coordinator asked for masked sums, but the study does not have them")
         if self._masked is None:
             self._masked = MaskedSite(
-                self.folder / "masked", self.study, self._statistics, lambda: self._blocks(self.begun),
+                self.folder / "masked", self.study, self._part_of_sum, lambda: self._blocks(self.begun),
                 lambda: float(models.unfitted(self.study, 1.0).intercept_ridge(coordinates_of(self.begun))),
             )  # fmt: skip
         return self._masked
@@ -290,11 +268,12 @@ class Site:
             raise RefusedBySiteError("the study does not give weights to the coordinator")
         return messages.Published(weights=self.masked.weights())
 
-    def _statistics(self, request: messages.SumUp) -> np.ndarray:
+    def _part_of_sum(self, request: messages.SumUp) -> np.ndarray:
         """The numbers of this site for a masked sum about the preparation."""
         if request.question == "rows":
             return np.array([float(self.data.rows_per_task.sum())])
-        return preparation.part_of_sum(self.study, request, self._rows, self._features)
+        answer = self._statistics(preparation.request_of(request))
+        return np.concatenate([np.ravel(values) for values in vars(answer).values()])
 
     def _check_begin(self, begin: messages.Begin) -> None:
         """Refuse a problem that does not fit the study, the policy or the tasks of this site."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.exceptions import CellError
 from dmtrl.federation.study import SITE, Study, StudyColumn
 from dmtrl.tables import TableFiles, nearest, open_files
 from dmtrl.tables import columns as read
@@ -36,30 +35,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class SiteTable:
-    """The rows of a site that have a target and a task of the study.
+    """The rows of a site that have a target and a task of the study."""
 
-    Attributes
-    ----------
-    table : pyarrow.Table
-        The used columns: numbers as floats, categories as texts, dates as timestamps.
-    y : ndarray
-        Numbers, or -1 and 1.
-    codes : ndarray
-        The task of each row, as an index into the study's tasks of this site.
-    held_out : ndarray of bool
-        Rows that no fit uses.
-    usable : ndarray of bool
-        For each task of the study: whether the site takes part with it.
-    single : ndarray of int
-        For each task: -1 or 1 if all its rows have this class, so that its model always predicts it; else 0.
-    """
-
-    table: Any
-    y: np.ndarray
-    codes: np.ndarray
-    held_out: np.ndarray
-    usable: np.ndarray
-    single: np.ndarray
+    table: Any  # a pyarrow.Table of the used columns: numbers as floats, categories as texts, dates as timestamps
+    y: np.ndarray  # numbers, or -1 and 1
+    codes: np.ndarray  # the task of each row, as an index into the study's tasks of this site
+    held_out: np.ndarray  # whether a row is one that no fit uses
+    usable: np.ndarray  # for each task of the study: whether the site takes part with it
+    single: np.ndarray  # for each task: -1 or 1 if all rows have this class, which its model always predicts; else 0
 
     @property
     def fitted(self) -> np.ndarray:
@@ -95,20 +78,10 @@ class SiteCheck:
 
 
 def check_file(study: Study, path: Path, minimum_rows: int = 1) -> SiteCheck:
-    """Compare a site's file with the study. minimum_rows: of the site's policy.
+    """Compare a site's file with the study: findings and, if none is an error, the rows.
 
-    Parameters
-    ----------
-    study : Study
-    path : Path
-        The data file of the site.
-    minimum_rows : int, default=1
-        Tasks with fewer rows are left out, as are those below the threshold of the study.
-
-    Returns
-    -------
-    SiteCheck
-        Findings and, if none is an error, the rows.
+    minimum_rows: of the site's policy. Tasks with fewer rows are left out, as are those below the threshold of the
+    study.
     """
     check = SiteCheck()
     source = open_files([path])
@@ -208,8 +181,6 @@ class _Checker:
         try:
             with self._source.located():
                 return reader()
-        except CellError as error:
-            self._check.add(ERROR, str(error), public)
         except ValueError as error:
             self._check.add(ERROR, str(error), public)
         return np.full(self._frame.num_rows, empty)

@@ -11,15 +11,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from dmtrl.federation.privacy.table import read_privacy
-from dmtrl.federation.privacy.terms import Privacy
-from dmtrl.federation.toml_fields import TomlFields, is_number, parse_toml
+from dmtrl.federation.privacy.terms import Privacy, read_privacy
+from dmtrl.federation.toml_fields import TomlTable, is_number, parse_toml
 from dmtrl.losses import BUILTIN, CLASSIFICATION, REGRESSION, Loss
 
 FORMAT = 1
 SITE = "site"  # tasks.by: each site is one task
 KINDS = ("number", "category", "date", "ignored")
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+def check_site_name(name: str) -> None:
+    """ValueError if this cannot be the name of a site."""
+    if not SITE_NAME.fullmatch(name):
+        raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
 
 
 @dataclass(frozen=True)
@@ -104,24 +109,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Study:
-    """A study, as its file describes it.
-
-    Attributes
-    ----------
-    name, description : str
-    columns : tuple of StudyColumn
-    target : Target
-    tasks : Tasks
-    fit : FitOptions
-    limits : Limits
-    results : Results
-    source : bytes
-        The bytes of the file.
-    privacy : Privacy
-        Which noise is added, and what the server sees.
-    missing : tuple of str
-        Texts that mean a missing value in every column.
-    """
+    """A study, as its file describes it."""
 
     name: str
     columns: tuple[StudyColumn, ...]
@@ -130,9 +118,9 @@ class Study:
     fit: FitOptions
     limits: Limits
     results: Results
-    source: bytes
+    source: bytes  # the file
     description: str = ""
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # texts that mean a missing value in every column
     privacy: Privacy = field(default_factory=Privacy)
 
     @property
@@ -193,24 +181,7 @@ def parse_loss(text: str) -> Loss:
 
 
 def read_study(path: str | PathLike[str]) -> Study:
-    """Read and check a study file.
-
-    Parameters
-    ----------
-    path : str or path
-        The TOML file.
-
-    Returns
-    -------
-    Study
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    StudyError
-        If the file is not a valid study; the message names the line.
-    """
+    """Read and check a study file. StudyError if it is not a valid study; the message names the line."""
     if not Path(path).exists():
         raise FileNotFoundError(
             f"there is no study file {path}; check its name and folder, or draft one with 'dmtrl study new'"
@@ -220,146 +191,154 @@ def read_study(path: str | PathLike[str]) -> Study:
 
 def parse_study(source: bytes, where: str = "the study") -> Study:
     """A study from the bytes of its file; `where` is the name of the file in error messages."""
-    text, content = parse_toml(source, where)
-    return _Reader(where, text).study(content, source)
+    file = parse_toml(source, where)
+    tables = ("target", "tasks", "fit", "limits", "privacy", "results", "columns")
+    file.require_known(("format", "name", "description", "missing", *tables))
+    if file.content.get("format") != FORMAT:
+        file.fail(f"format must be {FORMAT}, got {file.content.get('format')!r}", "format")
+    name = file.text("name")
+    if not SITE_NAME.fullmatch(name):
+        file.fail(f"the name {name!r} may hold letters, digits, - and _ only", "name")
+    for required in ("target", "fit", "columns"):
+        if not isinstance(file.content.get(required), dict):
+            file.fail(f"the table [{required}] is missing", required)
+    target = _target(file.table("target", _names(Target)))
+    columns = file.table("columns")
+    study = Study(
+        name,
+        tuple(_column(column, columns.table(column, _names(StudyColumn)[1:])) for column in columns.content),
+        target,
+        _tasks(file.table("tasks", _names(Tasks))),
+        _fit(file.table("fit", ["lambda", *_names(FitOptions)]), target),
+        _limits(file.table("limits", _names(Limits))),
+        _results(file.table("results", _names(Results))),
+        source,
+        file.text("description", ""),
+        file.texts("missing", ()),
+    )
+    _check_roles(file, study)
+    study = replace(study, privacy=read_privacy(file, study))
+    if study.privacy.masked:
+        _check_masked(file, study)
+    return study
 
 
-class _Reader(TomlFields):
-    """Checks the content of a study file. Every error names a line."""
+def _names(kind: type) -> list[str]:
+    """The keys of a table: the fields of its dataclass, but for reg_lambda, which a file calls lambda."""
+    return [field.name for field in fields(kind) if field.name != "reg_lambda"]
 
-    def study(self, content: dict[str, Any], source: bytes) -> Study:
-        tables = ("target", "tasks", "fit", "limits", "privacy", "results", "columns")
-        self.known((), content, ("format", "name", "description", "missing", *tables))
-        if content.get("format") != FORMAT:
-            self.fail(f"format must be {FORMAT}, got {content.get('format')!r}", (), "format")
-        name = self.text((), content, "name")
-        if not SITE_NAME.fullmatch(name):
-            self.fail(f"the name {name!r} may hold letters, digits, - and _ only", (), "name")
-        for table in ("target", "fit", "columns"):
-            if not isinstance(content.get(table), dict):
-                self.fail(f"the table [{table}] is missing", (), table)
-        target = self._target(content["target"])
-        columns = tuple(self._column(name, column) for name, column in content["columns"].items())
-        tasks = self._tasks(content.get("tasks", {}))
-        fit = self._fit(content["fit"], target)
-        study = Study(
-            name, columns, target, tasks, fit, self._limits(content.get("limits", {})),
-            self._results(content.get("results", {})), source, self.text((), content, "description", ""),
-            self.texts((), content, "missing", ()),
-        )  # fmt: skip
-        if not study.used:
-            self.fail("no column is used; give at least one the kind number, category or date", (), "columns")
-        if tasks.by in (target.column, fit.held_out) and tasks.by != SITE:
-            self.fail(f"{tasks.by!r} cannot also be the target or the column held_out", ("tasks",), "by")
-        if fit.held_out == target.column:
-            self.fail(f"{target.column!r} cannot also be the target", ("fit",), "held_out")
-        special = {target.column: "target", tasks.by: "tasks", fit.held_out: "fit"}
-        for column in study.used:
-            if column.name in special and column.name != SITE:
-                table = special[column.name]
-                self.fail(f"{column.name!r} is also used in [{table}]; remove it here", ("columns", column.name))
-        study = replace(study, privacy=read_privacy(self, content.get("privacy", {}), study))
-        if study.privacy.masked and study.results == Results("summary", "all"):
-            self.fail("sites = 'all' needs coordinator = 'weights': nobody knows them else", ("results",), "sites")
-        if study.privacy.masked and study.limits.on_lost == "go_on":
-            why = "the sums with and without a site would show its numbers"
-            self.fail(f"on_lost must be 'stop' with masked sums: {why}", ("limits",), "on_lost")
-        if study.privacy.masked and study.limits.sites < 3:
-            self.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", ("limits",))
-        return study
 
-    def _target(self, table: dict[str, Any]) -> Target:
-        at = ("target",)
-        self.known(at, table, [field.name for field in fields(Target)])
-        kind = self.choice(at, table, "kind", (CLASSIFICATION, REGRESSION))
-        column = self.text(at, table, "column")
-        if kind == REGRESSION:
-            for key in ("negative", "positive", "names"):
-                if key in table:
-                    self.fail(f"{key} is for classification", at, key)
-            return Target(column, kind, range=self.range(at, table, "number"))
-        negative, positive = (self.texts(at, table, key) for key in ("negative", "positive"))
-        both = set(negative) & set(positive)
-        if both:
-            self.fail(f"{min(both)!r} is both negative and positive", at, "positive")
-        for key, levels in (("negative", negative), ("positive", positive)):
-            if not levels:
-                self.fail(f"{key} needs at least one value of the target", at, key)
-        names = self.texts(at, table, "names", ())
-        if names and (len(names) != 2 or names[0] == names[1]):
-            self.fail("names must be two different names, that of the negative class first", at, "names")
-        return Target(column, kind, negative, positive, names)
+def _check_roles(file: TomlTable, study: Study) -> None:
+    """Every column has one role, and at least one is used."""
+    target, by, held_out = study.target.column, study.tasks.by, study.fit.held_out
+    if not study.used:
+        file.fail("no column is used; give at least one the kind number, category or date", "columns")
+    if by in (target, held_out) and by != SITE:
+        file.fail(f"{by!r} cannot also be the target or the column held_out", "by", ("tasks",))
+    if held_out == target:
+        file.fail(f"{target!r} cannot also be the target", "held_out", ("fit",))
+    special = {target: "target", by: "tasks", held_out: "fit"}
+    for column in study.used:
+        if column.name in special and column.name != SITE:
+            problem = f"{column.name!r} is also used in [{special[column.name]}]; remove it here"
+            file.fail(problem, at=("columns", column.name))
 
-    def _column(self, name: str, table: Any) -> StudyColumn:
-        at = ("columns", name)
-        if not isinstance(table, dict):
-            self.fail(f"columns.{name} must be a table such as [columns.{name}]", ("columns",), name)
-        self.known(at, table, [field.name for field in fields(StudyColumn) if field.name != "name"])
-        kind = self.choice(at, table, "kind", KINDS)
-        levels = self.texts(at, table, "levels", ())
-        other = table.get("other", False)
-        if (kind == "category") != bool(levels):
-            self.fail("a category needs levels" if not levels else f"a {kind} has no levels", at, "levels")
-        if not isinstance(other, bool) or (other and kind != "category"):
-            self.fail("other must be true or false, and is for categories", at, "other")
-        limits = self.range(at, table, kind)
-        if kind == "date" and limits is None:
-            self.fail("a date needs a range such as [2020-01-01, 2024-12-31]", at, "range")
-        correlation = table.get("correlation")
-        if correlation is not None and not (is_number(correlation) and -1 <= correlation <= 1):
-            self.fail("correlation must be a number between -1 and 1", at, "correlation")
-        return StudyColumn(name, kind, self.text(at, table, "unit", ""), limits, levels, other, correlation)
 
-    def _tasks(self, table: dict[str, Any]) -> Tasks:
-        at = ("tasks",)
-        self.known(at, table, ("by", "values"))
-        tasks = Tasks(self.text(at, table, "by", SITE), self.texts(at, table, "values", ()))
-        if (tasks.by == SITE) == bool(tasks.values):
-            self.fail(
-                f"by = {tasks.by!r} needs the list values with the tasks of that column"
-                if tasks.by != SITE
-                else f"values is for tasks by a column, not by {SITE!r}",
-                at, "values" if tasks.values else "by",
-            )  # fmt: skip
-        return tasks
-
-    def _fit(self, table: dict[str, Any], target: Target) -> FitOptions:
-        at = ("fit",)
-        known = ("loss", "lambda", "common", "folds", "scoring", "tolerance", "seed", "held_out")
-        self.known(at, table, known)
-        loss = self.text(at, table, "loss", "logistic" if target.kind == CLASSIFICATION else "squared")
-        try:
-            kind = parse_loss(loss).kind
-        except ValueError as error:
-            self.fail(str(error), at, "loss")
-        if kind != target.kind:
-            self.fail(f"the {loss} loss is for {kind}, but the target is for {target.kind}", at, "loss")
-        folds, seed = self.whole(at, table, "folds", 5, 2), self.whole(at, table, "seed", 0, 0)
-        tolerance = table.get("tolerance", 1e-3)
-        if not (is_number(tolerance) and 0 < tolerance < 1):
-            self.fail("tolerance must be a number between 0 and 1", at, "tolerance")
-        scoring = table.get("scoring")
-        if scoring is not None:
-            scoring = self.choice(at, table, "scoring", ("loss", "squared_error", "wrong"))
-        lambdas, commons = self.numbers(at, table, "lambda", 0.0), self.numbers(at, table, "common", -1.0)
-        held_out = self.text(at, table, "held_out", "") or None
-        return FitOptions(loss, lambdas, commons, folds, scoring, float(tolerance), seed, held_out)
-
-    def _limits(self, table: dict[str, Any]) -> Limits:
-        at = ("limits",)
-        self.known(at, table, [field.name for field in fields(Limits)])
-        defaults = Limits()
-        return Limits(
-            self.whole(at, table, "sites", defaults.sites, 1),
-            self.choice(at, table, "on_lost", ("stop", "go_on"), defaults.on_lost),
-            self.whole(at, table, "rows_per_task", defaults.rows_per_task, 2),
-            self.whole(at, table, "rounds", defaults.rounds, 1),
+def _check_masked(file: TomlTable, study: Study) -> None:
+    if study.results == Results("summary", "all"):
+        file.fail(
+            "sites = 'all' needs coordinator = 'weights': otherwise nobody has all weights", "sites", ("results",)
         )
+    if study.limits.on_lost == "go_on":
+        why = "the sums with and without a site would show its numbers"
+        file.fail(f"on_lost must be 'stop' with masked sums: {why}", "on_lost", ("limits",))
+    if study.limits.sites < 3:
+        file.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", at=("limits",))
 
-    def _results(self, table: dict[str, Any]) -> Results:
-        at = ("results",)
-        self.known(at, table, ("coordinator", "sites"))
-        return Results(
-            self.choice(at, table, "coordinator", ("weights", "summary"), "weights"),
-            self.choice(at, table, "sites", ("own", "all"), "own"),
-        )
+
+def _target(table: TomlTable) -> Target:
+    kind = table.choice("kind", (CLASSIFICATION, REGRESSION))
+    column = table.text("column")
+    if kind == REGRESSION:
+        for key in ("negative", "positive", "names"):
+            if key in table.content:
+                table.fail(f"{key} is for classification", key)
+        return Target(column, kind, range=table.range("number"))
+    negative, positive = table.texts("negative"), table.texts("positive")
+    both = set(negative) & set(positive)
+    if both:
+        table.fail(f"{min(both)!r} is both negative and positive", "positive")
+    for key, levels in (("negative", negative), ("positive", positive)):
+        if not levels:
+            table.fail(f"{key} needs at least one value of the target", key)
+    names = table.texts("names", ())
+    if names and len(names) != 2:
+        table.fail("names must be two different names, that of the negative class first", "names")
+    return Target(column, kind, negative, positive, names)
+
+
+def _column(name: str, table: TomlTable) -> StudyColumn:
+    kind = table.choice("kind", KINDS)
+    levels, other = table.texts("levels", ()), table.flag("other")
+    if (kind == "category") != bool(levels):
+        table.fail("a category needs levels" if not levels else f"a {kind} has no levels", "levels")
+    if other and kind != "category":
+        table.fail("other is for categories", "other")
+    limits = table.range(kind)
+    if kind == "date" and limits is None:
+        table.fail("a date needs a range such as [2020-01-01, 2024-12-31]", "range")
+    correlation = table.content.get("correlation")
+    if correlation is not None and not (is_number(correlation) and -1 <= correlation <= 1):
+        table.fail("correlation must be a number between -1 and 1", "correlation")
+    return StudyColumn(name, kind, table.text("unit", ""), limits, levels, other, correlation)
+
+
+def _tasks(table: TomlTable) -> Tasks:
+    tasks = Tasks(table.text("by", SITE), table.texts("values", ()))
+    if tasks.by == SITE and tasks.values:
+        table.fail(f"values is for tasks by a column, not by {SITE!r}", "values")
+    if tasks.by != SITE and not tasks.values:
+        table.fail(f"by = {tasks.by!r} needs the list values with the tasks of that column", "by")
+    return tasks
+
+
+def _fit(table: TomlTable, target: Target) -> FitOptions:
+    loss = table.text("loss", "logistic" if target.kind == CLASSIFICATION else "squared")
+    try:
+        kind = parse_loss(loss).kind
+    except ValueError as error:
+        table.fail(str(error), "loss")
+    if kind != target.kind:
+        table.fail(f"the {loss} loss is for {kind}, but the target is for {target.kind}", "loss")
+    tolerance = table.content.get("tolerance", 1e-3)
+    if not (is_number(tolerance) and 0 < tolerance < 1):
+        table.fail("tolerance must be a number between 0 and 1", "tolerance")
+    scoring = None
+    if "scoring" in table.content:
+        scoring = table.choice("scoring", ("loss", "squared_error", "wrong"))
+    return FitOptions(
+        loss,
+        table.numbers("lambda", 0.0),
+        table.numbers("common", -1.0),
+        table.whole("folds", 5, 2),
+        scoring,
+        float(tolerance),
+        table.whole("seed", 0, 0),
+        table.text("held_out", "") or None,
+    )
+
+
+def _limits(table: TomlTable) -> Limits:
+    return Limits(
+        table.whole("sites", Limits.sites, 1),
+        table.choice("on_lost", ("stop", "go_on"), Limits.on_lost),
+        table.whole("rows_per_task", Limits.rows_per_task, 2),
+        table.whole("rounds", Limits.rounds, 1),
+    )
+
+
+def _results(table: TomlTable) -> Results:
+    return Results(
+        table.choice("coordinator", ("weights", "summary"), Results.coordinator),
+        table.choice("sites", ("own", "all"), Results.sites),
+    )

@@ -1,5 +1,6 @@
 """Fields of a TOML file, checked one by one. Every error names the line."""
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -15,101 +16,121 @@ _NOT_TOML = (
     'this is not TOML, which has lines such as [target], name = "text in quotes", name = 3 and name = ["a", "b"]'
 )
 _TWICE = "this key or table is defined twice; remove one of them"
-At = tuple[str, ...]  # the names of a table, as in its header
+At = tuple[str, ...]
 
 
-class TomlFields:
-    """Reads fields of tables. `where`: the name of the file; `text`: its content."""
+class TomlTable:
+    """A table of a TOML file, whose fields are checked one by one. Every error names the line.
 
-    def __init__(self, where: str, text: str):
-        self._where, self._lines = where, _lines_of(text)
+    where: the name of the file. lines: of its tables and keys, as `_lines_of` finds them. at: the names of the table,
+    as in its header.
+    """
 
-    def known(self, at: At, table: Any, known: Sequence[str]) -> None:
-        if not isinstance(table, dict):
-            self.fail(f"{at[-1]} must be a table such as [{at[-1]}]", at[:-1], at[-1])
-        for key in table:
+    def __init__(self, content: dict[str, Any], where: str, lines: Mapping[At, int], at: At = ()):
+        self.content, self._where, self._lines, self._at = content, where, lines, at
+
+    def table(self, key: str, known: Sequence[str] = ()) -> "TomlTable":
+        """The table `key` in this one, empty if it is missing. known: its keys; none: any."""
+        at, content = (*self._at, key), self.content.get(key, {})
+        if not isinstance(content, dict):
+            self.fail(f"{'.'.join(at)} must be a table such as [{'.'.join(at)}]", key)
+        found = TomlTable(content, self._where, self._lines, at)
+        if known:
+            found.require_known(known)
+        return found
+
+    def require_known(self, known: Sequence[str]) -> None:
+        for key in self.content:
             if key not in known:
                 close = nearest(key, known)
                 hint = f"did you mean {close!r}?" if close else f"the keys here are {', '.join(known)}"
-                self.fail(f"unknown key {key!r}; {hint}", at, key)
+                self.fail(f"unknown key {key!r}; {hint}", key)
 
-    def text(self, at: At, table: Mapping[str, Any], key: str, default: str | None = None) -> str:
-        value = table.get(key, default)
-        if value is None:
-            self.fail(f"{key} is missing", at)
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._required(key, default)
         if not isinstance(value, str):
-            self.fail(f"{key} must be text in quotes, got {value!r}", at, key)
-        return str(value)
-
-    def texts(
-        self, at: At, table: Mapping[str, Any], key: str, default: tuple[str, ...] | None = None
-    ) -> tuple[str, ...]:
-        value = table.get(key, default)
-        if value is None:
-            self.fail(f"{key} is missing", at)
-        if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
-            self.fail(f'{key} must be a list of texts such as ["0", "1"], got {value!r}', at, key)
-        if len(set(value)) < len(value):
-            self.fail(f"{key} holds a value twice", at, key)
-        return tuple(value)
-
-    def choice(
-        self,
-        at: At,
-        table: Mapping[str, Any],
-        key: str,
-        choices: Sequence[str],
-        default: str | None = None,
-    ) -> str:
-        value = self.text(at, table, key, default)
-        if value not in choices:
-            self.fail(f"{key} must be {' or '.join(map(repr, choices))}, got {value!r}", at, key)
+            self.fail(f"{key} must be text in quotes, got {value!r}", key)
         return value
 
-    def whole(self, at: At, table: Mapping[str, Any], key: str, default: int, least: int) -> int:
-        value = table.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            self.fail(f"{key} must be an integer of at least {least}, got {value!r}", at, key)
-        return int(value)
+    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        value = self._required(key, default)
+        if not isinstance(value, list | tuple) or not all(isinstance(part, str) and part for part in value):
+            self.fail(f'{key} must be a list of texts such as ["0", "1"], got {value!r}', key)
+        if len(set(value)) < len(value):
+            self.fail(f"{key} holds a value twice", key)
+        return tuple(value)
 
-    def numbers(self, at: At, table: Mapping[str, Any], key: str, above: float) -> tuple[float, ...]:
+    def choice(self, key: str, choices: Sequence[str], default: str | None = None) -> str:
+        value = self.text(key, default)
+        if value not in choices:
+            self.fail(f"{key} must be {' or '.join(map(repr, choices))}, got {value!r}", key)
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self.content.get(key, default)
+        if not isinstance(value, bool):
+            self.fail(f"{key} must be true or false, got {value!r}", key)
+        return value
+
+    def whole(self, key: str, default: int, least: int) -> int:
+        value = self.content.get(key, default)
+        if type(value) is not int or value < least:
+            self.fail(f"{key} must be an integer of at least {least}, got {value!r}", key)
+        return value
+
+    def positive(self, key: str, most: float = math.inf, default: float | None = None) -> float:
+        value = self._required(key, default)
+        if not (is_number(value) and 0 < value <= most):
+            limit = f" of at most {most:g}" if most < math.inf else ""
+            self.fail(f"{key} must be a positive number{limit}, got {value!r}", key)
+        return float(value)
+
+    def numbers(self, key: str, above: float) -> tuple[float, ...]:
         """A number, a list of numbers, or "auto", which is empty."""
-        value = table.get(key, "auto")
+        value = self.content.get(key, "auto")
         if value == "auto":
             return ()
         values = value if isinstance(value, list) and value else [value]
-        if not all(is_number(number) and above < number < float("inf") for number in values):
+        if not all(is_number(number) and above < number < math.inf for number in values):
             least = "positive numbers" if above == 0 else "numbers of at least 0"
-            self.fail(f'{key} must be "auto", or one or several {least}', at, key)
+            self.fail(f'{key} must be "auto", or one or several {least}', key)
         return tuple(float(number) for number in values)
 
-    def range(self, at: At, table: Mapping[str, Any], kind: str) -> tuple[Any, Any] | None:
-        value = table.get("range")
+    def range(self, kind: str) -> tuple[Any, Any] | None:
+        value = self.content.get("range")
         if value is None:
             return None
         fits = {"number": is_number, "date": lambda part: isinstance(part, date)}.get(kind)
         if fits is None:
-            self.fail(f"a {kind} has no range", at, "range")
+            self.fail(f"a {kind} has no range", "range")
         if isinstance(value, list):  # the time of day and its zone do not matter
             value = [part.date() if isinstance(part, datetime) else part for part in value]
         if not (isinstance(value, list) and len(value) == 2 and all(map(fits, value)) and value[0] <= value[1]):
-            self.fail(f"range must be [lowest, highest], two {kind}s in order", at, "range")
+            self.fail(f"range must be [lowest, highest], two {kind}s in order", "range")
         return value[0], value[1]
 
-    def fail(self, problem: str, at: At, key: str = "") -> NoReturn:
-        line = self._lines.get((*at, key)) or self._lines.get((*at, "")) or self._lines.get((*at[:1], "")) or 1
+    def _required(self, key: str, default: Any) -> Any:
+        value = self.content.get(key, default)
+        if value is None:
+            self.fail(f"{key} is missing")
+        return value
+
+    def fail(self, problem: str, key: str = "", at: At | None = None) -> NoReturn:
+        """Raise StudyError at a key of this table, or of the table `at`."""
+        at, lines = self._at if at is None else at, self._lines
+        line = lines.get((*at, key)) or lines.get((*at, "")) or lines.get((*at[:1], "")) or 1
         place = f"[{'.'.join(at)}] " if at else ""
         raise StudyError(f"{place}{problem}", self._where, line)
 
 
-def parse_toml(source: bytes, where: str) -> tuple[str, dict[str, Any]]:
-    """The text and the content of a TOML file; `where` is its name. Raises StudyError with the line."""
+def parse_toml(source: bytes, where: str) -> TomlTable:
+    """The content of a TOML file; `where` is its name. Raises StudyError with the line."""
     try:
         text = source.decode("utf-8")
     except UnicodeDecodeError:
         raise StudyError("it is not UTF-8 text; save it as UTF-8", where) from None
     try:
-        return text, tomllib.loads(text)
+        return TomlTable(tomllib.loads(text), where, _lines_of(text))
     except RecursionError:
         raise StudyError("it has too many brackets inside each other", where) from None
     except tomllib.TOMLDecodeError as error:

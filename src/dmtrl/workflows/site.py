@@ -9,7 +9,7 @@ from dmtrl.federation.ledger import Entry, entries, verify
 from dmtrl.federation.policy import FILE, Policy, read_policy
 from dmtrl.federation.site import LEDGER
 from dmtrl.federation.site_data import SiteCheck, check_file
-from dmtrl.federation.study import SITE_NAME, Study, read_study
+from dmtrl.federation.study import Study, check_site_name, read_study
 
 
 def check_site_file(file: str | Path, study: str | Path) -> SiteCheck:
@@ -49,8 +49,7 @@ def propose(study: str | Path, folder: str | Path, data: str | Path | None = Non
             raise InputError(
                 f"{place} is not the folder of a site; to make it one, pass ", Setting("data"), " and ", Setting("name")
             )
-        if not SITE_NAME.fullmatch(name):
-            raise ValueError(f"the name of a site may hold letters, digits, - and _ only, got {name!r}")
+        check_site_name(name)
         policy = Policy(name, str(Path(data).resolve()))
         if not Path(data).exists():
             raise FileNotFoundError(f"there is no file {data}; check its name and folder")

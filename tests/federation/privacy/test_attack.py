@@ -11,8 +11,8 @@ import pytest
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.federation.privacy.accounting import mu_of
-from dmtrl.federation.privacy.fitting import ask_in_process
-from dmtrl.federation.privacy.moments import Noise, private_moments
+from dmtrl.federation.privacy.fitting import ask_in_process, private_moments
+from dmtrl.federation.privacy.moments import Noise
 from dmtrl.federation.privacy.releases import step_size
 from dmtrl.federation.privacy.terms import MOMENTS, NEWTON, ROUNDS, Privacy
 from dmtrl.losses import get_loss

@@ -10,6 +10,7 @@ from scipy.optimize import minimize
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.federation.privacy import moments
+from dmtrl.federation.privacy.fitting import private_moments
 from dmtrl.federation.privacy.moments import MomentFormat, clip_rows
 from dmtrl.federation.privacy.releases import Releases, largest_entry, moment_format, step_size
 from dmtrl.federation.privacy.sensitivity import (
@@ -204,9 +205,7 @@ def test_moments_of_sparse_rows_are_those_of_the_same_dense_rows() -> None:
     rng = np.random.default_rng(7)
     X, y = rng.standard_normal((30, 3)) * (rng.random((30, 3)) < 0.5), rng.standard_normal(30)
     found = [
-        moments.private_moments(
-            TaskData.from_list([(kind(X), y)]), epsilon=1.0, row_norm=1.0, label_bound=2.0, noise=np.zeros
-        )
+        private_moments(TaskData.from_list([(kind(X), y)]), epsilon=1.0, row_norm=1.0, label_bound=2.0, noise=np.zeros)
         for kind in (np.asarray, sparse.csr_matrix)
     ]
     np.testing.assert_allclose(found[1].A, found[0].A, rtol=1e-12)

@@ -13,7 +13,7 @@ from typing import Any
 from dmtrl.exceptions import FederationError
 from dmtrl.federation.flare import kits, processes
 from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
-from dmtrl.federation.study import SITE_NAME, parse_study, read_study
+from dmtrl.federation.study import SITE_NAME, check_site_name, parse_study, read_study
 
 _FILE = "federation.json"
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]{0,252}")
@@ -66,17 +66,8 @@ def check_address(where: Path | str, host: Any, port: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Coordinator:
-    """The coordinator's folder.
-
-    Attributes
-    ----------
-    folder : Path
-    project : str
-        The name of the study.
-    host, port : str, int
-        Where the server listens.
-    """
+class Coordinator(processes.KitProcess):
+    """The coordinator's folder, the name of its study, and where its server listens."""
 
     folder: Path
     project: str
@@ -105,7 +96,7 @@ class Coordinator:
         return self.folder / "study.toml"
 
     @property
-    def server(self) -> Path:
+    def kit(self) -> Path:
         """The kit of the server."""
         return self.folder / "server"
 
@@ -122,32 +113,19 @@ class Coordinator:
     def firewall_rule(self) -> str:
         return f"allow incoming TCP to port {self.port} of {self.host} from the sites (gRPC over mutual TLS)"
 
+    def prepare(self) -> list[str]:
+        kits.secure_server(self.kit)
+        return processes.command_of(self.kit, "server", self.host)
+
     def start(self, echo: Echo = quiet) -> bool:
-        """Start the server in the background; False if it is running already."""
-        if processes.running(self.server) is not None:
+        """Start the server in the background, and wait until it listens; False if it is running already."""
+        if not super().start(echo):
             return False
-        kits.secure_server(self.server)
-        command = processes.command_of(self.server, "server", self.host)
-        echo(" ".join(command))
-        processes.start(self.server, command)
-        if not processes.wait_until(lambda: self.listens() or processes.running(self.server) is None, _START_TIMEOUT):
-            raise FederationError(
-                f"the server did not start within {_START_TIMEOUT:g} s; see {self.server}/process.log"
-            )
-        if processes.running(self.server) is None:
-            raise FederationError(f"the server ended when it was started; see {self.server}/process.log")
+        if not processes.wait_until(lambda: self.listens() or processes.running(self.kit) is None, _START_TIMEOUT):
+            raise FederationError(f"the server did not start within {_START_TIMEOUT:g} s; see {self.kit}/process.log")
+        if processes.running(self.kit) is None:
+            raise FederationError(f"the server ended when it was started; see {self.kit}/process.log")
         return True
-
-    def run(self, echo: Echo = quiet) -> None:
-        """Run the server in this process, which does not return. For systemd and containers."""
-        kits.secure_server(self.server)
-        command = processes.command_of(self.server, "server", self.host)
-        echo(" ".join(command))
-        processes.become(self.server, command)
-
-    def stop(self) -> bool:
-        """Stop the server; False if it was not running."""
-        return processes.stop(self.server)
 
     def listens(self) -> bool:
         try:
@@ -170,7 +148,7 @@ def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo =
     coordinator = Coordinator(folder, study.name, host, port)
     server: dict[str, Any] = {"name": host, "org": processes.organisation(host), "type": "server", **ports}
     admin: dict[str, Any] = {"name": ADMIN, "org": "coordinator", "type": "admin", "role": "lead"}
-    for participant, kit in ((server, coordinator.server), (admin, coordinator.admin)):
+    for participant, kit in ((server, coordinator.kit), (admin, coordinator.admin)):
         place = kit / "request"
         request = kits.make_request(place, study.name, participant, echo)
         signed = place / f"{participant['name']}.signed.zip"
@@ -182,8 +160,7 @@ def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo =
 
 def invite(coordinator: Coordinator, site: str) -> Path:
     """Write the invitation of a site."""
-    if not SITE_NAME.fullmatch(site):
-        raise ValueError(f"{site!r} cannot be the name of a site: use letters, digits, - and _ only")
+    check_site_name(site)
     study = read_study(coordinator.study_file).source.decode("utf-8")  # the hash is that of the bytes
     path = coordinator.folder / "sites" / f"{site}.invitation.json"
     path.parent.mkdir(exist_ok=True)

@@ -41,7 +41,7 @@ class Request:
     messages: Sequence[bytes] = ()
 
     def fields(self) -> dict[str, Any]:
-        return {"life": self.life, "number": self.number, "begin": self.begin, "messages": list(self.messages)}
+        return {**vars(self), "messages": list(self.messages)}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
@@ -58,7 +58,7 @@ class Reply:
     text: str = ""
 
     def fields(self) -> dict[str, Any]:
-        return {"state": self.state, "body": self.body, "kind": self.kind, "text": self.text}
+        return dict(vars(self))
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
@@ -68,14 +68,9 @@ class Reply:
 class Inbox:
     """Answers requests, at most one at a time.
 
-    Parameters
-    ----------
-    start : callable
-        Returns what answers messages, started from the site's data. Called once in each life.
-    patience : float
-        Seconds after which a request that is being worked on is answered "working".
-    text : callable
-        What the coordinator may read of an error.
+    start: returns what answers messages, started from the site's data; it is called once in each life. patience:
+    seconds after which a request that is being worked on is answered "working". text: what the coordinator may read of
+    an error.
     """
 
     def __init__(

@@ -37,13 +37,7 @@ logger = logging.getLogger("dmtrl")
 
 
 class RestartingHandle(JobHandleSpec):
-    """A job process, and its replacements.
-
-    Parameters
-    ----------
-    start : callable
-        Starts the process.
-    """
+    """A job process, and its replacements. start: starts the process."""
 
     def __init__(self, start: Callable[[], subprocess.Popen[bytes]]):
         super().__init__()

@@ -50,16 +50,7 @@ class Loopback:
 
 
 def set_up(folder: Path, study_file: Path, files: Mapping[str, Path]) -> Loopback:
-    """Make the folders of a coordinator and of sites; every site joins and approves the study.
-
-    Parameters
-    ----------
-    folder : Path
-        Gets the folders `coordinator` and `sites/NAME`.
-    study_file : Path
-    files : dict of str to Path
-        The data file of each site.
-    """
+    """Make the folders `coordinator` and `sites/NAME`; every site joins and approves the study. files: of each site."""
     made = coordinators.provision(study_file, folder / "coordinator", "localhost", free_port())
 
     def join(name: str) -> Member:

@@ -18,7 +18,7 @@ _CONNECT_TIMEOUT = 30.0  # seconds that `start` waits for the server
 
 
 @dataclass(frozen=True)
-class Member:
+class Member(processes.KitProcess):
     """A site that was invited. `folder`: the site's folder; the kit is in `flare/` of it."""
 
     folder: Path
@@ -50,7 +50,7 @@ class Member:
         return f"allow outgoing TCP to {self.invitation.host} port {self.invitation.port}; no incoming port is needed"
 
     def prepare(self) -> list[str]:
-        """Compile the kernels, apply the settings of the kit, and return the command that runs the site."""
+        """Also compiles the kernels, so that the first round does not wait for them."""
         if not self.admitted:
             raise FederationError(
                 f"{self.folder} was not admitted yet: send its request to the coordinator and join with the answer"
@@ -58,21 +58,6 @@ class Member:
         warm_up([], read_study(self.study_file).loss)
         kits.secure_site(self.kit)
         return processes.command_of(self.kit, "client", self.invitation.site)
-
-    def start(self, echo: Echo = quiet) -> bool:
-        """Start the site in the background; False if it is running already."""
-        if processes.running(self.kit) is not None:
-            return False
-        command = self.prepare()
-        echo(" ".join(command))
-        processes.start(self.kit, command)
-        return True
-
-    def run(self, echo: Echo = quiet) -> None:
-        """Run the site in this process, which does not return. For systemd and containers."""
-        command = self.prepare()
-        echo(" ".join(command))
-        processes.become(self.kit, command)
 
     def wait_for_server(self) -> bool:
         """Whether the site is connected to the server within half a minute."""
@@ -86,10 +71,6 @@ class Member:
         if process is None:
             return "stopped"
         return "connected" if processes.connected(process, self.invitation.port) else "trying to connect"
-
-    def stop(self) -> bool:
-        """Stop the site; False if it was not running."""
-        return processes.stop(self.kit)
 
 
 def require_new(folder: Path) -> None:

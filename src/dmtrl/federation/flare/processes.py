@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,37 @@ import psutil
 
 _GRACE = 15.0  # seconds in which processes may end on their own
 _FILE = "process.json"  # in the kit
+
+
+class KitProcess(ABC):
+    """What runs a kit: the server of a study, or a site."""
+
+    @property
+    @abstractmethod
+    def kit(self) -> Path: ...
+
+    @abstractmethod
+    def prepare(self) -> list[str]:
+        """Apply the settings of the kit, and return the command that runs it."""
+
+    def start(self, echo: Callable[[str], None] = lambda command: None) -> bool:
+        """Start the process in the background; False if it is running already. echo: receives the command."""
+        if running(self.kit) is not None:
+            return False
+        command = self.prepare()
+        echo(" ".join(command))
+        start(self.kit, command)
+        return True
+
+    def run(self, echo: Callable[[str], None]) -> NoReturn:
+        """Replace the present process. For systemd and containers."""
+        command = self.prepare()
+        echo(" ".join(command))
+        become(self.kit, command)
+
+    def stop(self) -> bool:
+        """Stop the process; False if it was not running."""
+        return stop(self.kit)
 
 
 def command_of(kit: Path, kind: str, name: str) -> list[str]:

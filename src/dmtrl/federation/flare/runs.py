@@ -5,13 +5,13 @@ a checkpoint is resumed from it, whoever starts it again: the launcher, the supe
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dmtrl import storage
 from dmtrl.federation.flare.sites import Sites
 from dmtrl.federation.results import RESULT, StudyEvent, StudyResult, TaskResult
 
@@ -45,9 +45,7 @@ class Run:
             return None
 
     def set_state(self, state: str, reason: str = "") -> None:
-        path = self.folder / "state.json.new"
-        path.write_text(json.dumps(asdict(State(state, reason))))
-        os.replace(path, self.folder / "state.json")
+        storage.write(str(self.folder / "state.json"), json.dumps(asdict(State(state, reason))).encode())
 
     def result(self) -> StudyResult:
         """The result of a finished run, without the model."""
@@ -117,4 +115,4 @@ class ProgressRecord:
         now = time.monotonic()
         if event.stage != self._stage or now - self._last >= _EVERY:
             self._stage, self._last = event.stage, now
-            self._run.note(**{**event.as_dict(), "present": self._sites.present})
+            self._run.note(**{**asdict(event), "present": self._sites.present})

@@ -98,11 +98,11 @@ def run_study_job(
                         _abort(opened, job)
                         raise
             except Exception:  # of FLARE, while the server goes down
-                if processes.running(coordinator.server) is not None:
+                if processes.running(coordinator.kit) is not None:
                     raise
             progress.stage("the server was lost and is started again")
-            if processes.managed(coordinator.server):
-                processes.wait_until(lambda: processes.running(coordinator.server) is not None, _CONNECT)
+            if processes.managed(coordinator.kit):
+                processes.wait_until(lambda: processes.running(coordinator.kit) is not None, _CONNECT)
         raise FederationError(f"the server was lost {_MAX_RESTARTS} times")
     except BaseException as error:
         before = run.state()
@@ -116,7 +116,7 @@ def _choose(coordinator: Coordinator, resume: bool) -> Run:
     before = runs(coordinator.folder)
     state = before[-1].state() if before else None
     if not resume:
-        if state is not None and state.state == RUNNING and processes.job_processes(coordinator.server):
+        if state is not None and state.state == RUNNING and processes.job_processes(coordinator.kit):
             raise FederationError(
                 f"run {before[-1].number} is under way; 'dmtrl study run --resume' follows it, and 'dmtrl study stop' "
                 "ends it"
@@ -132,7 +132,7 @@ def _choose(coordinator: Coordinator, resume: bool) -> Run:
 def running_job(opened: Any, coordinator: Coordinator, run: Run) -> str | None:
     """The job of a run that a command left behind. Jobs from before the server was started are lost, whatever FLARE
     says."""
-    server = processes.running(coordinator.server)
+    server = processes.running(coordinator.kit)
     for entry in reversed(list(run.progress())):
         if "job" in entry:
             alive = server is not None and entry["time"] > server.create_time()
@@ -184,7 +184,7 @@ def _follow(opened: Any, coordinator: Coordinator, job: str, run: Run, progress:
         for entry in run.progress(seen):
             seen += 1
             shown = _show(entry, shown, progress)
-        if processes.running(coordinator.server) is None:
+        if processes.running(coordinator.kit) is None:
             return False
         state = run.state()
         if state is not None and state.state != RUNNING:
@@ -235,7 +235,7 @@ def stop_run(coordinator: Coordinator) -> bool:
     """Stop the present run; False if there is none."""
     before = runs(coordinator.folder)
     state = before[-1].state() if before else None
-    if state is None or state.state != RUNNING or processes.running(coordinator.server) is None:
+    if state is None or state.state != RUNNING or processes.running(coordinator.kit) is None:
         return False
     jobs = [entry["job"] for entry in before[-1].progress() if "job" in entry]
     with session(coordinator) as opened:

@@ -7,7 +7,6 @@ is never made again, so a run that is resumed, repeated or started with other si
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,15 +33,7 @@ class Charge:
 
 
 class Budget:
-    """What a site may spend on all private studies together. Use it while holding the lock of the ledger.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the site.
-    epsilon, delta : float
-        The budget.
-    """
+    """What a site may spend on all private studies together. Use it while holding the lock of the ledger."""
 
     def __init__(self, folder: Path, epsilon: float, delta: float):
         self._folder, self._epsilon, self._delta = folder, epsilon, delta
@@ -88,15 +79,15 @@ class Budget:
             self.check(study, mu)
         except RefusedBySiteError:
             return "This site will refuse the study: it would exceed the budget."
-        if any(charge.study == study for charge in self.charges()):
+        if self._is_charged(study):
             return "This study was charged before; running it again costs nothing more."
         return f"After this study, epsilon {_rounded_down(self.left(mu))} is left for one more."
 
     def check(self, study: str, mu: float) -> None:
         """Refuse a study that was not charged yet and would exceed the budget."""
-        charges = self.charges()
-        if any(charge.study == study for charge in charges):
+        if self._is_charged(study):
             return
+        charges = self.charges()
         if total_mu([mu, *(charge.mu for charge in charges)]) > mu_of(self._epsilon, self._delta) * (1 + 1e-9):
             spent = f"{self.spent:.3g} of it is spent" if charges else "nothing of it is spent"
             raise RefusedBySiteError(
@@ -106,30 +97,22 @@ class Budget:
     def charge(self, study: str, name: str, epsilon: float, delta: float, mu: float) -> None:
         """Charge a study once; refuse it if it would exceed the budget."""
         self.check(study, mu)
-        charges = self.charges()
-        if any(charge.study == study for charge in charges):
+        if self._is_charged(study):
             return
-        line = Charge(datetime.now(UTC).isoformat(timespec="seconds"), study, name, epsilon, delta, mu)
-        with open(self._folder / _BUDGET, "rb+" if (self._folder / _BUDGET).exists() else "wb") as file:
-            file.seek(0, os.SEEK_END)
-            self._remove_partial_line(file.tell())
-            file.seek(0, os.SEEK_END)
-            file.write(json.dumps(asdict(line), ensure_ascii=False).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        charge = Charge(datetime.now(UTC).isoformat(timespec="seconds"), study, name, epsilon, delta, mu)
+        charges = [*self.charges(), charge]
+        lines = [json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in charges]
+        storage.write(str(self._folder / _BUDGET), b"".join(lines))
 
-    def _remove_partial_line(self, size: int) -> None:
-        path = self._folder / _BUDGET
-        whole = path.read_bytes().rfind(b"\n") + 1
-        if whole < size:
-            os.truncate(path, whole)
+    def _is_charged(self, study: str) -> bool:
+        return any(charge.study == study for charge in self.charges())
 
     def stored(self, study: str, number: int) -> Released | None:
         """A release that was made before; None if it was not."""
         path = self._path(study, number)
         if not path.exists():
             return None
-        if not any(charge.study == study for charge in self.charges()):
+        if not self._is_charged(study):
             raise ValueError(f"{self._folder / _BUDGET} lacks the charge of a study that released something")
         released: Released = decode(Message.decode(path.read_bytes()))
         return released

@@ -7,15 +7,20 @@ So the modes use the point of the answer.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.federation.privacy.accounting import sigma_of
-from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows, dense
-from dmtrl.federation.privacy.releases import Releases, moment_format, step_size
-from dmtrl.federation.privacy.terms import ROUNDS, Privacy
-from dmtrl.losses import AnyLoss
+from dmtrl.estimators.problem import FitProblem
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.asking import Asker
+from dmtrl.federation.messages import Release, Released
+from dmtrl.federation.privacy.moments import MomentFormat, Noise, Quadratics, clip_rows, dense, system_noise
+from dmtrl.federation.privacy.releases import Releases, largest_entry, moment_format, release_size, step_size
+from dmtrl.federation.privacy.terms import MOMENTS, ROUNDS, Privacy
+from dmtrl.federation.study import Study
+from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import DualPoint, Outcome
@@ -99,8 +104,51 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
     return Outcome(kept, commons, sigma, unknown, dual, [], False, "private rounds", ones, ones)
 
 
+def fit_privately(
+    study: Study,
+    sites: Asker,
+    site_names: Sequence[str],
+    owner: np.ndarray,
+    model: Any,
+    problem: FitProblem,
+    report: Callable[[int, int], object],
+) -> Outcome:
+    """Fit the model from noisy releases, which the sites make once and for all. owner: the site of each task."""
+    names = [str(name) for name in problem.tasks]
+    size = release_size(study.privacy, study.loss, len(problem.coordinates.x_centre))
+
+    largest = largest_entry(study.target.range)
+
+    def ask(number: int, point: np.ndarray, step: float) -> Answer:
+        point = np.clip(point, -largest, largest)  # noise can carry it far away; the answer tells where it was made
+        points = {k: point[owner == k] for k in np.unique(owner).tolist()}
+        answers: dict[int, Released] = sites.ask({
+            k: Release(study=study.hash, number=number, point=part, step=step) for k, part in points.items()
+        })  # fmt: skip
+        for k, part in points.items():
+            _check(answers[k], part, size, site_names[k])
+        columns = (np.concatenate([getattr(answers[k], name) for k in points]) for name in ("point", "values", "std"))
+        return Answer(*columns)
+
+    common = 0.0 if len(names) == 1 else (study.fit.common or (1.0,))[0]
+    private = PrivateProblem(
+        study.privacy, study.loss, names, len(problem.coordinates.x_centre), study.fit.reg_lambda[0], common,
+        model.intercept_ridge(problem.coordinates), Settings(tol=study.fit.tolerance, seed=study.fit.seed),
+    )  # fmt: skip
+    outcome = fit(private, ask, report)
+    model.set_outcome(problem, outcome, private.reg_lambda, common)
+    return outcome
+
+
+def _check(answer: Released, point: np.ndarray, size: int, site: str) -> None:
+    shapes = answer.values.shape, answer.point.shape, answer.std.shape
+    arrays = answer.values, answer.point, answer.std
+    if shapes != ((len(point), size), point.shape, (len(point),)) or not all(np.isfinite(a).all() for a in arrays):
+        raise RefusedBySiteError("sent a release that does not fit the study", site=site)
+
+
 def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:
-    """Releases of tasks whose rows are in this process, each with the noise of its own guarantee. For experiments."""
+    """Releases of tasks whose rows are in this process, each with the noise of its own guarantee."""
     blocks = data.sources(1)[0]
     clipped = type(blocks)(clip_rows(dense(blocks.X), privacy.row_norm), blocks.y, None,
                            blocks.starts, blocks.tasks, blocks.shards, blocks.names)  # fmt: skip
@@ -108,8 +156,45 @@ def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise
     releases, mu = Releases(privacy, loss, clipped, label), privacy.mu()
 
     def ask(number: int, point: np.ndarray, step: float) -> Answer:
-        exact = releases.exact(point, step)
-        std = np.array([sigma_of(float(size), mu, privacy.releases) for size in exact.sensitivity])
-        return Answer(point, exact.values + std[:, None] * noise(exact.values.shape), std)
+        return Answer(point, *releases.exact(point, step).with_noise(mu, privacy.releases, noise))
 
     return ask
+
+
+def private_moments(
+    data: TaskData,
+    *,
+    epsilon: float,
+    delta: float = 1e-5,
+    row_norm: float,
+    label_bound: float,
+    noise: Noise | None = None,
+) -> Quadratics:
+    """Noisy second moments of every task, after which no row is needed any more (mode A, squared loss).
+
+    Each task gets (epsilon, delta)-differential privacy for the replacement of one of its rows. The numbers of rows are
+    not protected. The bounds must not be read from the data.
+
+    Parameters
+    ----------
+    data : TaskData
+        Rows and labels, without sample weights.
+    epsilon, delta : float
+        The guarantee.
+    row_norm : float
+        Rows are shortened to this norm.
+    label_bound : float
+        Labels are clipped to [-label_bound, label_bound].
+    noise : callable, default=None
+        Returns standard normal numbers of a shape. None: from the randomness of the operating system.
+
+    Returns
+    -------
+    Quadratics
+        Its method `solve` fits the tasks for any lambda, with a certificate of the noisy problem.
+    """
+    if data.sample_weight is not None:
+        raise ValueError("private moments need rows of equal weight; remove sample_weight")
+    privacy, loss, d = Privacy(MOMENTS, epsilon, delta, row_norm, label_bound, 1), get_loss("squared"), data.X.shape[1]
+    ask = ask_in_process(privacy, loss, data, noise or system_noise)
+    return _quadratics(moment_format(privacy, loss, d), ask(0, np.zeros((data.m, d + 1)), 0.0))

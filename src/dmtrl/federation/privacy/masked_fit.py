@@ -8,17 +8,17 @@ sum; it is some rotation of the tasks, on which the ordinary relationship comput
 import math
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.problem import Coordinates, FitProblem
+from dmtrl.estimators.problem import FitProblem
 from dmtrl.federation import preparation
 from dmtrl.federation.asking import Asker
-from dmtrl.federation.messages import FeatureSums, Norms, Publish, ShareKey, Spread, SumUp
+from dmtrl.federation.messages import ANSWERS, CellCounts, FeatureSums, Publish, ShareKey, Spread, SumUp
 from dmtrl.federation.privacy.masks import LEAST_SITES, unmasked
 from dmtrl.federation.study import Study
+from dmtrl.protocol.messages import name_of
 from dmtrl.relationship import Learned
 from dmtrl.solver.api import warn_unless_converged
 from dmtrl.solver.certificate import Certificate, scaled_dual
@@ -26,25 +26,16 @@ from dmtrl.solver.methods.base import MAX_STEP_CHANGES, first_step, is_straight,
 from dmtrl.solver.methods.splitting import STRIDE
 from dmtrl.solver.outcome import DualPoint, Outcome
 from dmtrl.solver.settings import Settings
-from dmtrl.tables.preparation import Preparation
 
 _SHARE, _POWER = 0.8, 0.7  # of the balance (20)
 
 
 class MaskedSums:
-    """Asks all sites for parts of sums, and adds them up. A new one has new keys.
+    """Asks all sites for parts of sums, and adds them up. A new one has new keys."""
 
-    Parameters
-    ----------
-    study : Study
-    sites : Asker
-    count : int
-        How many sites take part.
-    """
-
-    def __init__(self, study: Study, sites: Asker, count: int):
-        if count < LEAST_SITES:
-            raise ValueError(f"masked sums need at least {LEAST_SITES} sites, got {count}")
+    def __init__(self, study: Study, sites: Asker):
+        if sites.n_workers < LEAST_SITES:
+            raise ValueError(f"masked sums need at least {LEAST_SITES} sites, got {sites.n_workers}")
         self._study, self._sites, self._session = study, sites, secrets.token_hex(16)
         keys = sites.ask_all(ShareKey(study=study.hash, session=self._session))
         self._keys, self._counter = np.array([answer.key for answer in keys], dtype=np.uint8), 0
@@ -64,46 +55,21 @@ class MaskedSums:
         self._counter += 1
         return unmasked([answer.values for answer in answers])
 
-    def prepare(self) -> tuple[Preparation, Coordinates]:
-        """Scales, levels and centres, as in the clear but from masked sums."""
-        study = self._study
-        rows = round(float(self.ask("rows")[0]))
-        counts = preparation.split_counts(study, self.ask("cell_counts"))
-        spread = Spread(squares=self.ask("spread", preparation.means_of([counts])))
-        prepared = preparation.prepare(study, rows, [counts], [spread])
-        if not prepared.feature_names:
-            raise ValueError("no column of the study can be used: all are empty or constant at the sites together")
-        text = preparation.to_json(prepared)
-        sums = self.ask("feature_sums", text=text)
-        x_centre, y_centre = preparation.centres_of(
-            study, rows, [FeatureSums(features=sums[:-1], target=float(sums[-1]))]
-        )
-        features, target = self.ask("norms", np.append(x_centre, y_centre), text)
-        coordinates = preparation.coordinates_of(
-            rows, x_centre, y_centre, [Norms(features=float(features), target=float(target))]
-        )
-        return prepared, coordinates
+    def rows(self) -> int:
+        """The number of rows of all sites."""
+        return round(float(self.ask("rows")[0]))
 
-
-@dataclass(frozen=True)
-class MaskedResult:
-    """What the coordinator knows after a masked fit: the common component and the certificate."""
-
-    common: np.ndarray
-    certificate: Certificate
-    rounds: int
-    converged: bool
-
-
-@dataclass
-class _State:
-    s: float
-    common: np.ndarray
-    penalty: float = 0.0
-    changes: int = 0
-    best: float = math.inf
-    best_common: np.ndarray | None = None
-    dual: float = -math.inf
+    def ask_all(self, request: Any) -> list[Any]:
+        """The answer to a request for statistics, summed over all sites, in a list of one."""
+        numbers = [np.atleast_1d(value) for value in vars(request).values() if not isinstance(value, str)]
+        kind = ANSWERS[type(request)]
+        found = self.ask(name_of(kind), np.concatenate([*numbers, []]), getattr(request, "preparation", ""))
+        if kind is CellCounts:
+            return [preparation.split_counts(self._study, found)]
+        if kind is Spread:
+            return [Spread(squares=found)]
+        features = found[:-1] if kind is FeatureSums else float(found[0])
+        return [kind(features=features, target=float(found[-1]))]
 
 
 def rotated(gram: np.ndarray, total: np.ndarray, m: int) -> np.ndarray:
@@ -125,50 +91,52 @@ def fit_masked(
     ridge: float,
     settings: Settings,
     report: Callable[[int, float], object] = lambda done, gap: None,
-) -> MaskedResult:
-    """Rounds until the relative gap is at most tol. common: in units of 1/m; ridge: on the intercepts."""
+) -> tuple[np.ndarray, Certificate, list[float]]:
+    """Rounds until the relative gap is at most tol. common: in units of 1/m; ridge: on the intercepts.
+
+    Returns what the coordinator knows: the common component, the certificate, and the relative gap of each round.
+    """
     tasks, conjugate, at_zero, longest = sums.ask("start")
     m = round(float(tasks))
     relationship, weight = Learned(common / m if m > 1 else 0.0), ridge / reg_lambda
     longest_step = longest / m
-    state = _State(min(first_step(reg_lambda, m), longest_step), np.zeros(features))
-    state.dual = scaled_dual(0.0, float(conjugate), float(at_zero))
-    accuracy, gaps = settings.local_accuracy, list[float]()
+    s, changes = min(first_step(reg_lambda, m), longest_step), 0
+    best, dual = math.inf, scaled_dual(0.0, float(conjugate), float(at_zero))
+    w0 = best_w0 = np.zeros(features)  # the common component
+    penalty, accuracy, gaps = 0.0, settings.local_accuracy, list[float]()
     d, half = features, features * (features + 1) // 2
     for t in range(settings.max_rounds):
         accuracy = _sharpened(accuracy, gaps)
-        target = accuracy * (state.best - state.dual) / m if math.isfinite(state.best) else math.inf
+        target = accuracy * (best - dual) / m if math.isfinite(best) else math.inf
         relax = settings.relaxation - 1.0 if t else 0.0
-        found = sums.ask("improve", [t, state.s, min(target, 1e300), relax])
+        found = sums.ask("improve", [t, s, min(target, 1e300), relax])
         scalars, V_gram, V_sum, B_gram, B_sum = np.split(found, np.cumsum([7, half, d, half]))
         loss, conjugates, intercepts, b_intercepts, slope2, turned2, u2 = scalars.tolist()
-        objective = loss + reg_lambda * (state.penalty + 0.5 * weight * intercepts)
+        objective = loss + reg_lambda * (penalty + 0.5 * weight * intercepts)
         B = rotated(_square(B_gram, d), B_sum, m)
         penalty_conjugate = relationship.conjugate(B) + 0.5 * b_intercepts / weight
         bound = scaled_dual(penalty_conjugate / reg_lambda, conjugates, float(at_zero))
-        keep = objective < state.best
+        keep = objective < best
         if keep:
-            state.best, state.best_common = objective, state.common
-        state.dual = max(state.dual, bound)
-        gaps.append(Certificate(state.best, state.dual).relative_gap)
+            best, best_w0 = objective, w0
+        dual = max(dual, bound)
+        gaps.append(Certificate(best, dual).relative_gap)
         if gaps[-1] < -1e-6:
             raise ValueError("the masked sums contradict each other: a site sent other numbers than it should")
         report(t + 1, gaps[-1])
         V = rotated(_square(V_gram, d), V_sum, m)
-        prox = relationship.prox(V.copy(), state.s * reg_lambda, state.common)
+        prox = relationship.prox(V.copy(), s * reg_lambda, w0)
         M = _map(V - prox.common, prox.W - prox.common)
         moved2, size2, primal2 = sums.ask("move", np.concatenate([[float(keep)], prox.common, M.ravel()])).tolist()
-        state.penalty, state.common = prox.penalty, prox.common
+        penalty, w0 = prox.penalty, prox.common
         if gaps[-1] <= settings.tol:
             break
-        if t >= 1 and state.changes < MAX_STEP_CHANGES:
+        if t >= 1 and changes < MAX_STEP_CHANGES:
             lengths = [math.sqrt(max(square, 0.0)) for square in (moved2, size2, turned2, slope2, primal2, u2)]
-            change = step_change(_change(t, state.s, *lengths), state.s, longest_step)
-            state.changes += change != 1.0
-            state.s *= change
-    assert state.best_common is not None
-    certificate = Certificate(state.best, state.dual)
-    return MaskedResult(np.append(state.best_common, 0.0), certificate, len(gaps), gaps[-1] <= settings.tol)
+            change = step_change(_change(t, s, *lengths), s, longest_step)
+            changes += change != 1.0
+            s *= change
+    return np.append(best_w0, 0.0), Certificate(best, dual), gaps
 
 
 def _change(t: int, s: float, moved: float, size: float, turned: float, slope: float, primal: float, u: float) -> float:
@@ -216,18 +184,17 @@ def fit_masked_study(
     common, lam = 0.0 if m == 1 else (study.fit.common or (1.0,))[0], study.fit.reg_lambda[0]
     settings = Settings(tol=study.fit.tolerance, seed=study.fit.seed)
     ridge = model.intercept_ridge(problem.coordinates)
-    found = fit_masked(sums, width - 1, lam, common, ridge, settings, report)
+    w0, certificate, gaps = fit_masked(sums, width - 1, lam, common, ridge, settings, report)
     W = np.zeros((m, width))
     if study.results.coordinator == "weights":
         for k, answer in sites.ask({k: Publish(study=study.hash) for k in np.unique(owner).tolist()}).items():
             if not preparation.are_finite(answer.weights, W[owner == k].shape):
                 raise ValueError("a site published weights that do not fit the study")
             W[owner == k] = answer.weights
-    covariance, nothing = Learned().update((W - found.common)[:, :-1]), np.zeros_like(W)
-    dual = DualPoint(nothing, 0.0, 0.0, found.certificate.dual)
-    ones, name = np.ones(m), "masked splitting"
-    outcome = Outcome(W, found.common, covariance, found.certificate, dual, [], found.converged, name, ones, ones)
+    covariance, ones = Learned().update((W - w0)[:, :-1]), np.ones(m)
+    dual, converged = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual), gaps[-1] <= settings.tol
+    outcome = Outcome(W, w0, covariance, certificate, dual, [], converged, "masked splitting", ones, ones)
     warn_unless_converged(outcome, settings, stacklevel=2)
     model.set_outcome(problem, outcome, lam, common)
-    model.n_rounds_ = found.rounds
+    model.n_rounds_ = len(gaps)
     return outcome

@@ -31,17 +31,8 @@ Statistics = Callable[[SumUp], np.ndarray]
 class MaskedSite:
     """The part of one site in masked sums. Use it while holding the lock of the ledger.
 
-    Parameters
-    ----------
-    folder : Path
-        Where the key and the state are kept.
-    study : Study
-    statistics : callable
-        The numbers of the site for questions about the preparation.
-    blocks : callable
-        The rows of the prepared problem.
-    ridge : callable
-        The penalty on an intercept in the prepared problem.
+    statistics: the numbers of the site for questions about the preparation. blocks, ridge: the rows of the prepared
+    problem, and the penalty on an intercept in it.
     """
 
     def __init__(
@@ -52,9 +43,8 @@ class MaskedSite:
         blocks: Callable[[], Blocks],
         ridge: Callable[[], float],
     ):
-        self._folder, self._study, self._statistics, self._blocks, self._ridge = (
-            folder, study, statistics, blocks, ridge,
-        )  # fmt: skip
+        self._folder, self._study, self._statistics = folder, study, statistics
+        self._blocks, self._ridge = blocks, ridge
         self._worker: Worker | None = None
         self._at = ""  # the folder of the worker's file for the question under way
 
@@ -107,7 +97,7 @@ class MaskedSite:
             raise RefusedBySiteError("the coordinator asked for a masked sum of a session that has not begun here")
         keys = request.keys
         if keys.ndim != 2 or keys.shape[1] != KEY_BYTES or keys.dtype != np.uint8:
-            raise RefusedBySiteError("the coordinator sent keys that are none")
+            raise RefusedBySiteError("the coordinator sent something other than keys")
         header: dict[str, Any] = {"counter": -1}
         state: dict[str, np.ndarray] = {"keys": keys}
         if (self._folder / _STATE).exists():

@@ -7,7 +7,7 @@ loss, and everything after that is post-processing: lambda, relations, certifica
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,9 @@ from scipy import sparse
 from scipy.special import ndtri
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.federation.privacy.accounting import mu_of, sigma_of
 from dmtrl.federation.privacy.sensitivity import MomentWeights, moments_sensitivity
 from dmtrl.solver.api import solve
-from dmtrl.solver.outcome import DualPoint, Outcome
+from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
 
 Noise = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape
@@ -133,12 +132,8 @@ class Quadratics:
         data = TaskData.from_list(list(zip(rows, labels, strict=True)), list(names))
         found = solve(data, loss="squared", reg_lambda=reg_lambda, common=common, settings=settings)
         intercept = np.array([at_zero - cross @ w for (at_zero, cross), w in zip(crosses, found.W, strict=True)])
-        dual = found.dual
-        return Outcome(
-            np.column_stack([found.W, intercept]), np.append(found.common, 0.0), found.covariance, found.certificate,
-            DualPoint(np.column_stack([dual.B, np.zeros(m)]), dual.conjugate, dual.conjugate_at_zero, dual.bound),
-            found.history, found.converged, found.method, found.task_weight, found.task_size,
-        )  # fmt: skip
+        W, dual = np.column_stack([found.W, intercept]), np.column_stack([found.dual.B, np.zeros(m)])
+        return replace(found, W=W, common=np.append(found.common, 0.0), dual=replace(found.dual, B=dual))
 
 
 def _repaired(A: np.ndarray, floor: float) -> np.ndarray:
@@ -146,52 +141,6 @@ def _repaired(A: np.ndarray, floor: float) -> np.ndarray:
     values, vectors = np.linalg.eigh(A)
     least = max(floor, 1e-9 * float(np.abs(values).max()), 1e-300)
     return np.asarray((vectors * np.maximum(values, least)) @ vectors.T)
-
-
-def private_moments(
-    data: TaskData,
-    *,
-    epsilon: float,
-    delta: float = 1e-5,
-    row_norm: float,
-    label_bound: float,
-    noise: Noise | None = None,
-) -> Quadratics:
-    """Noisy second moments of every task, after which no row is needed any more (mode A, squared loss).
-
-    Each task gets (epsilon, delta)-differential privacy for the replacement of one of its rows. The numbers of rows are
-    not protected. The bounds must not be read from the data.
-
-    Parameters
-    ----------
-    data : TaskData
-        Rows and labels, without sample weights.
-    epsilon, delta : float
-        The guarantee.
-    row_norm : float
-        Rows are shortened to this norm.
-    label_bound : float
-        Labels are clipped to [-label_bound, label_bound].
-    noise : callable, default=None
-        Returns standard normal numbers of a shape. None: from the randomness of the operating system.
-
-    Returns
-    -------
-    Quadratics
-        Its method `solve` fits the tasks for any lambda, with a certificate of the noisy problem.
-    """
-    if data.sample_weight is not None:
-        raise ValueError("private moments need rows of equal weight; remove sample_weight")
-    form = MomentFormat(data.X.shape[1], row_norm, 1.0, label_bound, varying=False)
-    noise, mu, models = noise or system_noise, mu_of(epsilon, delta), []
-    for i in range(data.m):
-        rows = slice(data.starts[i], data.starts[i + 1])
-        X, y = clip_rows(dense(data.X[rows]), row_norm), data.y[rows]
-        std = sigma_of(form.sensitivity(len(X)), mu)
-        models.append((*form.quadratic(form.vector(X, np.ones(len(X)), y) + std * noise((form.size,))),
-                       form.spectral_noise(std)))  # fmt: skip
-    A, c, floor = zip(*models, strict=True)
-    return Quadratics(np.array(A), np.array(c), np.array(floor))
 
 
 def system_noise(shape: tuple[int, ...]) -> np.ndarray:

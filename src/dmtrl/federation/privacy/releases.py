@@ -12,7 +12,8 @@ import numpy as np
 
 from dmtrl.data.blocks import Blocks
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation.privacy.moments import MomentFormat
+from dmtrl.federation.privacy.accounting import sigma_of
+from dmtrl.federation.privacy.moments import MomentFormat, Noise
 from dmtrl.federation.privacy.sensitivity import MomentWeights, dual_sensitivity, gap_for, gap_rounding
 from dmtrl.federation.privacy.terms import MOMENTS, ROUNDS, Privacy
 from dmtrl.losses import AnyLoss, scalar
@@ -30,6 +31,11 @@ class Exact:
 
     values: np.ndarray
     sensitivity: np.ndarray
+
+    def with_noise(self, mu: float, releases: int, noise: Noise) -> tuple[np.ndarray, np.ndarray]:
+        """The noisy numbers, and the standard deviation of the noise of each task, if all releases cost mu."""
+        std = np.array([sigma_of(float(size), mu, releases) for size in self.sensitivity])
+        return self.values + std[:, None] * noise(self.values.shape), std
 
 
 def moment_format(privacy: Privacy, loss: AnyLoss, features: int) -> MomentFormat:

@@ -11,7 +11,6 @@ from dmtrl.federation.ledger import Ledger
 from dmtrl.federation.messages import Release, Released
 from dmtrl.federation.policy import Policy
 from dmtrl.federation.preparation import are_finite
-from dmtrl.federation.privacy.accounting import sigma_of
 from dmtrl.federation.privacy.budget import Budget
 from dmtrl.federation.privacy.moments import Noise, system_noise
 from dmtrl.federation.privacy.releases import Exact, Releases, largest_entry, step_size
@@ -22,19 +21,7 @@ _FAILED = "it could not make a private release, and makes no further ones in thi
 
 
 class SiteReleases:
-    """The private releases of one study at one site.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder of the site.
-    policy : Policy
-    study : Study
-    ledger : Ledger
-        Its lock makes releases of several processes take turns.
-    noise : callable
-        Standard normal numbers of a shape; tests replace the operating system's.
-    """
+    """The private releases of one study at one site. The lock of the ledger makes several processes take turns."""
 
     def __init__(self, folder: Path, policy: Policy, study: Study, ledger: Ledger, noise: Noise = system_noise):
         self._study, self._ledger, self._noise = study, ledger, noise
@@ -67,9 +54,7 @@ class SiteReleases:
             point = np.zeros_like(request.point) if study.privacy.mode == MOMENTS else request.point
             self._budget.charge(study.hash, study.name, self.epsilon, study.privacy.delta, self._mu)
             exact = self._exact(rows, point, request.step)
-            sizes = exact.sensitivity
-            std = np.array([sigma_of(float(size), self._mu, study.privacy.releases) for size in sizes])
-            values = exact.values + std[:, None] * self._noise(exact.values.shape)
+            values, std = exact.with_noise(self._mu, study.privacy.releases, self._noise)
             released = Released(number=request.number, point=point, values=values, std=std)
             self._budget.store(study.hash, released)
             return released
