@@ -97,10 +97,6 @@ class RayOptions:
             One loss for all tasks, or one per task.
         names : sequence of str, default=None
             Task names for error messages.
-
-        Returns
-        -------
-        Engine
         """
         with cluster(self) as processors:
             return RayEngine(pieces(self.workers or processors), losses, self, names)

@@ -148,10 +148,6 @@ class Settings:
             Seed of the row order.
         **options : object
             Other fields of Settings, which take precedence.
-
-        Returns
-        -------
-        Settings
         """
         fixed: dict[str, Any] = {
             "method": "dual",
