@@ -41,11 +41,10 @@ class Checkpoint:
 
 def is_due(checkpoint: Checkpoint, rounds: int, seconds: float) -> bool:
     """Whether it is time to write, so many rounds and seconds after the last one."""
-    every_seconds = checkpoint.every_seconds
-    if checkpoint.every_rounds is None and every_seconds is None:
-        every_seconds = _DEFAULT_SECONDS
-    by_rounds = checkpoint.every_rounds is not None and rounds >= checkpoint.every_rounds
-    return by_rounds or (every_seconds is not None and seconds >= every_seconds)
+    every_rounds, every_seconds = checkpoint.every_rounds, checkpoint.every_seconds
+    if every_rounds is None and every_seconds is None:
+        return seconds >= _DEFAULT_SECONDS
+    return rounds >= (every_rounds or float("inf")) or seconds >= (every_seconds or float("inf"))
 
 
 def check_path(what: str, path: object) -> None:
