@@ -22,9 +22,8 @@ from dmtrl.solver.checkpoint.paths import PathGroup, PathSession
 from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord, StartPoint
-from dmtrl.solver.path_threads import in_threads
+from dmtrl.solver.path_threads import Turns, in_threads
 from dmtrl.solver.race import FIRST_FOLDS, Race
-from dmtrl.solver.turns import Turns
 
 MEASURES = ("loss", "squared_error", "wrong")  # errors: sums over held-out rows
 SCORE = "score"  # of a scorer, one number for all held-out rows of a split, greater is better
@@ -175,7 +174,7 @@ def fit_folds(
     spec = replace(spec, own=own)
     search = _Search(engine, spec, np.array([lam]), np.array([common]), np.array([own]), folds, CheckpointSession())
 
-    def follow(group: PathGroup, turns: Turns, fold: int, engine: Engine) -> None:
+    def follow(group: PathGroup, fold: int, engine: Engine) -> None:
         layout = search.hold_out(engine, fold)
         outcome = solve_on(engine, spec, lam, common, CheckpointSession(), layout=layout)
         with search.one_at_a_time:
@@ -254,30 +253,27 @@ class _Search:
     def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
         """The paths of some folds; `after` more folds may follow."""
         self.total = self.done + len(candidates) * (len(folds) + after)
-        self.in_paths(folds, lambda group, turns, fold, engine: self._follow(group, turns, fold, engine, candidates))
+        self.in_paths(folds, lambda group, fold, engine: self._follow(group, fold, engine, candidates))
 
-    def in_paths(self, folds: Sequence[int], work: Callable[[PathGroup, Turns, int, Engine], None]) -> None:
+    def in_paths(self, folds: Sequence[int], work: Callable[[PathGroup, int, Engine], None]) -> None:
         """Do some work for each fold, at the same time where the engine allows it."""
         threads = self.engine.paths
         inner = max(1, threads // len(folds))
-        turns = Turns(max(1, threads // inner))
-        group = PathGroup(self.session, turns)
+        group = PathGroup(self.session, Turns(max(1, threads // inner)))
 
         def follow(fold: int) -> None:
             sibling = self.engine.sibling(fold, inner)
-            with turns, nullcontext(self.engine) if sibling is None else sibling as engine:
-                work(group, turns, fold, engine)
+            with group.turns, nullcontext(self.engine) if sibling is None else sibling as engine:
+                work(group, fold, engine)
 
         if threads == 1:
             for fold in folds:
                 follow(fold)
         else:
             at_once = len(folds) if len(folds) <= _PATHS_PER_THREAD * threads else threads
-            in_threads(follow, folds, at_once, group)
+            in_threads(follow, folds, at_once, group.stop)
 
-    def _follow(
-        self, group: PathGroup, turns: Turns, fold: int, engine: Engine, candidates: Iterable[Candidate]
-    ) -> None:
+    def _follow(self, group: PathGroup, fold: int, engine: Engine, candidates: Iterable[Candidate]) -> None:
         """One path."""
         layout = self.hold_out(engine, fold)
         path = group.enter(fold, engine)
@@ -299,7 +295,7 @@ class _Search:
             path.fit_done(cell, scores, end, interrupt is not None)
             if interrupt is not None:
                 raise interrupt
-            with turns.given_away():
+            with group.turns.given_away():
                 pass
         group.leave(fold)
 

@@ -9,10 +9,9 @@ from scipy import sparse
 from dmtrl.losses import scalar
 from dmtrl.protocol.messages import Prepare, Scores
 from dmtrl.worker import exact, kernels, span
-from dmtrl.worker.box import box_work
-from dmtrl.worker.local_rows import LocalRows, sum_by_unit
+from dmtrl.worker.box import span_work
+from dmtrl.worker.local_rows import LocalRows, gram_factors, sum_by_unit
 from dmtrl.worker.rounds import EXACT_LIMIT, WORTH_PASSES, RoundProblem
-from dmtrl.worker.row_formats import gram_factors
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
 _ENOUGH_FOR_INTERCEPT = 32  # stiffness of an intercept: a round then leaves about 1 / 32 of its error
@@ -90,14 +89,13 @@ class LocalProblem(RoundProblem):
     ) -> np.ndarray:
         """Returns which of the units were solved."""
         alpha, r, steps = duals.alpha.copy(), np.empty(len(duals.alpha)), np.zeros(len(out))
-        work = span.span_work(int(np.diff(self.units.starts)[which].max()))
-        box = box_work(work.M)
+        work = span_work(int(np.diff(self.units.starts)[which].max()))
         span.centre_scores(self.units, plan.C, which, r)
         widest = 0.01 * self.units.weight / self._curvature
         accuracy = np.clip(plan.target / self.units.weight, 1e-7 * widest, widest)
         for products, part in self._rows.products(which, self._stored):
             span.solve_units(
-                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work, box
+                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work
             )
         solved = steps[which] >= 0
         span.take_round(self.units, duals, plan, which[solved], alpha, steps, out)
@@ -111,7 +109,6 @@ class LocalProblem(RoundProblem):
         return value
 
     def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
-        """Errors of W on rows with these weights."""
         blocks, y = self._blocks, self.units.y
         z = np.zeros(len(y))
         for i in range(blocks.n_units):

@@ -15,18 +15,14 @@ from dmtrl.engines.base import Engine
 from dmtrl.protocol.messages import Restore
 from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd, UnderWay, require_same_run
 from dmtrl.solver.checkpoint.versions import Arrays, Version
-from dmtrl.solver.turns import Turns
-
-
-class PathStopped(Exception):
-    """Another path failed or was interrupted, so this one ends too."""
+from dmtrl.solver.path_threads import PathStopped, Turns
 
 
 class PathGroup:
     """The paths that are under way. `turns`: of the threads that run them; a path that waits gives its turn away."""
 
     def __init__(self, session: CheckpointSession, turns: Turns):
-        self.session, self._turns = session, turns
+        self.session, self.turns = session, turns
         self._changed = threading.Condition()
         self._engines: dict[int, Engine] = {}
         self._waiting: dict[int, tuple[UnderWay, Arrays]] = {}
@@ -74,7 +70,7 @@ class PathGroup:
             self._save_if_all_wait()
             if fold not in self._waiting:
                 return
-        with self._turns.given_away(), self._changed:
+        with self.turns.given_away(), self._changed:
             self._changed.wait_for(lambda: self._stopped or fold not in self._waiting)
             if fold in self._waiting:
                 raise PathStopped
