@@ -220,7 +220,7 @@ class Coordinator:
                 f"{version.folder}: the workers' dual variables do not belong to the coordinator's state; the version "
                 "is damaged, resume from another one"
             )
-        method.restored(run.method, b)
+        run.method.b = b.copy()  # a method may write into it
         return method, run
 
     def _gap_to_close(self, run: RunState) -> GapToClose:

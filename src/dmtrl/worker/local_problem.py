@@ -65,7 +65,8 @@ class LocalProblem(RoundProblem):
             solved = self._solve_in_span(duals, plan, in_span, out)
             descend = np.union1d(descend, in_span[~solved])
         if len(by_gram):
-            if self.gram is None or not self._serves(self.gram, plan):
+            used = plan.intercept_step if self.units.intercept else np.empty(0)
+            if self.gram is None or not np.array_equal(self.gram.intercept_step, used):  # of an earlier run
                 self.gram = gram_factors(self._blocks, self.units, plan.intercept_step)
             exact.gram_round(self.units, duals, plan, by_gram, self.gram, np.empty(d), out)
         if len(by_newton):
@@ -79,10 +80,6 @@ class LocalProblem(RoundProblem):
                 shuffled, rest = np.empty(longest, dtype=np.int64), np.zeros_like(duals.calm)
                 self._kernels.sdca_round(self.units, duals, plan, descend, work, shuffled, rest, out)
         return out
-
-    def _serves(self, gram: exact.GramFactors, plan: kernels.Order) -> bool:
-        """Whether factors of an earlier run have the intercept and its step size of this one."""
-        return np.array_equal(gram.intercept_step, plan.intercept_step if self.units.intercept else [])
 
     def _solve_in_span(
         self, duals: kernels.Duals, plan: kernels.Order, which: np.ndarray, out: np.ndarray
@@ -132,7 +129,8 @@ class LocalProblem(RoundProblem):
         """The step size beyond which a unit's local problem is too stiff: coordinate ascent then hardly moves, and the
         exact solvers lose the digits of s b."""
         n, q = np.diff(self.units.starts), np.maximum(self._mean_q * self._curvature, scalar.TINY)
-        return np.where(self._solved_exactly(), 1e11, 1e3 * np.maximum(n, 1)) / q
+        exactly = self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= EXACT_LIMIT))
+        return np.where(exactly, 1e11, 1e3 * np.maximum(n, 1)) / q
 
     def intercept_step(self) -> np.ndarray | None:
         """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
@@ -177,10 +175,6 @@ class LocalProblem(RoundProblem):
         )
         return np.asarray(np.maximum(_ENOUGH_FOR_INTERCEPT / balance, stiffness))
 
-    def _solved_exactly(self) -> np.ndarray:
-        """Whether an exact solver can take over from coordinate ascent where a unit is stiff."""
-        return self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= EXACT_LIMIT))
-
     def _typical_curvature(self, bounds: np.ndarray) -> np.ndarray:
         """The second derivative of each unit's loss where it is smooth, else the slope over the spread of the labels
         across which it turns."""
@@ -195,10 +189,6 @@ class LocalProblem(RoundProblem):
         width = np.where(loss == scalar.HUBER, self.units.param, 1.0) / np.where(spread > 0, spread, 1.0)
         curvature = np.where(turning, np.where(np.isfinite(bounds), np.minimum(curvature, width), width), curvature)
         return np.where(counts, np.maximum(mean, 0.1), curvature)
-
-    def _bytes(self) -> float:
-        X = self._blocks.X
-        return float((X.data if sparse.issparse(X) else X).nbytes)
 
     def _choose_solvers(self, step: np.ndarray, intercept_step: np.ndarray, pace: float) -> np.ndarray:
         wanted = self._order.local_solver
@@ -219,7 +209,8 @@ class LocalProblem(RoundProblem):
         newton, in_span = (np.where((cost <= most) | few, cost, np.inf) for cost in self._exact_costs(ahead))
         gram = 4 * d**2 + (n * per_row**2 + 10 * d**3) / ahead
         # a quarter of the rows' bytes: with a user's array and the solver's own, all stays below 2.5 times the data
-        gram_fits = 8 * n_units * d * d <= max(self._bytes() / 4, 8e6)
+        X = self._blocks.X
+        gram_fits = 8 * n_units * d * d <= max((X.data if sparse.issparse(X) else X).nbytes / 4, 8e6)
         solver = np.argmin([sdca, newton, np.full(n_units, np.inf), in_span], axis=0)
         if gram_fits and (squared & (gram < np.minimum(sdca, in_span))).any():
             solver[squared] = kernels.GRAM

@@ -126,15 +126,13 @@ class Worker:
         elif request.fold >= 0:
             for i in range(blocks.n_units):
                 rows = slice(blocks.starts[i], blocks.starts[i + 1])
-                number, classes = self._stream_number(i), self._losses[i].kind == CLASSIFICATION
+                number = int(blocks.tasks[i]) + (int(blocks.shards[i]) << 40)
+                classes = self._losses[i].kind == CLASSIFICATION
                 weighted = np.flatnonzero(self._weight()[rows] > 0)
                 order = shuffled(weighted, blocks.y[rows] if classes else None, int(request.seed), number)
                 self._held[rows.start + order[request.fold :: request.folds]] = True
             self._tested = self._held.copy()
         return self._describe(Describe())
-
-    def _stream_number(self, unit: int) -> int:
-        return int(self._blocks.tasks[unit]) + (int(self._blocks.shards[unit]) << 40)
 
     def _score(self, request: Score) -> Scores:
         problem, _ = self._run()

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from dmtrl import storage
-from dmtrl.numerics.checks import is_number, is_whole
+from dmtrl.numerics.checks import is_number, is_whole, require
 
 PathLike = str | os.PathLike[str]
 _DEFAULT_SECONDS = 60.0
@@ -29,10 +29,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         check_path("the path of a checkpoint", self.path)
         rounds, seconds = self.every_rounds, self.every_seconds
-        if rounds is not None and not (is_whole(rounds) and rounds > 0):
-            raise ValueError(f"every_rounds must be a positive integer, got {rounds!r}")
-        if seconds is not None and not (is_number(seconds) and seconds > 0):
-            raise ValueError(f"every_seconds must be positive, got {seconds!r}")
+        require(rounds is None or (is_whole(rounds) and rounds > 0), "every_rounds", "a positive integer", rounds)
+        require(seconds is None or (is_number(seconds) and seconds > 0), "every_seconds", "positive", seconds)
 
     @property
     def folder(self) -> str:
@@ -49,8 +47,7 @@ def is_due(checkpoint: Checkpoint, rounds: int, seconds: float) -> bool:
 
 def check_path(what: str, path: object) -> None:
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not (isinstance(text, str) and text):
-        raise ValueError(f"{what} must be a folder or URL, as str or Path, got {path!r}")
+    require(isinstance(text, str) and bool(text), what, "a folder or URL, as str or Path", path)
 
 
 def absolute(path: PathLike) -> str:

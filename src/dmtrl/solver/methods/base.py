@@ -3,7 +3,7 @@
 A method has no state of its own. `init` makes the state of a run, a dataclass; `requests` says what to send to the
 workers that are idle; `step` updates the state with answers and returns a `Report` when a round is complete. The state
 is updated in place, because for 100,000 tasks a second copy would not fit into memory. A checkpoint holds that
-dataclass.
+dataclass, but for its field `b`, which the workers recompute.
 """
 
 from collections.abc import Collection
@@ -130,10 +130,6 @@ class Method(Protocol[S]):
 
     def step(self, state: S, answers: dict[int, Improved]) -> Report | None:
         """Update the state with answers, which it may empty; a report when a round is complete."""
-        ...
-
-    def restored(self, state: S, b: np.ndarray) -> None:
-        """Prepare a state that was read from a checkpoint; `b` was recomputed by the workers."""
         ...
 
 
