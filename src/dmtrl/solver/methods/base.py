@@ -15,7 +15,7 @@ import numpy as np
 from dmtrl.numerics.rowwise import over_rows
 from dmtrl.protocol.messages import Improved, Round
 from dmtrl.protocol.steps import Steps
-from dmtrl.relationship import FreeIntercept, Learned, Relationship
+from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Candidate
@@ -52,8 +52,6 @@ class RunContext:
 
         over_rows(add, *V.shape)
         if self.intercept_step is None:
-            if type(self.relationship) is Learned:  # a subclass may override prox
-                return self.relationship.prox_into(V, V, t, common)
             return self.relationship.prox(V, t, common)
         assert isinstance(self.relationship, FreeIntercept)
         own = self.intercept_ridge >= 0  # the workers have taken the proximal step of the ridge already
