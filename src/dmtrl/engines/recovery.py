@@ -203,12 +203,8 @@ class RecoveringEngine(Engine):
                 worker.log.missing,
             )
         worker.request, worker.fault = None, ""
-        self._recovered(k)
-        return k, answer
-
-    def _recovered(self, k: int) -> None:
-        worker = self._workers[k]
         worker.losses, worker.unreadable_since = 0, 0.0
+        return k, answer
 
     def _handle_loss(self, lost: Lost) -> None:
         k, worker = lost.worker, self._workers[lost.worker]
@@ -273,7 +269,7 @@ class RecoveringEngine(Engine):
             )
         worker.digest = digest
         if worker.request is None:
-            self._recovered(k)
+            worker.losses, worker.unreadable_since = 0, 0.0
         else:
             worker.replaying = worker.log.batches()
             self._replay(k)

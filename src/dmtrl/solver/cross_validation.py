@@ -9,14 +9,14 @@ depend on that.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
 from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
-from dmtrl.protocol.messages import HoldOut, Score, Scores
+from dmtrl.protocol.messages import HoldOut, Score
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_on, thread_count
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession
 from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
@@ -143,7 +143,7 @@ def cross_validate(
         raise ValueError("cross-validation needs at least one lambda, one common and one own to try")
     search = _Search(engine, spec, path, taus, kappas, folds, session or CheckpointSession(), on_round, on_fit, scorer)
     search.session.resume_cross_validation(search.grid() | {"race": None if race is None else asdict(race)})
-    everything = search.in_order(np.ones((len(taus), len(path)), dtype=bool))
+    everything = search.in_order()
     first = folds if race is None else min(FIRST_FOLDS, folds)
     with single_threaded_blas():  # also between the runs of the paths, which would set and reset it in turn
         search.run(range(first), everything, after=folds - first)
@@ -223,9 +223,7 @@ class _Search:
     scorer: Scorer | None = None
     done: int = 0
     total: int = 0
-
-    def __post_init__(self) -> None:
-        self.one_at_a_time = threading.Lock()  # for callbacks
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)  # for callbacks
 
     def grid(self) -> dict[str, object]:
         """What a checkpoint must agree on."""
@@ -242,13 +240,13 @@ class _Search:
             **settings,
         }
 
-    def in_order(self, wanted: np.ndarray) -> list[Candidate]:
-        """Candidates in the order of a path: from strong to weak lambda, over the pairs (common, own) upwards and
+    def in_order(self) -> list[Candidate]:
+        """All candidates in the order of a path: from strong to weak lambda, over the pairs (common, own) upwards and
         downwards in turn, so that each is a neighbour of the one before."""
         turned = np.searchsorted(np.unique(self.kappas), self.kappas) % 2 == 1
         upwards = np.lexsort((np.where(turned, -self.taus, self.taus), self.kappas))
         turns = (upwards if j % 2 == 0 else upwards[::-1] for j in range(len(self.lambdas)))
-        return [(int(i), j) for j, turn in enumerate(turns) for i in turn if wanted[i, j]]
+        return [(int(i), j) for j, turn in enumerate(turns) for i in turn]
 
     def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
         """The paths of some folds; `after` more folds may follow."""
@@ -286,7 +284,8 @@ class _Search:
                     raise interrupt
                 continue
             outcome = self._fit(path, engine, layout, cell, fits.ends.get(fold))
-            answers = _score(engine, layout, outcome.W)
+            W = outcome.W[layout.task]
+            answers = dict(engine.exchange({k: Score(w=layout.scatter(k, W)) for k in range(engine.n_workers)}))
             scores = {name: layout.per_task(layout.gather(answers, name)) for name in ("weight", *MEASURES)}
             scores["rounds"] = np.array(len(outcome.history))
             scores[SCORE] = np.array(self._score(cell, outcome))
@@ -364,8 +363,3 @@ class _Search:
                 for name, values in sums.items():
                     values[i, j, fold] = scores[name]
         return Path(self.lambdas, self.taus, self.kappas, **sums, rounds=rounds, score=score)
-
-
-def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Scores]:
-    W = W[layout.task]
-    return dict(engine.exchange({k: Score(w=layout.scatter(k, W)) for k in range(engine.n_workers)}))
