@@ -85,15 +85,9 @@ class _Worker:
 class RecoveringEngine(Engine):
     """An engine over a carrier that replaces lost workers.
 
-    Parameters
-    ----------
-    carrier : Carrier
-    recovery_timeout : float
-        Seconds within which a lost worker must give a sign of life; after that it may take its time to read its rows.
-    names : sequence of str, optional
-        Names of the tasks, for error messages.
-    answer_timeout : float, optional
-        Seconds one answer, and the reading of rows, may take before the worker counts as lost. None: no limit.
+    A lost worker must answer again within `recovery_timeout` seconds; reading its rows may then take longer. An answer,
+    or reading rows, may take `answer_timeout` seconds before the worker counts as lost (None: no limit). `names`: of
+    the tasks, for error messages.
     """
 
     def __init__(

@@ -223,31 +223,23 @@ def open_session(
         return checkpoint
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
+    source = None  # the version to resume from, or its home
     if isinstance(resume, bool) and resume:
         if checkpoint is None:
             raise ValueError("resume=True needs checkpoint=, the folder to resume from")
-        resumed = versions.read(checkpoint.folder) if versions.newest(checkpoint.folder) else None
-        return CheckpointSession(CheckpointWriter(checkpoint, resumed), resumed)
-    if resume is None or isinstance(resume, bool):
-        if checkpoint is None:
-            return CheckpointSession()
-        if not replace_others:
-            _refuse_occupied(checkpoint.folder)
-        return CheckpointSession(CheckpointWriter(checkpoint))
-    check_path("resume", resume)
-    home = versions.home_of(resume)
+        source = checkpoint.folder if versions.newest(checkpoint.folder) else None
+    elif resume is not None and not isinstance(resume, bool):
+        check_path("resume", resume)
+        source = absolute(resume)
+        checkpoint = checkpoint or Checkpoint(versions.home_of(source))
     if checkpoint is None:
-        checkpoint = Checkpoint(home)
-    elif checkpoint.folder.rstrip("/") != home and not replace_others:
-        _refuse_occupied(checkpoint.folder)
-    resumed = versions.read(absolute(resume))
+        return CheckpointSession()
+    # a run removes the versions that it replaces: those of another run must not be among them
+    same = source is not None and checkpoint.folder.rstrip("/") in (source, versions.home_of(source))
+    if not (same or replace_others) and versions.newest(checkpoint.folder) is not None:
+        raise CheckpointExistsError(checkpoint.folder)
+    resumed = None if source is None else versions.read(source)
     return CheckpointSession(CheckpointWriter(checkpoint, resumed), resumed)
-
-
-def _refuse_occupied(folder: str) -> None:
-    """A run removes the versions that it replaces: those of another run must not be among them."""
-    if versions.newest(folder) is not None:
-        raise CheckpointExistsError(folder)
 
 
 def _read_fits(version: Version) -> FinishedFits:
