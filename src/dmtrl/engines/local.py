@@ -43,7 +43,6 @@ class LocalEngine(Engine):
         return self.threads
 
     def sibling(self, number: int, threads: int = 1) -> "LocalEngine":
-        """An engine on the same rows for another run, which may take place at the same time in another thread."""
         return LocalEngine((), (), threads, [worker.sibling(number) for worker in self._workers])
 
     def send(self, worker: int, message: Message) -> None:
