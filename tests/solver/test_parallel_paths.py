@@ -14,8 +14,8 @@ from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.checkpoint.session import CheckpointSession, open_session
 from dmtrl.solver.cross_validation import Path as CVPath
 from dmtrl.solver.cross_validation import cross_validate
+from dmtrl.solver.path_threads import Turns
 from dmtrl.solver.race import Race
-from dmtrl.solver.turns import Turns
 from support.checkpoints import CVCallback, Stopped, table
 from support.problems import random_problem
 

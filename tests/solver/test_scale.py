@@ -294,7 +294,7 @@ def test_the_common_component_is_that_of_plain_turns(shape: tuple[int, int], t: 
         w0 = (V - R).sum(axis=0) / (len(V) + t / tau)
         if np.linalg.norm(w0 - before) <= 1e-9 * np.linalg.norm(w0) * t / (len(V) * tau):
             break
-    found = Learned(tau).prox(V, t, np.zeros(shape[1]))
+    found = Learned(tau).prox(V.copy(), t, np.zeros(shape[1]))
     best = 0.5 * ((R + w0 - V) ** 2).sum() + t * Learned(tau).penalty(R + w0, w0)
     reached = 0.5 * ((found.W - V) ** 2).sum() + t * found.penalty
     assert reached <= best * (1 + 1e-7)

@@ -15,7 +15,7 @@ from dmtrl.losses import get_loss
 from dmtrl.protocol.messages import Describe, Description, decode, encode
 from dmtrl.solver.settings import Settings
 from dmtrl.worker import rows as row_access
-from dmtrl.worker.row_formats import in_chunks
+from dmtrl.worker.local_rows import in_chunks
 from dmtrl.worker.worker import Worker
 
 

@@ -29,7 +29,6 @@ class LocalEngine(Engine):
             raise ValueError(f"the local engine needs at least one thread, got {threads}")
         self.threads = threads
         self.pending: set[int] = set()
-        self._losses = losses
         self._workers = [Worker(source, losses) for source in sources] if workers is None else list(workers)
         self._pool = ThreadPoolExecutor(threads) if min(threads, len(self._workers)) > 1 else None
         self._queued: deque[tuple[int, Message]] = deque()  # without a pool
@@ -44,8 +43,7 @@ class LocalEngine(Engine):
         return self.threads
 
     def sibling(self, number: int, threads: int = 1) -> "LocalEngine":
-        """An engine on the same rows for another run, which may take place at the same time in another thread."""
-        return LocalEngine((), self._losses, threads, [worker.sibling(number) for worker in self._workers])
+        return LocalEngine((), (), threads, [worker.sibling(number) for worker in self._workers])
 
     def send(self, worker: int, message: Message) -> None:
         begin_request(self.pending, worker)

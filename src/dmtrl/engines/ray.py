@@ -25,7 +25,7 @@ from dmtrl.engines.choice import Pieces
 from dmtrl.engines.host import Host
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.losses import AnyLoss, CustomLoss
-from dmtrl.numerics.checks import is_number, is_whole
+from dmtrl.numerics.checks import is_number, is_whole, require
 from dmtrl.protocol.message import Message
 
 
@@ -66,21 +66,19 @@ class RayOptions:
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        workers, cpus = self.workers, self.cpus
+        workers, cpus, strategy = self.workers, self.cpus, self.strategy
         resources: Any = self.resources
-        recovery_timeout, answer_timeout = self.recovery_timeout, self.answer_timeout
-        if workers is not None and not (is_whole(workers) and workers >= 1):
-            raise ValueError(f"workers must be None or a positive integer, got {workers!r}")
-        if cpus is not None and not _is_amount(cpus):
-            raise ValueError(f"cpus must be None, or finite and not negative, got {cpus!r}")
-        if not (isinstance(resources, Mapping) and all(map(_is_amount, resources.values()))):
-            raise ValueError(f"resources must map names to amounts, such as {{'gpu_node': 1}}, got {resources!r}")
-        if isinstance(self.strategy, str) and self.strategy not in ("SPREAD", "DEFAULT"):
-            raise ValueError(f"strategy must be 'SPREAD', 'DEFAULT' or one of Ray's objects, got {self.strategy!r}")
-        if not (_is_amount(recovery_timeout) and recovery_timeout > 0):
-            raise ValueError(f"recovery_timeout must be a positive number of seconds, got {recovery_timeout!r}")
-        if answer_timeout is not None and not (_is_amount(answer_timeout) and answer_timeout > 0):
-            raise ValueError(f"answer_timeout must be None or a positive number of seconds, got {answer_timeout!r}")
+        recovery, answer, seconds = self.recovery_timeout, self.answer_timeout, "a positive number of seconds"
+        whole = workers is None or (is_whole(workers) and workers >= 1)
+        require(whole, "workers", "None or a positive integer", workers)
+        require(cpus is None or _is_amount(cpus), "cpus", "None, or finite and not negative", cpus)
+        amounts = isinstance(resources, Mapping) and all(map(_is_amount, resources.values()))
+        require(amounts, "resources", "a mapping of names to amounts, such as {'gpu_node': 1}", resources)
+        known = not isinstance(strategy, str) or strategy in ("SPREAD", "DEFAULT")
+        require(known, "strategy", "'SPREAD', 'DEFAULT' or one of Ray's objects", strategy)
+        require(_is_amount(recovery) and recovery > 0, "recovery_timeout", seconds, recovery)
+        positive = answer is None or (_is_amount(answer) and answer > 0)
+        require(positive, "answer_timeout", f"None or {seconds}", answer)
 
     def session(self) -> AbstractContextManager[object]:
         """Return a context in which engines that are started one after the other share a cluster."""
@@ -97,10 +95,6 @@ class RayOptions:
             One loss for all tasks, or one per task.
         names : sequence of str, default=None
             Task names for error messages.
-
-        Returns
-        -------
-        Engine
         """
         with cluster(self) as processors:
             return RayEngine(pieces(self.workers or processors), losses, self, names)
@@ -368,18 +362,13 @@ def _cause(error: Any) -> Exception:
 def _check_sendable(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> None:
     """Raise TypeError for what cannot be pickled, before anything is started."""
     cloudpickle = import_ray().cloudpickle
-    for loss in losses if isinstance(losses, Sequence) else [losses]:
-        if isinstance(loss, CustomLoss):
-            _check_picklable(cloudpickle, loss, f"the loss {loss.name!r}")
-    for k, source in enumerate(sources):
-        if not isinstance(source, Blocks):
-            _check_picklable(cloudpickle, source, f"the source of worker {k}")
-
-
-def _check_picklable(cloudpickle: Any, thing: object, what: str) -> None:
-    try:
-        cloudpickle.dumps(thing)
-    except Exception as error:
-        raise TypeError(
-            f"{what} cannot be pickled: {error}; its functions may use numbers, arrays and modules only"
-        ) from error
+    every = losses if isinstance(losses, Sequence) else [losses]
+    sent: dict[str, object] = {f"the loss {loss.name!r}": loss for loss in every if isinstance(loss, CustomLoss)}
+    own = {f"the source of worker {k}": source for k, source in enumerate(sources) if not isinstance(source, Blocks)}
+    for what, thing in (sent | own).items():
+        try:
+            cloudpickle.dumps(thing)
+        except Exception as error:
+            raise TypeError(
+                f"{what} cannot be pickled: {error}; its functions may use numbers, arrays and modules only"
+            ) from error

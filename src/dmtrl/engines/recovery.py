@@ -85,15 +85,9 @@ class _Worker:
 class RecoveringEngine(Engine):
     """An engine over a carrier that replaces lost workers.
 
-    Parameters
-    ----------
-    carrier : Carrier
-    recovery_timeout : float
-        Seconds within which a lost worker must give a sign of life; after that it may take its time to read its rows.
-    names : sequence of str, optional
-        Names of the tasks, for error messages.
-    answer_timeout : float, optional
-        Seconds one answer, and the reading of rows, may take before the worker counts as lost. None: no limit.
+    A lost worker must answer again within `recovery_timeout` seconds; reading its rows may then take longer. An answer,
+    or reading rows, may take `answer_timeout` seconds before the worker counts as lost (None: no limit). `names`: of
+    the tasks, for error messages.
     """
 
     def __init__(
@@ -208,12 +202,8 @@ class RecoveringEngine(Engine):
                 worker.log.missing,
             )
         worker.request, worker.fault = None, ""
-        self._recovered(k)
-        return k, answer
-
-    def _recovered(self, k: int) -> None:
-        worker = self._workers[k]
         worker.losses, worker.unreadable_since = 0, 0.0
+        return k, answer
 
     def _handle_loss(self, lost: Lost) -> None:
         k, worker = lost.worker, self._workers[lost.worker]
@@ -278,7 +268,7 @@ class RecoveringEngine(Engine):
             )
         worker.digest = digest
         if worker.request is None:
-            self._recovered(k)
+            worker.losses, worker.unreadable_since = 0, 0.0
         else:
             worker.replaying = worker.log.batches()
             self._replay(k)

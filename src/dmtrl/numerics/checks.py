@@ -1,4 +1,4 @@
-"""Type checks for numeric parameters. True and False are not numbers here."""
+"""Checks of parameters. True and False are not numbers here."""
 
 from numbers import Integral, Real
 
@@ -9,3 +9,9 @@ def is_whole(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def require(ok: bool, name: str, rule: str, value: object) -> None:
+    """Raise ValueError unless a parameter is as its rule says."""
+    if not ok:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")

@@ -6,7 +6,8 @@ and from the `Message` that travels. Rows, labels and dual variables never appea
 """
 
 import re
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -58,11 +59,11 @@ class Prepare:
     """Begins a run. `keep`: start from the dual variables of the run before; else from zero, or from weights `w`."""
 
     seed: int
-    local_solver: str
-    sampling: str
     max_passes: int
-    keep: bool
-    density: float  # share of the sampled chunks of all workers that are not all zero
+    local_solver: str = "auto"
+    sampling: str = "shuffled"
+    keep: bool = False
+    density: float = 1.0  # share of the sampled chunks of all workers that are not all zero
     first_step: float = np.inf  # about the step size of the first round
     evaluate: bool = False  # answer with the loss at the start
     intercept: bool = False  # weights have an intercept for each output after the features
@@ -221,6 +222,13 @@ def decode(message: Message) -> Any:
         problem = f"has the unknown field {extra[0]!r}" if extra else f"lacks the field {missing[0]!r}"
         raise ValueError(f"message {message.name!r} {problem}")
     return kind(**given)
+
+
+def with_arrays(content: Any, numbers: Callable[[Any], Any], vectors: Callable[[Any], Any]) -> Any:
+    """The same message with other arrays: `numbers` and `vectors` of those that have one number or vector per unit."""
+    kinds, change = _ARRAYS[type(content)], {Numbers: numbers, Vectors: vectors}
+    given = {name: getattr(content, name) for name in kinds}
+    return replace(content, **{name: change[kinds[name]](value) for name, value in given.items() if value is not None})
 
 
 def _columns(request: Message, array: np.ndarray, features: int, outputs: int) -> int:

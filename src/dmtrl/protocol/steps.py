@@ -7,24 +7,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Steps:
-    """Step sizes of some units.
+    """Step sizes of some units."""
 
-    Parameters
-    ----------
-    features : ndarray
-        Of each unit.
-    intercept : ndarray or None
-        The same for the intercepts, which are the last columns of weights, if there are any.
-    ridge : float
-        The penalty on an intercept in the local problems. Negative if intercepts are treated like features.
-    columns : int
-        How many intercepts a unit has: one, or one for each of its classes.
-    """
-
-    features: np.ndarray
-    intercept: np.ndarray | None = None
-    ridge: float = -1.0
-    columns: int = 1
+    features: np.ndarray  # of each unit
+    intercept: np.ndarray | None = None  # the same for the intercepts, the last columns of weights, if there are any
+    ridge: float = -1.0  # penalty on an intercept in the local problems; negative: intercepts are treated like features
+    columns: int = 1  # intercepts of a unit: one, or one for each of its classes
 
     def only(self, units: slice | np.ndarray) -> "Steps":
         intercept = None if self.intercept is None else self.intercept[units]

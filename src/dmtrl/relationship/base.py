@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dmtrl.numerics.checks import is_number, require
 from dmtrl.relationship.covariance import TaskCovariance
 
 
@@ -96,7 +97,5 @@ def check_kappa(kappa: float) -> float:
 
 
 def _checked_strength(name: str, value: Any) -> float:
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not number or not 0 <= float(value) < np.inf:
-        raise ValueError(f"{name} must be at least 0 and finite, got {value!r}")
+    require(is_number(value) and 0 <= value < np.inf, name, "at least 0 and finite", value)
     return float(value)

@@ -44,12 +44,14 @@ def check_relationship(
     check = _Check(made, tasks, steps, np.random.default_rng(seed))
     if check.members():
         with np.errstate(all="ignore"):
-            check.start()
-            for d in () if check.violations else features:
-                check.values(d)
-                check.proximal_map(d)
-                check.covariances(d)
-            check.subset()
+            check.run(check.start)
+            for d, part in (
+                ()
+                if check.violations
+                else itertools.product(features, (check.values, check.proximal_map, check.covariances))
+            ):
+                check.run(part, d)
+            check.run(check.subset)
     if check.violations:
         raise RelationshipError(check.violations.message(f"the relationship {check.name!r} violates its contract:"))
 
@@ -110,19 +112,13 @@ class _Check:
         elif not abs(sigma.trace() - 1.0) <= TOLERANCE:
             self.violations.add(f"the trace of {source} is not one", f"it is {sigma.trace():.6g}; divide by it", where)
 
-    @staticmethod
-    def guarded(part: Callable[..., None]) -> Callable[..., None]:
-        def run(self: "_Check", *arguments: int) -> None:
-            with suppress(_Failed):
-                part(self, *arguments)
+    def run(self, part: Callable[..., None], *arguments: int) -> None:
+        with suppress(_Failed):
+            part(*arguments)
 
-        return run
-
-    @guarded
     def start(self) -> None:
         self.covariance("start", self.call("start", self.m, where=""), self.m, "")
 
-    @guarded
     def values(self, d: int) -> None:
         """Check that the penalty is convex, non-negative and zero at zero, and the Fenchel-Young inequality."""
         zero, where = np.zeros((self.m, d)), f" with {d} features"
@@ -148,7 +144,6 @@ class _Check:
             advice = f"{penalty:.9g} + {conjugate:.9g} < {product:.9g}; the conjugate or the penalty is too small"
             self.violations.add("Fenchel-Young fails: g(W) + g*(B) < <W, B>", advice, where)
 
-    @guarded
     def proximal_map(self, d: int) -> None:
         """Check that (V - W) / t is a subgradient at W = prox(V, t), which Fenchel-Young's equality proves."""
         for V, t in itertools.product([np.zeros((self.m, d)), *self.random(d, 3)], self.steps):
@@ -182,7 +177,6 @@ class _Check:
             advice = f"{g + c:.9g} and {product:.9g} at B = (V - W) / t; the prox or the conjugate is wrong"
             self.violations.add("g(W) + g*(B) is not <W, B> at the proximal point", advice, where)
 
-    @guarded
     def covariances(self, d: int) -> None:
         """Check Sigma from W, and the conjugate with Sigma fixed."""
         first = self.call("start", self.m, where="")
@@ -200,7 +194,6 @@ class _Check:
                 advice = f"{held:.9g} and {whole:.9g}; Sigma fixed is a special case"
                 self.violations.add("w_conjugate exceeds the conjugate", advice, where)
 
-    @guarded
     def subset(self) -> None:
         """Check `only`, if the relationship has it."""
         if not hasattr(self.relationship, "only"):

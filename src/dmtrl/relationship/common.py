@@ -30,13 +30,13 @@ class CommonProx(NamedTuple):
     own_penalty: float  # half the squared nuclear norm of W - common, or an upper bound
 
 
-def common_prox(V: np.ndarray, t: float, tau: float, start: np.ndarray, out: np.ndarray | None = None) -> CommonProx:
+def common_prox(V: np.ndarray, t: float, tau: float, start: np.ndarray) -> CommonProx:
     """Return argmin |W - V|^2 / 2 + t (|W - w_0|_*^2 + |w_0|^2 / tau) / 2 over W and w_0.
 
-    W is written into `out` if given, which may be V. A start other than zero comes from the round before: its error
+    W is written over V. A start other than zero comes from the round before: its error
     falls with the distance between the rounds, so a tenth of it is enough.
     """
-    rows = (_Narrow if len(V) > V.shape[1] else _Wide)(V, out)
+    rows = (_Narrow if len(V) > V.shape[1] else _Wide)(V)
     strength, warm = len(V) * tau / t, bool(start.any())
     w0, image, last, lowest, first = start, start, np.inf, np.inf, 0.0
     points: list[np.ndarray] = []
@@ -98,11 +98,10 @@ def _cut(w0: np.ndarray, away: np.ndarray, s: np.ndarray, vectors: np.ndarray, t
 
 
 class _Rows(ABC):
-    """V, of which each subclass has the Gram matrix of one side."""
+    """V, of which each subclass has the Gram matrix of one side. W is written over it."""
 
-    def __init__(self, V: np.ndarray, out: np.ndarray | None):
+    def __init__(self, V: np.ndarray):
         self.V, self.mean = V, V.mean(axis=0)
-        self.W = np.empty(V.shape) if out is None else out
 
     def best_common(self, at: _Decomposition, strength: float) -> np.ndarray:
         """The best w_0 for fixed directions and factors (24.1)."""
@@ -115,8 +114,8 @@ class _Rows(ABC):
         """The proximal point for w_0 with the directions and factors of a decomposition at another w_0, near it."""
         m, size = len(self.V), float(at.shrunk.sum())
         if len(at.s) == 0:
-            self.W[:] = w0
-            return CommonProx(self.W, w0, TaskCovariance.identity(m), 0.0)
+            self.V[:] = w0
+            return CommonProx(self.V, w0, TaskCovariance.identity(m), 0.0)
         if at.blurred(t):
             at = self.decompose(w0, t, exact=True)
             size = float(at.shrunk.sum())
@@ -125,7 +124,7 @@ class _Rows(ABC):
         squares = at.s**2 + m * shift * (2.0 * before + shift)
         own_penalty = 0.5 * size * float((at.shrunk / at.s**2) @ squares)
         left = self.write(at, w0, shift)
-        return CommonProx(self.W, w0, TaskCovariance(left, at.shrunk / size, 0.0), own_penalty)
+        return CommonProx(self.V, w0, TaskCovariance(left, at.shrunk / size, 0.0), own_penalty)
 
     @abstractmethod
     def decompose(self, w0: np.ndarray, t: float, exact: bool = False) -> _Decomposition: ...
@@ -140,15 +139,15 @@ class _Rows(ABC):
 
     @abstractmethod
     def write(self, at: _Decomposition, w0: np.ndarray, shift: np.ndarray) -> np.ndarray:
-        """Write w_0 + (left s + 1 shift^T) diag(f) Q^T into W; returns the left singular vectors."""
+        """Write w_0 + (left s + 1 shift^T) diag(f) Q^T over V; returns the left singular vectors."""
 
 
 class _Narrow(_Rows):
     """More tasks than features. The rows of V - mean sum to zero, so the Gram matrix of V - w_0 is that of V - mean
     plus m away away^T: V is read once."""
 
-    def __init__(self, V: np.ndarray, out: np.ndarray | None):
-        super().__init__(V, out)
+    def __init__(self, V: np.ndarray):
+        super().__init__(V)
         self.spread = centred_gram(V, self.mean)
 
     def decompose(self, w0: np.ndarray, t: float, exact: bool = False) -> _Decomposition:
@@ -169,41 +168,41 @@ class _Narrow(_Rows):
 
         def shrink_rows(rows: slice) -> None:  # in blocks: avoids a centred copy of V
             np.matmul(self.V[rows] - at.w0, inward, out=left[rows])
-            np.matmul(left[rows], outward, out=self.W[rows])
-            self.W[rows] += constant
+            np.matmul(left[rows], outward, out=self.V[rows])
+            self.V[rows] += constant
 
         over_rows(shrink_rows, *self.V.shape)
         return left
 
 
 class _Wide(_Rows):
-    """At least as many features as tasks. W holds V - mean until the end, and V - w_0 is that plus 1 away^T."""
+    """At least as many features as tasks. V holds V - mean until the end, and V - w_0 is that plus 1 away^T."""
 
-    def __init__(self, V: np.ndarray, out: np.ndarray | None):
-        super().__init__(V, out)
-        np.subtract(V, self.mean, out=self.W)
-        self.spread = gram(self.W.T)
+    def __init__(self, V: np.ndarray):
+        super().__init__(V)
+        V -= self.mean
+        self.spread = gram(V.T)
 
     def decompose(self, w0: np.ndarray, t: float, exact: bool = False) -> _Decomposition:
         away = self.mean - w0
         if exact:
-            return _cut(w0, away, *short_side(self.W + away, exact=True), t)
-        cross = self.W @ away
+            return _cut(w0, away, *short_side(self.V + away, exact=True), t)
+        cross = self.V @ away
         return _cut(w0, away, *from_gram(self.spread + cross[:, None] + cross + float(away @ away)), t)
 
     def along(self, at: _Decomposition, x: np.ndarray) -> np.ndarray:
-        return np.asarray((self.W @ x + float(at.away @ x)) @ at.vectors / at.s)
+        return np.asarray((self.V @ x + float(at.away @ x)) @ at.vectors / at.s)
 
     def across(self, at: _Decomposition, x: np.ndarray) -> np.ndarray:
         left = at.vectors @ (x / at.s)
-        return np.asarray(left @ self.W + float(left.sum()) * at.away)
+        return np.asarray(left @ self.V + float(left.sum()) * at.away)
 
     def write(self, at: _Decomposition, w0: np.ndarray, shift: np.ndarray) -> np.ndarray:
         factor = (at.vectors * (at.shrunk / at.s) + shift * at.shrunk / at.s**2) @ at.vectors.T
         total = factor.sum(axis=1)[:, None]
 
         def shrink_columns(columns: slice) -> None:
-            self.W[:, columns] = factor @ self.W[:, columns] + (total * at.away[columns] + w0[columns])
+            self.V[:, columns] = factor @ self.V[:, columns] + (total * at.away[columns] + w0[columns])
 
         over_rows(shrink_columns, *self.V.T.shape)
         return at.vectors

@@ -42,10 +42,6 @@ class TaskCovariance:
         ----------
         m : int
             Number of tasks.
-
-        Returns
-        -------
-        TaskCovariance
         """
         return cls(np.zeros((m, 0)), np.zeros(0), 1.0 / m)
 
@@ -57,10 +53,6 @@ class TaskCovariance:
         ----------
         sigma : array-like of shape (m, m)
             A symmetric positive semidefinite matrix.
-
-        Returns
-        -------
-        TaskCovariance
         """
         sigma = np.asarray(sigma, dtype=float)
         if sigma.ndim != 2 or sigma.shape[0] != sigma.shape[1]:
@@ -102,10 +94,6 @@ class TaskCovariance:
             How strongly an edge pulls its tasks together.
         rank : int, default=256
             Number of exact directions above DENSE_LIMIT tasks.
-
-        Returns
-        -------
-        TaskCovariance
         """
         A = sparse.csr_matrix(adjacency, dtype=float)
         if A.shape[0] != A.shape[1]:
@@ -138,10 +126,6 @@ class TaskCovariance:
         ----------
         B : ndarray of shape (m, d)
             One row per task.
-
-        Returns
-        -------
-        ndarray of shape (m, d)
         """
         return self.basis @ (self.values[:, None] * gram(self.basis, B)) + self.floor * B
 
@@ -154,10 +138,6 @@ class TaskCovariance:
             One row per task.
         t : float
             Step size.
-
-        Returns
-        -------
-        ndarray of shape (m, d)
         """
         low = self.floor / (self.floor + t)
         gain = (self.values + self.floor) / (self.values + self.floor + t) - low
@@ -170,10 +150,6 @@ class TaskCovariance:
         ----------
         B : ndarray of shape (m, d)
             One row per task.
-
-        Returns
-        -------
-        float
         """
         inside = gram(self.basis, B)
         own = float(self.values @ np.einsum("ij,ij->i", inside, inside))
@@ -186,10 +162,6 @@ class TaskCovariance:
         ----------
         W : ndarray of shape (m, d)
             One row per task.
-
-        Returns
-        -------
-        float
         """
         inside = self.basis.T @ W
         left = float(((W - self.basis @ inside) ** 2).sum())
@@ -205,10 +177,6 @@ class TaskCovariance:
         ----------
         W : ndarray of shape (m, d)
             One row per task.
-
-        Returns
-        -------
-        ndarray of shape (m, d)
         """
         inside = self.basis.T @ W
         solved = self.basis @ (inside / (self.values + self.floor)[:, None])
@@ -235,10 +203,6 @@ class TaskCovariance:
         ----------
         tasks : sequence of int
             Task numbers.
-
-        Returns
-        -------
-        ndarray
         """
         F = self.factor()[tasks]
         tasks = np.asarray(tasks)
@@ -260,10 +224,6 @@ class TaskCovariance:
         ----------
         tasks : ndarray of int
             Task numbers.
-
-        Returns
-        -------
-        TaskCovariance
         """
         F = self.factor()[tasks]
         basis, s, _ = np.linalg.svd(F, full_matrices=False)
@@ -296,10 +256,6 @@ class TaskCovariance:
         ----------
         tau : float
             Strength of the common component.
-
-        Returns
-        -------
-        TaskCovariance
         """
         if tau == 0:
             return self
@@ -315,10 +271,6 @@ class TaskCovariance:
         ----------
         kappa : float
             Strength of the own parts.
-
-        Returns
-        -------
-        TaskCovariance
         """
         return self if kappa == 0 else TaskCovariance(self.basis, self.values, self.floor + kappa)
 
@@ -329,10 +281,6 @@ class TaskCovariance:
         ----------
         unit_tasks : ndarray of int, default=None
             The task of each unit. None means one unit per task.
-
-        Returns
-        -------
-        float
         """
         F = self.factor()
         F = F if unit_tasks is None else F[unit_tasks]
@@ -359,10 +307,6 @@ class TaskCovariance:
         ----------
         unit_tasks : ndarray of int, default=None
             The task of each unit. None means one unit per task.
-
-        Returns
-        -------
-        float
         """
         tasks = np.arange(self.m) if unit_tasks is None else np.sort(unit_tasks)
         F = self.factor()[tasks]

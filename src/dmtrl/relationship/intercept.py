@@ -4,7 +4,6 @@ import numpy as np
 
 from dmtrl.relationship.base import Prox, Relationship
 from dmtrl.relationship.covariance import TaskCovariance
-from dmtrl.relationship.learned import Learned
 
 
 class FreeIntercept:
@@ -42,10 +41,7 @@ class FreeIntercept:
     def prox_with_steps(self, V: np.ndarray, t: float, intercept_t: float | np.ndarray, common: np.ndarray) -> Prox:
         """Like `prox`, with a step size for the intercepts, or one for those of each task."""
         own, outside, inside = V[:, : -self.columns], V[:, -self.columns :], common[: -self.columns]
-        if type(self.base) is Learned:  # a subclass may override prox
-            inner = self.base.prox_into(own, own, t, inside)
-        else:
-            inner = self.base.prox(own, t, inside)
+        inner = self.base.prox(own, t, inside)
         steps = np.broadcast_to(intercept_t, len(V))
         intercept = outside / (1.0 + steps * self.weight)[:, None]
         if self.shared:

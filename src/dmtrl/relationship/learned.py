@@ -49,25 +49,22 @@ class Learned:
         return TaskCovariance(basis, values / trace, smoothing / trace)
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        return self.prox_into(None, V, t, common)
-
-    def prox_into(self, out: np.ndarray | None, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        """Like `prox`, but write W into `out`, which may be V."""
+        """Return the proximal point, which is written over V."""
         if self.kappa == 0:
-            return self._prox_shared(out, V, t, common)
+            return self._prox_shared(V, t, common)
         # (39): the related and common parts take a longer step, and a share of what they leave is the own part
-        shared = self._prox_shared(None, V, t + self.kappa, common)
+        shared = self._prox_shared(V.copy(), t + self.kappa, common)
         own = V - shared.W
         own *= self.kappa / (t + self.kappa)
-        W = np.add(shared.W, own, out=shared.W if out is None else out)
+        W = np.add(shared.W, own, out=V)
         return replace(shared, W=W, penalty=shared.penalty + 0.5 * float(np.vdot(own, own)) / self.kappa)
 
-    def _prox_shared(self, out: np.ndarray | None, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        """The proximal map without own parts."""
+    def _prox_shared(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        """The proximal map without own parts, written over V."""
         if self.tau == 0:
-            W, covariance, size = nuclear_prox(V, t, out=out)
+            W, covariance, size = nuclear_prox(V, t, out=V)
             return Prox(W, 0.5 * size**2, covariance, common)
-        found = common_prox(V, t, self.tau, common, out)
+        found = common_prox(V, t, self.tau, common)
         shared = 0.5 * float(found.common @ found.common) / self.tau
         return Prox(found.W, found.own_penalty + shared, found.covariance, found.common)
 

@@ -46,37 +46,32 @@ def unit_vectors(covariance: TaskCovariance) -> np.ndarray:
 def similarity_order(correlation: np.ndarray) -> np.ndarray:
     """Return the tasks in an order that puts related tasks, then their opposites, side by side."""
     from scipy.cluster.hierarchy import leaves_list, linkage, optimal_leaf_ordering
-    from scipy.spatial.distance import squareform
 
     m = len(correlation)
     if m < 3:
         return np.arange(m)
-    distances = squareform(_distance(np.asarray(correlation, dtype=float)), checks=False)
+    # 0 for correlation 1, 1 for correlation 0, and 0.5 for correlation -1
+    distances = _pairwise(1.0 - np.abs(correlation) + 0.5 * np.maximum(-correlation, 0.0))
     tree = linkage(distances, "average")
     if m <= _OPTIMAL:
         tree = optimal_leaf_ordering(tree, distances)
     return np.asarray(leaves_list(tree))
 
 
-def _distance(correlation: np.ndarray) -> np.ndarray:
-    """0 for correlation 1, 1 for correlation 0, and 0.5 for correlation -1."""
-    distance = 1.0 - np.abs(correlation) + 0.5 * np.maximum(-correlation, 0.0)
-    distance = (distance + distance.T) / 2
-    np.fill_diagonal(distance, 0.0)
-    return np.asarray(np.maximum(distance, 0.0))
+def _pairwise(distance: np.ndarray) -> np.ndarray:
+    """A matrix of distances, up to rounding, as scipy's clustering takes it: one number for each pair."""
+    from scipy.spatial.distance import squareform
+
+    return np.asarray(squareform(np.maximum((distance + distance.T) / 2, 0.0), checks=False))
 
 
 def alike_groups(correlation: np.ndarray) -> np.ndarray:
     """Return a group number for each task: merged groups have a mean correlation of at least ALIKE."""
     from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import squareform
 
     if len(correlation) < 2:
         return np.zeros(len(correlation), dtype=int)
-    distance = np.maximum(1.0 - np.asarray(correlation, dtype=float), 0.0)
-    distance = (distance + distance.T) / 2
-    np.fill_diagonal(distance, 0.0)
-    tree = linkage(squareform(distance, checks=False), "average")
+    tree = linkage(_pairwise(1.0 - correlation), "average")
     return np.asarray(fcluster(tree, 1.0 - ALIKE, criterion="distance") - 1)
 
 

@@ -8,8 +8,8 @@ part that runs on an engine.
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,11 +21,14 @@ from dmtrl.engines import choose_engine
 from dmtrl.engines.base import Engine
 from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLostError
 from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.numerics.blas import single_threaded_blas
+from dmtrl.numerics.rowwise import threads
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
 from dmtrl.relationship.base import check_kappa, check_tau
 from dmtrl.solver.checkpoint.options import Checkpoint, PathLike
-from dmtrl.solver.checkpoint.session import FIT, CheckpointSession, RunSession, open_session
+from dmtrl.solver.checkpoint.paths import RunSession
+from dmtrl.solver.checkpoint.session import FIT, CheckpointSession, open_session
 from dmtrl.solver.coordinator import Coordinator
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, StartPoint, Watch
@@ -123,8 +126,17 @@ def solve(
     """
     first = None if start is None else checked_start(start, data.m)
     settings = settings or Settings()
-    spec = ProblemSpec(data, losses_of(loss, data.m), relationship, settings, shards, intercept_ridge, start=first)
-    spec = replace(spec, own=own, task_weight=check_task_weight(task_weight))
+    spec = ProblemSpec(
+        data,
+        losses_of(loss, data.m),
+        relationship,
+        settings,
+        shards,
+        intercept_ridge,
+        start=first,
+        own=own,
+        task_weight=check_task_weight(task_weight),
+    )
     place = Placement(engine, n_jobs, workers, on_lost, open_session(checkpoint, resume))
     outcome = solve_problem(spec, reg_lambda, common, place, callbacks=callbacks, watch=watch, verbose=verbose)
     warn_unless_converged(outcome, settings, stacklevel=3)
@@ -181,8 +193,12 @@ def solve_on(
     """One run on an engine whose workers hold the tasks. `name`: of the run, in the session's checkpoints."""
     relationship = spec.relationship_for(reg_lambda, common)
     coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout, spec.task_weight)
-    with _checkpoint_in_error(session):
-        return coordinator.run(session, name, start, callbacks, watch)
+    try:
+        with single_threaded_blas(), threads(getattr(engine, "threads", 1)):
+            return coordinator.run(session, name, start, callbacks, watch)
+    except WorkerLostError as error:
+        error.checkpoint = session.last  # where to resume
+        raise
 
 
 class Strengths(NamedTuple):
@@ -302,16 +318,6 @@ def _left_out(lost: WorkerLostError, data: Any, workers: int) -> str:
         f"{lost.args[0]}; the fit starts again without task {tasks}, with workers={workers}: the rows of its weights "
         "are the other tasks in order, and `tasks` of the outcome holds their numbers"
     )
-
-
-@contextmanager
-def _checkpoint_in_error(session: RunSession) -> Iterator[None]:
-    """A run that ends because a worker is lost says where to resume."""
-    try:
-        yield
-    except WorkerLostError as error:
-        error.checkpoint = session.last
-        raise
 
 
 def _started(spec: ProblemSpec, place: Placement) -> AbstractContextManager[Engine]:

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from dmtrl.engines.base import Engine
-from dmtrl.numerics.blas import single_threaded_blas
-from dmtrl.numerics.rowwise import threads
 from dmtrl.protocol.messages import Describe, Prepare, Prepared, Restore, decode, encode
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of
-from dmtrl.solver.checkpoint.session import FIT, RunSession
+from dmtrl.solver.checkpoint.paths import RunSession
+from dmtrl.solver.checkpoint.session import FIT, UnderWay
 from dmtrl.solver.checkpoint.state import from_arrays, to_arrays
 from dmtrl.solver.checkpoint.versions import Version
 from dmtrl.solver.layout import Layout
@@ -89,23 +88,19 @@ class Coordinator:
         `start` continues on the same workers from an earlier outcome, whose dual variables are kept. A callback that
         raises KeyboardInterrupt stops the run; if there is a checkpoint, it is written first.
         """
-        with single_threaded_blas(), threads(getattr(self._engine, "threads", 1)):
-            return self._run(session, name, start, callbacks, watch)
-
-    def _run(
-        self,
-        session: RunSession,
-        name: str,
-        start: StartPoint | None,
-        callbacks: Sequence[Callback],
-        watch: Watch | None,
-    ) -> Outcome:
         layout, relationship = self._layout, self._relationship
         facts = layout, relationship, self._lam, self._settings, self._task_weight
         problem = problem_of(*facts) if session.active else {}
         version = session.resume_run(name, problem)
         method, run = self._begin(start) if version is None else self._resume(version)
         exchange = _Exchange(self._engine, method)
+
+        def state() -> dict[str, np.ndarray]:
+            for late in exchange.settle(run.method):
+                self._learn(run, late)
+            return to_arrays(run)
+
+        under_way = UnderWay(name, problem, state)
         while not self._is_over(run):
             began = time.perf_counter()
             run.accuracy = _sharpened(run.accuracy, run.history)
@@ -117,13 +112,7 @@ class Coordinator:
             if watch is not None:
                 watch(record, weights.W)
             del report, weights  # not kept through the next round
-
-            def state() -> dict[str, np.ndarray]:
-                for late in exchange.settle(run.method):
-                    self._learn(run, late)
-                return to_arrays(run)
-
-            session.round_done(self._engine, name, problem, state, self._is_over(run), interrupt is not None)
+            session.round_done(self._engine, under_way, self._is_over(run), interrupt is not None)
             if interrupt is not None:
                 raise interrupt
         best = run.best
@@ -231,7 +220,7 @@ class Coordinator:
                 f"{version.folder}: the workers' dual variables do not belong to the coordinator's state; the version "
                 "is damaged, resume from another one"
             )
-        method.restored(run.method, b)
+        run.method.b = b.copy()  # a method may write into it
         return method, run
 
     def _gap_to_close(self, run: RunState) -> GapToClose:

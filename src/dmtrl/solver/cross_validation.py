@@ -9,22 +9,21 @@ depend on that.
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
 from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
-from dmtrl.protocol.messages import HoldOut, Score, Scores
+from dmtrl.protocol.messages import HoldOut, Score
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_on, thread_count
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession
 from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, RoundRecord, StartPoint
-from dmtrl.solver.path_threads import in_threads
+from dmtrl.solver.path_threads import Turns, in_threads
 from dmtrl.solver.race import FIRST_FOLDS, Race
-from dmtrl.solver.turns import Turns
 
 MEASURES = ("loss", "squared_error", "wrong")  # errors: sums over held-out rows
 SCORE = "score"  # of a scorer, one number for all held-out rows of a split, greater is better
@@ -144,7 +143,7 @@ def cross_validate(
         raise ValueError("cross-validation needs at least one lambda, one common and one own to try")
     search = _Search(engine, spec, path, taus, kappas, folds, session or CheckpointSession(), on_round, on_fit, scorer)
     search.session.resume_cross_validation(search.grid() | {"race": None if race is None else asdict(race)})
-    everything = search.in_order(np.ones((len(taus), len(path)), dtype=bool))
+    everything = search.in_order()
     first = folds if race is None else min(FIRST_FOLDS, folds)
     with single_threaded_blas():  # also between the runs of the paths, which would set and reset it in turn
         search.run(range(first), everything, after=folds - first)
@@ -175,7 +174,7 @@ def fit_folds(
     spec = replace(spec, own=own)
     search = _Search(engine, spec, np.array([lam]), np.array([common]), np.array([own]), folds, CheckpointSession())
 
-    def follow(group: PathGroup, turns: Turns, fold: int, engine: Engine) -> None:
+    def follow(group: PathGroup, fold: int, engine: Engine) -> None:
         layout = search.hold_out(engine, fold)
         outcome = solve_on(engine, spec, lam, common, CheckpointSession(), layout=layout)
         with search.one_at_a_time:
@@ -224,9 +223,7 @@ class _Search:
     scorer: Scorer | None = None
     done: int = 0
     total: int = 0
-
-    def __post_init__(self) -> None:
-        self.one_at_a_time = threading.Lock()  # for callbacks
+    one_at_a_time: threading.Lock = field(default_factory=threading.Lock)  # for callbacks
 
     def grid(self) -> dict[str, object]:
         """What a checkpoint must agree on."""
@@ -243,41 +240,38 @@ class _Search:
             **settings,
         }
 
-    def in_order(self, wanted: np.ndarray) -> list[Candidate]:
-        """Candidates in the order of a path: from strong to weak lambda, over the pairs (common, own) upwards and
+    def in_order(self) -> list[Candidate]:
+        """All candidates in the order of a path: from strong to weak lambda, over the pairs (common, own) upwards and
         downwards in turn, so that each is a neighbour of the one before."""
         turned = np.searchsorted(np.unique(self.kappas), self.kappas) % 2 == 1
         upwards = np.lexsort((np.where(turned, -self.taus, self.taus), self.kappas))
         turns = (upwards if j % 2 == 0 else upwards[::-1] for j in range(len(self.lambdas)))
-        return [(int(i), j) for j, turn in enumerate(turns) for i in turn if wanted[i, j]]
+        return [(int(i), j) for j, turn in enumerate(turns) for i in turn]
 
     def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
         """The paths of some folds; `after` more folds may follow."""
         self.total = self.done + len(candidates) * (len(folds) + after)
-        self.in_paths(folds, lambda group, turns, fold, engine: self._follow(group, turns, fold, engine, candidates))
+        self.in_paths(folds, lambda group, fold, engine: self._follow(group, fold, engine, candidates))
 
-    def in_paths(self, folds: Sequence[int], work: Callable[[PathGroup, Turns, int, Engine], None]) -> None:
+    def in_paths(self, folds: Sequence[int], work: Callable[[PathGroup, int, Engine], None]) -> None:
         """Do some work for each fold, at the same time where the engine allows it."""
         threads = self.engine.paths
         inner = max(1, threads // len(folds))
-        turns = Turns(max(1, threads // inner))
-        group = PathGroup(self.session, turns)
+        group = PathGroup(self.session, Turns(max(1, threads // inner)))
 
         def follow(fold: int) -> None:
             sibling = self.engine.sibling(fold, inner)
-            with turns, nullcontext(self.engine) if sibling is None else sibling as engine:
-                work(group, turns, fold, engine)
+            with group.turns, nullcontext(self.engine) if sibling is None else sibling as engine:
+                work(group, fold, engine)
 
         if threads == 1:
             for fold in folds:
                 follow(fold)
         else:
             at_once = len(folds) if len(folds) <= _PATHS_PER_THREAD * threads else threads
-            in_threads(follow, folds, at_once, group)
+            in_threads(follow, folds, at_once, group.stop)
 
-    def _follow(
-        self, group: PathGroup, turns: Turns, fold: int, engine: Engine, candidates: Iterable[Candidate]
-    ) -> None:
+    def _follow(self, group: PathGroup, fold: int, engine: Engine, candidates: Iterable[Candidate]) -> None:
         """One path."""
         layout = self.hold_out(engine, fold)
         path = group.enter(fold, engine)
@@ -290,7 +284,8 @@ class _Search:
                     raise interrupt
                 continue
             outcome = self._fit(path, engine, layout, cell, fits.ends.get(fold))
-            answers = _score(engine, layout, outcome.W)
+            W = outcome.W[layout.task]
+            answers = dict(engine.exchange({k: Score(w=layout.scatter(k, W)) for k in range(engine.n_workers)}))
             scores = {name: layout.per_task(layout.gather(answers, name)) for name in ("weight", *MEASURES)}
             scores["rounds"] = np.array(len(outcome.history))
             scores[SCORE] = np.array(self._score(cell, outcome))
@@ -299,7 +294,7 @@ class _Search:
             path.fit_done(cell, scores, end, interrupt is not None)
             if interrupt is not None:
                 raise interrupt
-            with turns.given_away():
+            with group.turns.given_away():
                 pass
         group.leave(fold)
 
@@ -368,8 +363,3 @@ class _Search:
                 for name, values in sums.items():
                     values[i, j, fold] = scores[name]
         return Path(self.lambdas, self.taus, self.kappas, **sums, rounds=rounds, score=score)
-
-
-def _score(engine: Engine, layout: Layout, W: np.ndarray) -> dict[int, Scores]:
-    W = W[layout.task]
-    return dict(engine.exchange({k: Score(w=layout.scatter(k, W)) for k in range(engine.n_workers)}))

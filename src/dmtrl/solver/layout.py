@@ -38,7 +38,7 @@ class Layout:
         def join(name: str) -> np.ndarray:
             return np.concatenate([getattr(answers[k], name) for k in workers])
 
-        task, shard = join("tasks"), join("shards")
+        task, shard, rows, weight = (join(name) for name in ("tasks", "shards", "rows", "weight"))
         order = np.lexsort((shard, task))
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -46,26 +46,21 @@ class Layout:
         positions = np.split(place, np.cumsum(sizes)[:-1])
         owner = np.repeat(np.arange(len(workers)), sizes)[order]
         used, sampled = sum(answers[k].chunks_used for k in workers), sum(answers[k].chunks for k in workers)
-        layout = cls(
+        for lack, values in (("no rows", rows), ("a total sample weight of zero", weight)):
+            empty = np.flatnonzero(np.bincount(task, weights=values, minlength=m) <= 0)
+            if len(empty):
+                raise ValueError(f"task number {empty[0]} has {lack}; leave it out or give it data")
+        return cls(
             positions=positions,
             task=task[order],
             owner=owner,
-            rows=join("rows")[order],
-            weight=join("weight")[order],
+            rows=rows[order],
+            weight=weight[order],
             m=m,
             d=features.pop() * max(outputs),
             outputs=outputs.pop(),
             density=used / sampled if sampled else 1.0,
         )
-        layout._check()
-        return layout
-
-    def _check(self) -> None:
-        for what, values in (("no rows", self.rows), ("a total sample weight of zero", self.weight)):
-            total = np.bincount(self.task, weights=values, minlength=self.m)
-            empty = np.flatnonzero(total <= 0)
-            if len(empty):
-                raise ValueError(f"task number {empty[0]} has {what}; leave it out or give it data")
 
     @property
     def split(self) -> bool:

@@ -6,11 +6,12 @@ so the dual bound of the whole problem can still be computed: it bounds what a f
 """
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.engines.base import Engine, begin_request, require_pending
+from dmtrl.engines.local import LocalEngine
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, Description, Improved, Prepare, Prepared, Round, decode, encode
 from dmtrl.protocol.steps import Steps
@@ -72,30 +73,6 @@ class _FixedTasks:
         return -(self._W * self._b).sum(axis=1)
 
 
-class _TwoWorkers(Engine):
-    """An engine of two workers: the fixed tasks and the new one."""
-
-    n_workers = 2
-
-    def __init__(self, fixed: _FixedTasks, worker: Worker):
-        self._workers = (fixed, worker)
-        self._queued: list[tuple[int, Message]] = []
-        self.pending: set[int] = set()
-
-    def send(self, worker: int, message: Message) -> None:
-        begin_request(self.pending, worker)
-        self._queued.append((worker, message))
-
-    def receive(self, timeout: float | None = None) -> tuple[int, Message]:
-        require_pending(self.pending)
-        worker, message = self._queued.pop(0)
-        self.pending.discard(worker)
-        return worker, self._workers[worker].answer(message)
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class Extension:
     """The new task's weights, the outcome of the restricted problem, and the certificate of all tasks together, in
@@ -124,7 +101,8 @@ def extend(
     if spec.outputs * (new.X.shape[1] + (spec.intercept_ridge is not None)) != d:
         raise ValueError(f"the new task has {new.X.shape[1]} features, which does not fit the weights of the model")
     blocks = replace(new.sources(1)[0], tasks=np.array([m]))
-    engine = _TwoWorkers(_FixedTasks(W, dual.B, new.X.shape[1], spec.outputs), Worker(blocks, spec.losses))
+    fixed = _FixedTasks(W, dual.B, new.X.shape[1], spec.outputs)
+    engine = LocalEngine((), (), workers=[cast(Worker, fixed), Worker(blocks, spec.losses)])
     spec = replace(spec, settings=replace(spec.settings, method="splitting", max_staleness=0))
     outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession())
     # the dual of the whole problem at the old tasks' B and the new one's; any scaling of it is valid as well

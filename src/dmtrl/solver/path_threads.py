@@ -1,17 +1,21 @@
-"""Runs the paths of a cross-validation in threads."""
+"""Runs the paths of a cross-validation in threads, of which a limited number computes at a time."""
 
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from dmtrl.solver.checkpoint.paths import PathGroup, PathStopped
-
 _SWITCH_SECONDS = 5e-4
 
 
-def in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, group: PathGroup) -> None:
-    """All paths; if one fails, the others end too and its error is raised."""
+class PathStopped(Exception):
+    """Another path failed or was interrupted, so this one ends too."""
+
+
+def in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int, stop: Callable[[], None]) -> None:
+    """All paths; if one fails, `stop` ends the others too and its error is raised."""
 
     def work(fold: int) -> BaseException | None:
         try:
@@ -19,7 +23,7 @@ def in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int
         except PathStopped:
             return None
         except BaseException as error:
-            group.stop()
+            stop()
             return error
         return None
 
@@ -27,7 +31,7 @@ def in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int
         try:
             errors = list(pool.map(work, folds))
         except BaseException:  # Ctrl-C in this thread
-            group.stop()
+            stop()
             raise
     for error in errors:
         if error is not None:
@@ -44,3 +48,44 @@ def _switching_soon() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
+
+
+class Turns:
+    """A semaphore that is granted in the order in which it was asked for, so that all threads progress evenly."""
+
+    def __init__(self, count: int):
+        self._lock, self._free = threading.Lock(), count
+        self._queue: deque[threading.Event] = deque()
+
+    def take(self) -> None:
+        """Wait for a turn."""
+        with self._lock:
+            if self._free > 0:
+                self._free -= 1
+                return
+            granted = threading.Event()
+            self._queue.append(granted)
+        granted.wait()
+
+    def give(self) -> None:
+        """Hand the turn to the thread that has waited longest."""
+        with self._lock:
+            if self._queue:
+                self._queue.popleft().set()
+            else:
+                self._free += 1
+
+    @contextmanager
+    def given_away(self) -> Iterator[None]:
+        """Others compute inside the context; afterwards wait for a turn again."""
+        self.give()
+        try:
+            yield
+        finally:
+            self.take()
+
+    def __enter__(self) -> None:
+        self.take()
+
+    def __exit__(self, *_: object) -> None:
+        self.give()

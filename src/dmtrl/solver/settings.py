@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.numerics.checks import is_number, is_whole
+from dmtrl.numerics.checks import is_number, is_whole, require
 
 CHOICES = {
     "method": ("auto", "splitting", "dual"),
@@ -92,31 +92,31 @@ class Settings:
         for field in fields(self):  # plain numbers, which a checkpoint can hold
             object.__setattr__(self, field.name, _plain(getattr(self, field.name)))
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            require(value in allowed, name, f"one of {', '.join(allowed)}", value)
         for name in _NUMBERS:
             value = getattr(self, name)
-            _require(is_number(value) and np.isfinite(value), name, "a finite number", value)
-        _require(0 < self.relaxation < 2, "relaxation", "between 0 and 2", self.relaxation)
-        _require(0 < self.eta <= 1, "eta", "in (0, 1]", self.eta)
-        _require(0 < self.smoothing_decay <= 1, "smoothing_decay", "in (0, 1]", self.smoothing_decay)
+            require(is_number(value) and np.isfinite(value), name, "a finite number", value)
+        require(0 < self.relaxation < 2, "relaxation", "between 0 and 2", self.relaxation)
+        require(0 < self.eta <= 1, "eta", "in (0, 1]", self.eta)
+        require(0 < self.smoothing_decay <= 1, "smoothing_decay", "in (0, 1]", self.smoothing_decay)
         for name in ("tol", "w_tol", "smoothing", "smoothing_floor"):
-            _require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
-        _require(self.tol < 1, "tol", "below 1, the relative gap of any model", self.tol)
-        _require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
+            require(getattr(self, name) >= 0, name, "at least 0", getattr(self, name))
+        require(self.tol < 1, "tol", "below 1, the relative gap of any model", self.tol)
+        require(self.local_accuracy > 0, "local_accuracy", "positive", self.local_accuracy)
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
-            _require(is_whole(value) and value >= minimum, name, f"an integer of at least {minimum}", value)
+            require(is_whole(value) and value >= minimum, name, f"an integer of at least {minimum}", value)
         if self.max_staleness and self.method == "dual":
             raise ValueError("max_staleness requires method='splitting': asynchronous dual ascent can stall")
         omega, steps, initial = self.omega_steps, self.steps, self.initial_step
-        positive = omega is None or (is_whole(omega) and omega >= 1)
-        _require(positive, "omega_steps", "None or a positive integer", omega)
+        ok = omega is None or (is_whole(omega) and omega >= 1)
+        require(ok, "omega_steps", "None or a positive integer", omega)
         each = steps if isinstance(steps, tuple | list) else (1 if steps is None else steps,)
-        enough = all(is_whole(one) and one >= 1 for one in each)
-        _require(enough, "steps", "None, a positive integer, or one positive integer per task", steps)
-        positive = initial is None or (is_number(initial) and 0 < initial < np.inf)
-        _require(positive, "initial_step", "None or positive", initial)
+        ok = all(is_whole(one) and one >= 1 for one in each)
+        require(ok, "steps", "None, a positive integer, or one positive integer per task", steps)
+        ok = initial is None or (is_number(initial) and 0 < initial < np.inf)
+        require(ok, "initial_step", "None or positive", initial)
 
     @classmethod
     def paper(
@@ -148,10 +148,6 @@ class Settings:
             Seed of the row order.
         **options : object
             Other fields of Settings, which take precedence.
-
-        Returns
-        -------
-        Settings
         """
         fixed: dict[str, Any] = {
             "method": "dual",
@@ -177,8 +173,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value
-
-
-def _require(ok: bool, name: str, rule: str, value: object) -> None:
-    if not ok:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")

@@ -22,11 +22,11 @@ _ITERATIONS = 10  # few suffice unless more rows than features lie on the kink o
 _DAMPING = 1e-11  # of the diagonal: A may be singular, and then a step along its kernel ends at the box
 
 
-class BoxWork(NamedTuple):
-    """Memory for one unit at a time."""
+class SpanWork(NamedTuple):
+    """Memory for one unit at a time, here and in span.py."""
 
     M: np.ndarray
-    free: np.ndarray  # rows inside their intervals
+    rows: np.ndarray  # that enter the linear system
     a: np.ndarray
     z: np.ndarray
     g: np.ndarray
@@ -35,11 +35,13 @@ class BoxWork(NamedTuple):
     direction: np.ndarray
     move: np.ndarray
     along: np.ndarray
+    root: np.ndarray
+    inner: np.ndarray
 
 
-def box_work(M: np.ndarray) -> BoxWork:
-    a, z, g, low, high, direction, move, along = np.empty((8, len(M)))
-    return BoxWork(M, np.empty(len(M), dtype=np.int64), a, z, g, low, high, direction, move, along)
+def span_work(longest: int) -> SpanWork:
+    """For units of at most `longest` rows."""
+    return SpanWork(np.empty((longest, longest)), np.empty(longest, dtype=np.int64), *np.empty((10, longest)))
 
 
 @njit(**INNER)
@@ -106,7 +108,7 @@ def _along(K, n, s, s0, free, size, move, along):  # type: ignore[no-untyped-def
 def _newton_step(labels, i, K, n, s, s0, alpha, work):  # type: ignore[no-untyped-def]
     """A projected Newton step on the rows inside their intervals. Returns whether it lowered the objective."""
     first, loss, param = labels.starts[i], labels.loss[i], labels.param[i]
-    M, z, g, free, low, high = work.M, work.z, work.g, work.free, work.low, work.high
+    M, z, g, free, low, high = work.M, work.z, work.g, work.rows, work.low, work.high
     direction, move, along = work.direction, work.move, work.along
     size, largest = 0, 0.0
     for j in range(n):

@@ -47,14 +47,10 @@ def _labels_fit(blocks: Blocks, losses: Sequence[AnyLoss]) -> bool:
 
 
 def _check_finite(X: Any, y: np.ndarray, where: str) -> None:
-    bad = ~np.isfinite(X.data if sparse.issparse(X) else X)
-    if bad.any():
-        if sparse.issparse(X):
-            entry = X.tocoo()
-            k = int(np.argmax(~np.isfinite(entry.data)))
-            row, column = int(entry.row[k]), int(entry.col[k])
-        else:
-            row, column = (int(v) for v in np.argwhere(bad)[0])
+    entries = sparse.coo_matrix(X)
+    bad = np.flatnonzero(~np.isfinite(entries.data))
+    if len(bad):
+        row, column = entries.row[bad[0]], entries.col[bad[0]]
         raise ValueError(f"{where}, row {row}, column {column}: X holds NaN or infinity; fill it in or drop the row")
     if not np.isfinite(y).all():
         row = int(np.argmax(~np.isfinite(y)))

@@ -371,17 +371,9 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
 
     scope = dict(globals())
     scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step, loss_bracket=any_bracket)
-    called = ("evaluate", "conjugates", "losses_at_zero", "sdca_round", "uniform_round")
-    inlined = (
-        "evaluate_unit",
-        "conjugate_sum",
-        "conjugate_unit",
-        "sdca_unit",
-        "uniform_unit",
-        "start_unit",
-        "finish_unit",
-    )
-    for name in (*inlined, *called):
-        builtin = globals()[name]
-        scope[name] = jit(**builtin.targetoptions)(python_types.FunctionType(builtin.py_func.__code__, scope, name))
-    return python_types.SimpleNamespace(**{name: scope[name] for name in called})
+    inlined = (evaluate_unit, conjugate_sum, conjugate_unit, sdca_unit, uniform_unit, start_unit, finish_unit)
+    called = (evaluate, conjugates, losses_at_zero, sdca_round, uniform_round)
+    for builtin in (*inlined, *called):
+        name, code = builtin.__name__, builtin.py_func.__code__
+        scope[name] = jit(**builtin.targetoptions)(python_types.FunctionType(code, scope, name))
+    return python_types.SimpleNamespace(**scope)

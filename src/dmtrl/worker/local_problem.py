@@ -9,10 +9,9 @@ from scipy import sparse
 from dmtrl.losses import scalar
 from dmtrl.protocol.messages import Prepare, Scores
 from dmtrl.worker import exact, kernels, span
-from dmtrl.worker.box import box_work
-from dmtrl.worker.local_rows import LocalRows, sum_by_unit
+from dmtrl.worker.box import span_work
+from dmtrl.worker.local_rows import LocalRows, gram_factors, sum_by_unit
 from dmtrl.worker.rounds import EXACT_LIMIT, WORTH_PASSES, RoundProblem
-from dmtrl.worker.row_formats import gram_factors
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
 _ENOUGH_FOR_INTERCEPT = 32  # stiffness of an intercept: a round then leaves about 1 / 32 of its error
@@ -66,7 +65,8 @@ class LocalProblem(RoundProblem):
             solved = self._solve_in_span(duals, plan, in_span, out)
             descend = np.union1d(descend, in_span[~solved])
         if len(by_gram):
-            if self.gram is None or not self._serves(self.gram, plan):
+            used = plan.intercept_step if self.units.intercept else np.empty(0)
+            if self.gram is None or not np.array_equal(self.gram.intercept_step, used):  # of an earlier run
                 self.gram = gram_factors(self._blocks, self.units, plan.intercept_step)
             exact.gram_round(self.units, duals, plan, by_gram, self.gram, np.empty(d), out)
         if len(by_newton):
@@ -81,23 +81,18 @@ class LocalProblem(RoundProblem):
                 self._kernels.sdca_round(self.units, duals, plan, descend, work, shuffled, rest, out)
         return out
 
-    def _serves(self, gram: exact.GramFactors, plan: kernels.Order) -> bool:
-        """Whether factors of an earlier run have the intercept and its step size of this one."""
-        return np.array_equal(gram.intercept_step, plan.intercept_step if self.units.intercept else [])
-
     def _solve_in_span(
         self, duals: kernels.Duals, plan: kernels.Order, which: np.ndarray, out: np.ndarray
     ) -> np.ndarray:
         """Returns which of the units were solved."""
         alpha, r, steps = duals.alpha.copy(), np.empty(len(duals.alpha)), np.zeros(len(out))
-        work = span.span_work(int(np.diff(self.units.starts)[which].max()))
-        box = box_work(work.M)
+        work = span_work(int(np.diff(self.units.starts)[which].max()))
         span.centre_scores(self.units, plan.C, which, r)
         widest = 0.01 * self.units.weight / self._curvature
         accuracy = np.clip(plan.target / self.units.weight, 1e-7 * widest, widest)
         for products, part in self._rows.products(which, self._stored):
             span.solve_units(
-                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work, box
+                self._labels, ~self._has_slope, accuracy, widest, products, part, r, plan, alpha, steps, work
             )
         solved = steps[which] >= 0
         span.take_round(self.units, duals, plan, which[solved], alpha, steps, out)
@@ -111,7 +106,6 @@ class LocalProblem(RoundProblem):
         return value
 
     def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
-        """Errors of W on rows with these weights."""
         blocks, y = self._blocks, self.units.y
         z = np.zeros(len(y))
         for i in range(blocks.n_units):
@@ -135,7 +129,8 @@ class LocalProblem(RoundProblem):
         """The step size beyond which a unit's local problem is too stiff: coordinate ascent then hardly moves, and the
         exact solvers lose the digits of s b."""
         n, q = np.diff(self.units.starts), np.maximum(self._mean_q * self._curvature, scalar.TINY)
-        return np.where(self._solved_exactly(), 1e11, 1e3 * np.maximum(n, 1)) / q
+        exactly = self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= EXACT_LIMIT))
+        return np.where(exactly, 1e11, 1e3 * np.maximum(n, 1)) / q
 
     def intercept_step(self) -> np.ndarray | None:
         """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
@@ -180,10 +175,6 @@ class LocalProblem(RoundProblem):
         )
         return np.asarray(np.maximum(_ENOUGH_FOR_INTERCEPT / balance, stiffness))
 
-    def _solved_exactly(self) -> np.ndarray:
-        """Whether an exact solver can take over from coordinate ascent where a unit is stiff."""
-        return self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= EXACT_LIMIT))
-
     def _typical_curvature(self, bounds: np.ndarray) -> np.ndarray:
         """The second derivative of each unit's loss where it is smooth, else the slope over the spread of the labels
         across which it turns."""
@@ -198,10 +189,6 @@ class LocalProblem(RoundProblem):
         width = np.where(loss == scalar.HUBER, self.units.param, 1.0) / np.where(spread > 0, spread, 1.0)
         curvature = np.where(turning, np.where(np.isfinite(bounds), np.minimum(curvature, width), width), curvature)
         return np.where(counts, np.maximum(mean, 0.1), curvature)
-
-    def _bytes(self) -> float:
-        X = self._blocks.X
-        return float((X.data if sparse.issparse(X) else X).nbytes)
 
     def _choose_solvers(self, step: np.ndarray, intercept_step: np.ndarray, pace: float) -> np.ndarray:
         wanted = self._order.local_solver
@@ -222,7 +209,8 @@ class LocalProblem(RoundProblem):
         newton, in_span = (np.where((cost <= most) | few, cost, np.inf) for cost in self._exact_costs(ahead))
         gram = 4 * d**2 + (n * per_row**2 + 10 * d**3) / ahead
         # a quarter of the rows' bytes: with a user's array and the solver's own, all stays below 2.5 times the data
-        gram_fits = 8 * n_units * d * d <= max(self._bytes() / 4, 8e6)
+        X = self._blocks.X
+        gram_fits = 8 * n_units * d * d <= max((X.data if sparse.issparse(X) else X).nbytes / 4, 8e6)
         solver = np.argmin([sdca, newton, np.full(n_units, np.inf), in_span], axis=0)
         if gram_fits and (squared & (gram < np.minimum(sdca, in_span))).any():
             solver[squared] = kernels.GRAM

@@ -5,12 +5,13 @@ taken apart into k units with the labels -1 and 1, which the kernels for one sco
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from dmtrl.data.blocks import Blocks
 from dmtrl.losses import AnyLoss, OneVsRest
-from dmtrl.protocol.messages import Improved, Prepare, Round, Scores
+from dmtrl.protocol.messages import Improved, Prepare, Round, Scores, with_arrays
 from dmtrl.worker.exact import GramFactors
 from dmtrl.worker.local_problem import LocalProblem
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit
@@ -48,18 +49,15 @@ class OneVsRestProblem:
 
     def __init__(self, rows: OneVsRestRows, held: np.ndarray, order: Prepare, gram: GramFactors | None = None):
         self._rows, self._k, self._intercept = rows, rows.possible.shape[1], bool(order.intercept)
-        apart = replace(
-            order,
-            total_weight=np.repeat(order.total_weight, self._k),
-            task_weight=None if order.task_weight is None else np.repeat(order.task_weight, self._k),
-            steps=np.repeat(order.steps, self._k),
-            w=None if order.w is None else self._apart(order.w),
-        )
-        self._problem = LocalProblem(rows, held[rows.own], apart, gram)
+        self._problem = LocalProblem(rows, held[rows.own], self._of_classes(order), gram)
 
     @property
     def gram(self) -> GramFactors | None:
         return self._problem.gram
+
+    def _of_classes(self, order: Any) -> Any:
+        """A request to units, as one to the units of each class."""
+        return with_arrays(order, lambda numbers: np.repeat(numbers, self._k), self._apart)
 
     def _apart(self, W: np.ndarray) -> np.ndarray:
         """A row of weights for each unit and class."""
@@ -83,26 +81,9 @@ class OneVsRestProblem:
 
     def improve(self, state: DualState, order: Round) -> Improved:
         k = self._k
-        apart = replace(
-            order,
-            target=order.target / k,
-            w=self._apart(order.w),
-            step=np.repeat(order.step, k),
-            intercept_step=None if order.intercept_step is None else np.repeat(order.intercept_step, k),
-            most=None if order.most is None else np.repeat(order.most, k),
-            probe=None if order.probe is None else self._apart(order.probe),
-        )
-        found = self._problem.improve(state, apart)
-        return Improved(
-            b=self._together(found.b),
-            loss_w=self._sums(found.loss_w),
-            bracket_w=self._sums(found.bracket_w),
-            loss_u=self._sums(found.loss_u),
-            conjugate=self._sums(found.conjugate),
-            steps=self._sums(found.steps) // k,
-            solver=np.ascontiguousarray(found.solver[::k]),
-            loss_probe=None if found.loss_probe is None else self._sums(found.loss_probe),
-        )
+        found = self._problem.improve(state, replace(self._of_classes(order), target=order.target / k))
+        sums: Improved = with_arrays(found, self._sums, self._together)
+        return replace(sums, steps=sums.steps // k, solver=np.ascontiguousarray(found.solver[::k]))
 
     def dual_vectors(self, state: DualState) -> np.ndarray:
         return self._together(state.B)

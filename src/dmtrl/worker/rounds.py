@@ -12,7 +12,7 @@ import numpy as np
 from dmtrl.data.blocks import Blocks
 from dmtrl.losses import scalar
 from dmtrl.numerics.rowwise import row_blocks
-from dmtrl.protocol.messages import Improved, Prepare, Round
+from dmtrl.protocol.messages import Improved, Prepare, Round, Scores
 from dmtrl.protocol.steps import Steps
 from dmtrl.worker import kernels
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit
@@ -39,6 +39,7 @@ class RoundProblem(ABC):
     `held` marks the rows that are held out. `outputs`: scores of a row.
     """
 
+    gram: Any = None  # factors that a later run on the same rows can use
     units: Any  # the rows, as the kernels need them
     _kernels: Any
     _labels: Any  # `units` without X: compiled once for all formats of rows
@@ -77,6 +78,22 @@ class RoundProblem(ABC):
     @abstractmethod
     def losses_at(self, W: np.ndarray, alpha: np.ndarray) -> np.ndarray:
         """The weighted loss of each unit at W."""
+
+    @abstractmethod
+    def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
+        """Errors of W on rows with these weights."""
+
+    @abstractmethod
+    def at_zero(self) -> tuple[np.ndarray, np.ndarray]:
+        """The loss at zero weights and the conjugate at zero dual variables."""
+
+    @abstractmethod
+    def longest_step(self) -> np.ndarray:
+        """The step size beyond which a unit's local problem is too stiff."""
+
+    @abstractmethod
+    def intercept_step(self) -> np.ndarray | None:
+        """The step size of the intercepts, if there are any."""
 
     def begin(self, alpha: np.ndarray | None = None) -> DualState:
         """The state at the start of a run, from dual variables that were kept, else from zero or the weights given."""

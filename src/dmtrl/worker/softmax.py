@@ -17,7 +17,6 @@ _STEP_COST = 100  # operations of a step on a row, per class
 class SoftmaxProblem(RoundProblem):
     """The local problems of rows with a score for each class and the softmax loss."""
 
-    gram = None  # no factors to keep
     _kernels = softmax_ascent
 
     def __init__(self, rows: LocalRows, held: np.ndarray, order: Prepare):
@@ -79,14 +78,12 @@ class SoftmaxProblem(RoundProblem):
         return value
 
     def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
-        """Errors of W on rows with these weights."""
         loss, wrong = np.zeros((2, len(W)))
         softmax_ascent.held_out(self.units, weight, np.ascontiguousarray(W), row_work(self._k), loss, wrong)
         total = sum_by_unit(weight, self._blocks.starts)
         return Scores(weight=total, loss=loss, squared_error=np.zeros(len(W)), wrong=wrong)
 
     def at_zero(self) -> tuple[np.ndarray, np.ndarray]:
-        """The loss at zero weights and the conjugate at zero dual variables."""
         weight = sum_by_unit(self.units.p, self._blocks.starts)
         return weight * np.log(self.units.possible.sum(axis=1)), np.zeros(self._blocks.n_units)
 

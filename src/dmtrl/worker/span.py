@@ -41,26 +41,6 @@ class RowProducts(NamedTuple):
     start: np.ndarray
 
 
-class SpanWork(NamedTuple):
-    """Memory for one unit at a time."""
-
-    M: np.ndarray
-    a: np.ndarray
-    z: np.ndarray
-    g: np.ndarray
-    root: np.ndarray
-    move: np.ndarray
-    along: np.ndarray
-    inner: np.ndarray
-    bent: np.ndarray  # rows at which the loss is curved
-
-
-def span_work(longest: int) -> SpanWork:
-    a, z, g, root, move, along, inner = np.empty((7, longest))
-    bent = np.empty(longest, dtype=np.int64)
-    return SpanWork(np.empty((longest, longest)), a, z, g, root, move, along, inner, bent)
-
-
 @njit(**KERNEL)
 def centre_scores(units, C, which, r):  # type: ignore[no-untyped-def]
     """x_j . c of every row of the units `which`, with the intercept."""
@@ -156,7 +136,7 @@ def _newton(labels, i, mu, good, enough, K, n, r, s, s0, alpha, work):  # type: 
     """
     first, loss, param = labels.starts[i], labels.loss[i], labels.param[i]
     M, a, z, g, root, move, along = work.M, work.a, work.z, work.g, work.root, work.move, work.along
-    bent, inner = work.bent, work.inner
+    bent, inner = work.rows, work.inner
     start, least = _gap(labels, i, K, n, r, s, s0, alpha, work), np.inf  # leaves a and A a in `work`
     warm = 0.5 * _dot(a, z, n)
     for j in range(n):
@@ -220,11 +200,11 @@ def _newton(labels, i, mu, good, enough, K, n, r, s, s0, alpha, work):  # type: 
 
 
 @njit(**INNER)
-def _kinked(labels, i, accuracy, widest, K, n, r, s, s0, alpha, work, box_memory):  # type: ignore[no-untyped-def]
+def _kinked(labels, i, accuracy, widest, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
     """Solve the unit as a quadratic program in a box; where that stalls, less and less smoothed: each solution is a
     good start for the next."""
     weight = labels.weight[i]
-    steps, solved = box_unit(labels, i, 0.1 * accuracy * weight, K, n, r, s, s0, alpha, box_memory)
+    steps, solved = box_unit(labels, i, 0.1 * accuracy * weight, K, n, r, s, s0, alpha, work)
     if solved:
         return steps
     mu = min(max(_gap(labels, i, K, n, r, s, s0, alpha, work) / weight, accuracy), widest)
@@ -236,7 +216,7 @@ def _kinked(labels, i, accuracy, widest, K, n, r, s, s0, alpha, work, box_memory
 
 
 @njit(**KERNEL)
-def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alpha, steps, work, box_memory):  # type: ignore[no-untyped-def]
+def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alpha, steps, work):  # type: ignore[no-untyped-def]
     """Solve (6) for the units `which` around centres with scores r, starting from alpha and leaving it in alpha.
 
     `labels` is a UnitRows without X; `kinked` says which losses have no derivative; `accuracy` is the local gap that is
@@ -252,7 +232,7 @@ def solve_units(labels, kinked, accuracy, widest, products, which, r, order, alp
         K = products.K[products.start[i] : products.start[i] + n * n].reshape((n, n))
         own, centre = alpha[first : first + n], r[first : first + n]
         if kinked[i]:
-            steps[i] = _kinked(labels, i, accuracy[i], widest[i], K, n, centre, s, s0, own, work, box_memory)
+            steps[i] = _kinked(labels, i, accuracy[i], widest[i], K, n, centre, s, s0, own, work)
         else:  # Newton's last steps are worth their price
             wanted = accuracy[i] * labels.weight[i]
             steps[i] = _newton(labels, i, 0.0, 0.01 * wanted, 1e-12 * wanted, K, n, centre, s, s0, own, work)

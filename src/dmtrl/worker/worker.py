@@ -12,9 +12,9 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl import storage
-from dmtrl.data.blocks import Source
+from dmtrl.data.blocks import Blocks, Source
 from dmtrl.data.folds import TEST, TRAIN, shuffled
-from dmtrl.losses import CLASSIFICATION, AnyLoss, identity
+from dmtrl.losses import CLASSIFICATION, AnyLoss, OneVsRest, Softmax, identity
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import (
     Describe,
@@ -34,12 +34,34 @@ from dmtrl.protocol.messages import (
     encode,
 )
 from dmtrl.worker.input_check import check_blocks
+from dmtrl.worker.local_problem import LocalProblem
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit
-from dmtrl.worker.problems import UnitProblem, begin_problem, hold_rows
-from dmtrl.worker.rounds import DualState
+from dmtrl.worker.one_vs_rest import OneVsRestProblem, OneVsRestRows
+from dmtrl.worker.rounds import DualState, RoundProblem
+from dmtrl.worker.softmax import SoftmaxProblem
 
 _FILE_KIND = "dmtrl worker 3"
 _KEPT = ("total_weight", "steps", "task_weight")  # arrays of `Prepare` that a file holds
+
+UnitProblem = RoundProblem | OneVsRestProblem  # with the same questions
+
+
+def hold_rows(blocks: Blocks, losses: Sequence[AnyLoss]) -> LocalRows:
+    """The rows of a worker, as its losses need them."""
+    if len({(loss.outputs, isinstance(loss, Softmax)) for loss in losses}) > 1:
+        raise ValueError("all tasks must have the same number of classes, and all the softmax loss or none")
+    if losses and isinstance(losses[0], OneVsRest):
+        return OneVsRestRows(blocks, [loss for loss in losses if isinstance(loss, OneVsRest)])
+    return LocalRows(blocks, losses)
+
+
+def begin_problem(rows: LocalRows, held: np.ndarray, order: Prepare, gram: Any = None) -> UnitProblem:
+    """The local problems of one run. `held` marks the rows that are held out; `gram` comes from an earlier run."""
+    if isinstance(rows, OneVsRestRows):
+        return OneVsRestProblem(rows, held, order, gram)
+    if rows.losses and isinstance(rows.losses[0], Softmax):
+        return SoftmaxProblem(rows, held, order)
+    return LocalProblem(rows, held, order, gram)
 
 
 class Worker:
@@ -104,15 +126,13 @@ class Worker:
         elif request.fold >= 0:
             for i in range(blocks.n_units):
                 rows = slice(blocks.starts[i], blocks.starts[i + 1])
-                number, classes = self._stream_number(i), self._losses[i].kind == CLASSIFICATION
+                number = int(blocks.tasks[i]) + (int(blocks.shards[i]) << 40)
+                classes = self._losses[i].kind == CLASSIFICATION
                 weighted = np.flatnonzero(self._weight()[rows] > 0)
                 order = shuffled(weighted, blocks.y[rows] if classes else None, int(request.seed), number)
                 self._held[rows.start + order[request.fold :: request.folds]] = True
             self._tested = self._held.copy()
         return self._describe(Describe())
-
-    def _stream_number(self, unit: int) -> int:
-        return int(self._blocks.tasks[unit]) + (int(self._blocks.shards[unit]) << 40)
 
     def _score(self, request: Score) -> Scores:
         problem, _ = self._run()

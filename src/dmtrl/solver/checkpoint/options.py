@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 
 from dmtrl import storage
-from dmtrl.numerics.checks import is_number, is_whole
+from dmtrl.numerics.checks import is_number, is_whole, require
 
 PathLike = str | os.PathLike[str]
 _DEFAULT_SECONDS = 60.0
@@ -29,10 +29,8 @@ class Checkpoint:
     def __post_init__(self) -> None:
         check_path("the path of a checkpoint", self.path)
         rounds, seconds = self.every_rounds, self.every_seconds
-        if rounds is not None and not (is_whole(rounds) and rounds > 0):
-            raise ValueError(f"every_rounds must be a positive integer, got {rounds!r}")
-        if seconds is not None and not (is_number(seconds) and seconds > 0):
-            raise ValueError(f"every_seconds must be positive, got {seconds!r}")
+        require(rounds is None or (is_whole(rounds) and rounds > 0), "every_rounds", "a positive integer", rounds)
+        require(seconds is None or (is_number(seconds) and seconds > 0), "every_seconds", "positive", seconds)
 
     @property
     def folder(self) -> str:
@@ -41,17 +39,15 @@ class Checkpoint:
 
 def is_due(checkpoint: Checkpoint, rounds: int, seconds: float) -> bool:
     """Whether it is time to write, so many rounds and seconds after the last one."""
-    every_seconds = checkpoint.every_seconds
-    if checkpoint.every_rounds is None and every_seconds is None:
-        every_seconds = _DEFAULT_SECONDS
-    by_rounds = checkpoint.every_rounds is not None and rounds >= checkpoint.every_rounds
-    return by_rounds or (every_seconds is not None and seconds >= every_seconds)
+    every_rounds, every_seconds = checkpoint.every_rounds, checkpoint.every_seconds
+    if every_rounds is None and every_seconds is None:
+        return seconds >= _DEFAULT_SECONDS
+    return rounds >= (every_rounds or float("inf")) or seconds >= (every_seconds or float("inf"))
 
 
 def check_path(what: str, path: object) -> None:
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not (isinstance(text, str) and text):
-        raise ValueError(f"{what} must be a folder or URL, as str or Path, got {path!r}")
+    require(isinstance(text, str) and bool(text), what, "a folder or URL, as str or Path", path)
 
 
 def absolute(path: PathLike) -> str:

@@ -5,7 +5,7 @@ until the others have arrived, and the last one writes it.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,24 +13,19 @@ import numpy as np
 
 from dmtrl.engines.base import Engine
 from dmtrl.protocol.messages import Restore
-from dmtrl.solver.checkpoint.identity import require_same
-from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd, PathMoment
+from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd, UnderWay, require_same_run
 from dmtrl.solver.checkpoint.versions import Arrays, Version
-from dmtrl.solver.turns import Turns
-
-
-class PathStopped(Exception):
-    """Another path failed or was interrupted, so this one ends too."""
+from dmtrl.solver.path_threads import PathStopped, Turns
 
 
 class PathGroup:
     """The paths that are under way. `turns`: of the threads that run them; a path that waits gives its turn away."""
 
     def __init__(self, session: CheckpointSession, turns: Turns):
-        self.session, self._turns = session, turns
+        self.session, self.turns = session, turns
         self._changed = threading.Condition()
         self._engines: dict[int, Engine] = {}
-        self._waiting: dict[int, PathMoment] = {}
+        self._waiting: dict[int, tuple[UnderWay, Arrays]] = {}
         self._save_wanted = self._stopped = False
 
     def enter(self, fold: int, engine: Engine) -> "PathSession":
@@ -59,7 +54,7 @@ class PathGroup:
             self._stopped = True
             self._changed.notify_all()
 
-    def pause(self, fold: int, moment: Callable[[], PathMoment], stopping: bool) -> None:
+    def pause(self, fold: int, path: UnderWay, stopping: bool) -> None:
         """At the end of a round or fit: take part in a checkpoint if one is due, or if the computation is stopping."""
         writer = self.session.writer
         with self._changed:
@@ -71,11 +66,11 @@ class PathGroup:
             self._save_wanted |= stopping or writer.is_due()
             if not self._save_wanted:
                 return
-            self._waiting[fold] = moment()
+            self._waiting[fold] = path, path.state()
             self._save_if_all_wait()
             if fold not in self._waiting:
                 return
-        with self._turns.given_away(), self._changed:
+        with self.turns.given_away(), self._changed:
             self._changed.wait_for(lambda: self._stopped or fold not in self._waiting)
             if fold in self._waiting:
                 raise PathStopped
@@ -117,25 +112,19 @@ class PathSession:
         """The version from which the fit of this name continues; None: it starts at its beginning."""
         resumed, self.resumed = self.resumed, None
         if resumed is not None:
-            what, header = "the run", resumed.header
-            require_same(resumed.folder, {what: name, **problem}, {what: header["run"], **header["problem"]})
+            require_same_run(resumed, name, problem)
         return resumed
 
-    def round_done(
-        self,
-        engine: Engine,
-        name: str,
-        problem: Mapping[str, Any],
-        state: Callable[[], Arrays],
-        over: bool,
-        stopping: bool,
-    ) -> None:
+    def round_done(self, engine: Engine, run: UnderWay, over: bool, stopping: bool) -> None:
         """After every round."""
         self.group.count_round()
         if stopping or not over:  # else fit_done comes next
-            self.group.pause(self.fold, lambda: PathMoment(name, problem, state()), stopping)
+            self.group.pause(self.fold, run, stopping)
 
     def fit_done(self, cell: Cell, scores: dict[str, np.ndarray], end: PathEnd, stopping: bool) -> None:
         """After every finished fit."""
         self.group.keep(self.fold, cell, scores, end)
-        self.group.pause(self.fold, PathMoment, stopping)
+        self.group.pause(self.fold, UnderWay(), stopping)
+
+
+RunSession = CheckpointSession | PathSession  # of one run

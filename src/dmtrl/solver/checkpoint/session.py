@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,34 +45,12 @@ class FinishedFits:
 
 
 @dataclass(frozen=True)
-class PathMoment:
-    """A path under way, between two rounds of a run or, without a name, between two runs."""
+class UnderWay:
+    """A run between two rounds; without a name, a path between two runs."""
 
     run: str | None = None
     problem: Mapping[str, Any] = field(default_factory=dict)
-    state: Arrays = field(default_factory=dict)
-
-
-class RunSession(Protocol):
-    """What a run needs of a session."""
-
-    @property
-    def active(self) -> bool: ...
-
-    @property
-    def last(self) -> str | None: ...
-
-    def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None: ...
-
-    def round_done(
-        self,
-        engine: Engine,
-        name: str,
-        problem: Mapping[str, Any],
-        state: Callable[[], Arrays],
-        over: bool,
-        stopping: bool,
-    ) -> None: ...
+    state: Callable[[], Arrays] = dict
 
 
 class CheckpointWriter:
@@ -95,11 +73,8 @@ class CheckpointWriter:
         own = [one for one in present if versions.mark_of(one) == self._mark]
         self._replaced = own if resumed is not None else [one for one in present if versions.is_complete(one)]
         if resumed is not None and versions.home_of(resumed.folder) != versions.home_of(home):
-            self._replaced += [
-                one
-                for one in versions.versions_in(versions.home_of(resumed.folder))
-                if versions.mark_of(one) == self._mark
-            ]
+            elsewhere = versions.versions_in(versions.home_of(resumed.folder))
+            self._replaced += [one for one in elsewhere if versions.mark_of(one) == self._mark]
         self._next = 1 + max(map(versions.number_of, present), default=0)
 
     def count_round(self) -> None:
@@ -194,31 +169,22 @@ class CheckpointSession:
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return None
-        what, header = "the run", resumed.header
-        require_same(resumed.folder, {what: name, **problem}, {what: header["run"], **header["problem"]})
-        return Version(resumed.folder, header, _under("run", resumed.arrays))
+        require_same_run(resumed, name, problem)
+        return Version(resumed.folder, resumed.header, _under("run", resumed.arrays))
 
-    def round_done(
-        self,
-        engine: Engine,
-        name: str,
-        problem: Mapping[str, Any],
-        state: Callable[[], Arrays],
-        over: bool,
-        stopping: bool,
-    ) -> None:
+    def round_done(self, engine: Engine, run: UnderWay, over: bool, stopping: bool) -> None:
         """After every round. `over`: it was the last one; `stopping`: the computation is about to be interrupted."""
         if self.writer is None:
             return
         self.writer.count_round()
         if over or stopping or self.writer.is_due():
-            arrays = {f"run.{key}": values for key, values in state().items()}
-            self._save([engine], {"run": name, "problem": problem, "paths": {}}, arrays)
+            arrays = {f"run.{key}": values for key, values in run.state().items()}
+            self._save([engine], {"run": run.run, "problem": run.problem, "paths": {}}, arrays)
 
-    def save_paths(self, engines: Mapping[int, Engine], paths: Mapping[int, PathMoment]) -> None:
+    def save_paths(self, engines: Mapping[int, Engine], paths: Mapping[int, tuple[UnderWay, Arrays]]) -> None:
         """Write a version of a cross-validation; both arguments are by fold."""
-        arrays = {f"path-{fold}.{key}": values for fold, path in paths.items() for key, values in path.state.items()}
-        under_way = {str(fold): {"run": path.run, "problem": path.problem} for fold, path in paths.items()}
+        arrays = {f"path-{fold}.{key}": values for fold, (_, state) in paths.items() for key, values in state.items()}
+        under_way = {str(fold): {"run": path.run, "problem": path.problem} for fold, (path, _) in paths.items()}
         self._save(engines.values(), {"run": None, "problem": {}, "paths": under_way}, arrays)
 
     def _save(self, engines: Iterable[Engine], header: Mapping[str, Any], arrays: Arrays) -> None:
@@ -257,31 +223,23 @@ def open_session(
         return checkpoint
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
+    source = None  # the version to resume from, or its home
     if isinstance(resume, bool) and resume:
         if checkpoint is None:
             raise ValueError("resume=True needs checkpoint=, the folder to resume from")
-        resumed = versions.read(checkpoint.folder) if versions.newest(checkpoint.folder) else None
-        return CheckpointSession(CheckpointWriter(checkpoint, resumed), resumed)
-    if resume is None or isinstance(resume, bool):
-        if checkpoint is None:
-            return CheckpointSession()
-        if not replace_others:
-            _refuse_occupied(checkpoint.folder)
-        return CheckpointSession(CheckpointWriter(checkpoint))
-    check_path("resume", resume)
-    home = versions.home_of(resume)
+        source = checkpoint.folder if versions.newest(checkpoint.folder) else None
+    elif resume is not None and not isinstance(resume, bool):
+        check_path("resume", resume)
+        source = absolute(resume)
+        checkpoint = checkpoint or Checkpoint(versions.home_of(source))
     if checkpoint is None:
-        checkpoint = Checkpoint(home)
-    elif checkpoint.folder.rstrip("/") != home and not replace_others:
-        _refuse_occupied(checkpoint.folder)
-    resumed = versions.read(absolute(resume))
+        return CheckpointSession()
+    # a run removes the versions that it replaces: those of another run must not be among them
+    same = source is not None and checkpoint.folder.rstrip("/") in (source, versions.home_of(source))
+    if not (same or replace_others) and versions.newest(checkpoint.folder) is not None:
+        raise CheckpointExistsError(checkpoint.folder)
+    resumed = None if source is None else versions.read(source)
     return CheckpointSession(CheckpointWriter(checkpoint, resumed), resumed)
-
-
-def _refuse_occupied(folder: str) -> None:
-    """A run removes the versions that it replaces: those of another run must not be among them."""
-    if versions.newest(folder) is not None:
-        raise CheckpointExistsError(folder)
 
 
 def _read_fits(version: Version) -> FinishedFits:
@@ -293,6 +251,12 @@ def _read_fits(version: Version) -> FinishedFits:
         end = _under(f"end-{fold}", version.arrays)
         ends[int(fold)] = PathEnd(StartPoint(end["W"], end["common"]), float(end["step"]))
     return FinishedFits(version.header["grid"] or {}, scores, ends)
+
+
+def require_same_run(version: Version, name: str, problem: Mapping[str, Any]) -> None:
+    """Refuse a version of another run."""
+    what, header = "the run", version.header
+    require_same(version.folder, {what: name, **problem}, {what: header["run"], **header["problem"]})
 
 
 def _under(prefix: str, arrays: Arrays) -> Arrays:

@@ -41,9 +41,6 @@ class Alternation:
         covariance, total, rho, step = self._prepared(start)
         return AlternationState(point.b, covariance, total, rho, step, self._context.settings.smoothing)
 
-    def restored(self, state: AlternationState, b: np.ndarray) -> None:
-        state.b = b
-
     def _prepared(self, covariance: TaskCovariance) -> tuple[TaskCovariance, TaskCovariance, float, np.ndarray]:
         """Sigma, Sigma with the common component and the own parts, rho and the step sizes."""
         context, layout, settings = self._context, self._context.layout, self._context.settings

@@ -111,9 +111,6 @@ class AsynchronousSplitting:
             slowest=np.array([[0.0, np.inf]]),
         )
 
-    def restored(self, state: AsynchronousState, b: np.ndarray) -> None:
-        state.b = b.copy()
-
     # which worker may continue
 
     def requests(self, state: AsynchronousState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
@@ -137,17 +134,14 @@ class AsynchronousSplitting:
                 return False
         return True
 
-    def _lags(self, state: AsynchronousState, k: int) -> bool:
-        """Whether worker k answers less than half as often as the others."""
-        return bool(2 * state.answered[k] < np.median(state.answered))
-
     def _request(self, state: AsynchronousState, k: int, target: float) -> Round:
         layout, settings = self._context.layout, self._context.settings
         units, answered = layout.positions[k], state.answered[k]
         # The first answer is based on the start of the run and should arrive soon: one pass, no factors that pay only
-        # over many answers, and no evaluation, because the loss there is known. A worker that lags continues with one
-        # pass for two more answers: the others have not yet adapted to what it sent before.
-        first, lags = bool(answered == 0), self._lags(state, k)
+        # over many answers, and no evaluation, because the loss there is known. A worker that lags, with less
+        # than half the answers of the others, continues with one pass for two more: the others have not yet adapted to
+        # what it sent before.
+        first, lags = bool(answered == 0), bool(2 * answered < np.median(state.answered))
         brief = first or (lags and answered == 1)
         one_pass = first or (lags and answered <= 2)
         step = self._context.steps(state.s).only(units)
@@ -277,10 +271,7 @@ class AsynchronousSplitting:
         state.slowest = np.vstack([state.slowest, [answers, gap]])
         earlier = state.slowest[state.slowest[:, 0] <= answers - _PATIENCE, 1]
         if len(earlier) and not (np.isfinite(gap) and gap <= 0.8 * earlier[-1]):
-            self._be_more_exact(state)
+            state.accuracy = max(0.5 * state.accuracy, 1e-4)
+            state.passes = min(2 * state.passes, self._context.settings.max_passes)
+            state.staleness //= 2
             state.slowest = np.array([[answers, gap]])
-
-    def _be_more_exact(self, state: AsynchronousState) -> None:
-        state.accuracy = max(0.5 * state.accuracy, 1e-4)
-        state.passes = min(2 * state.passes, self._context.settings.max_passes)
-        state.staleness //= 2

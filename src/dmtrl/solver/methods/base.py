@@ -3,7 +3,7 @@
 A method has no state of its own. `init` makes the state of a run, a dataclass; `requests` says what to send to the
 workers that are idle; `step` updates the state with answers and returns a `Report` when a round is complete. The state
 is updated in place, because for 100,000 tasks a second copy would not fit into memory. A checkpoint holds that
-dataclass.
+dataclass, but for its field `b`, which the workers recompute.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ import numpy as np
 from dmtrl.numerics.rowwise import over_rows
 from dmtrl.protocol.messages import Improved, Round
 from dmtrl.protocol.steps import Steps
-from dmtrl.relationship import FreeIntercept, Learned, Relationship
+from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Candidate
@@ -52,8 +52,6 @@ class RunContext:
 
         over_rows(add, *V.shape)
         if self.intercept_step is None:
-            if type(self.relationship) is Learned:  # a subclass may override prox
-                return self.relationship.prox_into(V, V, t, common)
             return self.relationship.prox(V, t, common)
         assert isinstance(self.relationship, FreeIntercept)
         own = self.intercept_ridge >= 0  # the workers have taken the proximal step of the ridge already
@@ -130,10 +128,6 @@ class Method(Protocol[S]):
 
     def step(self, state: S, answers: dict[int, Improved]) -> Report | None:
         """Update the state with answers, which it may empty; a report when a round is complete."""
-        ...
-
-    def restored(self, state: S, b: np.ndarray) -> None:
-        """Prepare a state that was read from a checkpoint; `b` was recomputed by the workers."""
         ...
 
 

@@ -72,9 +72,6 @@ class Splitting:
             prox_s=s,
         )
 
-    def restored(self, state: SplittingState, b: np.ndarray) -> None:
-        state.b = b
-
     def requests(self, state: SplittingState, idle: Collection[int], gap: GapToClose) -> dict[int, Round]:
         self._renew(state)
         state.keep_u = state.U is not None and state.U is gap.best
