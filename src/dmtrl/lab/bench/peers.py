@@ -18,11 +18,9 @@ from sklearn.svm import LinearSVC, LinearSVR
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import TaskSplit, load_mnist_tasks
-from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.lab.bench.zoo import draw_rows
+from dmtrl.lab.bench.zoo import draw_rows, estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.problems import labels, load_problem, mds_split, with_constant
-from dmtrl.losses import REGRESSION, get_loss
 
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 ITERATIONS = 5000
@@ -51,10 +49,6 @@ def load_rows(name: str, loss: str, quick: bool) -> TaskSplit:
     X, y, task_of_row = draw_rows(np.random.default_rng(0), np.full(m, n), d, RANDOM[name], loss)
     data = TaskData.from_long(X, y, task_of_row)
     return TaskSplit(data, data)
-
-
-def estimator(loss: str, **parameters: Any) -> MTRLRegressor | MTRLClassifier:
-    return (MTRLRegressor if get_loss(loss).kind == REGRESSION else MTRLClassifier)(loss=loss, **parameters)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
-from dmtrl.lab.experiments.records import Record, machines
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, machines
+from dmtrl.report.content import Item, Table, Text
 
 PEERS = "import numpy, scipy, sklearn"
 BASE = "numpy, scipy, scikit-learn"
@@ -62,7 +60,7 @@ def runs(quick: bool) -> list[Run]:
     return [Run({"what": what, "quick": quick}, 4 if quick else seconds[what]) for what in list(seconds)[: 3 - quick]]
 
 
-def measure(what: str, quick: bool) -> Mapping[str, Any]:
+def measure(what: str, quick: bool) -> Figures:
     if what == "cold":
         return _cold_fits(KINDS)
     return _imports(quick) if what == "import" else _first_fits(quick)
@@ -81,7 +79,7 @@ def _fits(estimator: str, X: str = "X", clock: str = "process_time") -> str:
     return _FITS.format(estimator=estimator, X=X, y=FIRST_FITS[estimator], clock=clock)
 
 
-def _imports(quick: bool) -> Mapping[str, Any]:
+def _imports(quick: bool) -> Figures:
     codes = {name: _IMPORT.format(statement=statement) for name, statement in IMPORTS.items()}
     for code in () if quick else codes.values():  # fills the file cache
         _run_fresh(code)
@@ -92,7 +90,7 @@ def _imports(quick: bool) -> Mapping[str, Any]:
     return {"seconds": seconds}
 
 
-def _first_fits(quick: bool) -> Mapping[str, Any]:
+def _first_fits(quick: bool) -> Figures:
     names = list(FIRST_FITS)[: 1 if quick else None]
     for name in () if quick else names:  # fills numba's cache
         _run_fresh(_fits(name))
@@ -106,7 +104,7 @@ def _first_fits(quick: bool) -> Mapping[str, Any]:
     return {"first": first, "second": second}
 
 
-def _cold_fits(kinds: Mapping[str, str]) -> Mapping[str, Any]:
+def _cold_fits(kinds: Mapping[str, str]) -> Figures:
     """Return the wall seconds of first fits, and of second ones. The estimator is MTRLClassifier."""
     figures = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -117,7 +115,7 @@ def _cold_fits(kinds: Mapping[str, str]) -> Mapping[str, Any]:
     return figures
 
 
-def table_rows(records: Sequence[Record]) -> list[list[str]]:
+def table_rows(records: Records) -> list[list[str]]:
     rows = []
     by_what = {record.params["what"]: record.figures for record in records}
     if "import" in by_what:
@@ -144,20 +142,17 @@ def _spread(values: np.ndarray) -> str:
     return f"{values.min():.2f} to {values.max():.2f}"
 
 
-def section(records: Sequence[Record]) -> Section:
-    return Section(
-        "Start-up",
-        [
-            Text(f"Imports and first fits in fresh processes. Machine: {machines(records)}."),
-            Table(
-                "Start-up",
-                ["measurement", "median", "range", "target"],
-                table_rows(records),
-                "Processor seconds of imports and of first fits that load compiled kernels from numba's cache on disk; "
-                "wall seconds of cold first fits, which compile them, as the first fit in a new environment does.",
-            ),
-        ],
-    )
+def items(records: Records) -> list[Item]:
+    return [
+        Text(f"Imports and first fits in fresh processes. Machine: {machines(records)}."),
+        Table(
+            "Start-up",
+            ["measurement", "median", "range", "target"],
+            table_rows(records),
+            "Processor seconds of imports and of first fits that load compiled kernels from numba's cache on disk; "
+            "wall seconds of cold first fits, which compile them, as the first fit in a new environment does.",
+        ),
+    ]
 
 
-STARTUP = Experiment("bench startup", runs, measure, section, {"imports": IMPORTS, "kinds": KINDS})
+STARTUP = Experiment("bench startup", "Start-up", runs, measure, items, {"imports": IMPORTS, "kinds": KINDS})

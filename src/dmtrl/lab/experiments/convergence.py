@@ -4,7 +4,7 @@ DMTRL with several H, single-task learning, SSDCA, centralised MTRL and, beyond 
 data sets and two lambdas. One task per worker, as in the paper. H is a multiple of the mean number of rows per task.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,9 @@ from dmtrl.lab.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
 from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
 from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
-from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, select, table
+from dmtrl.lab.experiments.problems import TITLES, PaperProblem, error_text, load_problem
+from dmtrl.report.content import ChartGrid, Item, LineChart, Series, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.settings import Settings
@@ -48,7 +47,7 @@ def runs(problem: str, quick: bool) -> list[Run]:
     ]
 
 
-def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Mapping[str, Any]:
+def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Figures:
     task = load_problem(problem, quick=quick)
     history: list[RoundRecord] = []
     errors: list[float] = []
@@ -75,13 +74,10 @@ def _first_rows(task: PaperProblem) -> PaperProblem:
     return replace(task, train=replace(data, X=data.X[rows], y=data.y[rows], starts=2 * np.arange(data.m + 1)))
 
 
-def _paper(share: float) -> Any:
-    def run(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-        steps = max(round(share * len(task.train.y) / task.train.m), 1)
-        settings = Settings.paper(T=4 if quick else W_ROUNDS, P=3 if quick else OMEGA_STEPS, H=steps)
-        _solve(task, reg_lambda, watch, settings=settings)
-
-    return run
+def _paper(share: float, task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
+    steps = max(round(share * len(task.train.y) / task.train.m), 1)
+    settings = Settings.paper(T=4 if quick else W_ROUNDS, P=3 if quick else OMEGA_STEPS, H=steps)
+    _solve(task, reg_lambda, watch, settings=settings)
 
 
 def _default(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
@@ -111,15 +107,13 @@ def _centralised(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any)
 
 
 METHODS: dict[str, Any] = {
-    **{label(share): _paper(share) for share in SHARES},
+    **{label(share): partial(_paper, share) for share in SHARES},
     DEFAULT: _default,
     ALONE: _alone,
     SSDCA: _ssdca,
     CENTRAL: _centralised,
 }
-STYLES = {DEFAULT: "line", ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
-
-
+STYLES = {ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
 INTRODUCTION = (
     f"The paper's convergence figures with the paper preset: uniform sampling, its rho, eta = 1, {OMEGA_STEPS} "
     f"Omega-steps with {W_ROUNDS} rounds before each, one task per worker, hinge loss (squared on School). Single-task "
@@ -131,13 +125,10 @@ INTRODUCTION = (
 )
 
 
-def section(problem: str, records: Sequence[Record]) -> Section:
-    items: list[Item] = [Text(INTRODUCTION)] if problem == DATA[0] else []
-    for reg_lambda in paper.LAMBDAS:
-        mine = {r.params["method"]: r.figures for r in records if r.params["reg_lambda"] == reg_lambda}
-        items.append(_grid(problem, reg_lambda, mine))
-    items.append(_table(problem, records))
-    return Section(f"Convergence on {TITLES[problem]}", items)
+def items(problem: str, records: Records) -> list[Item]:
+    introduction = [Text(INTRODUCTION)] if problem == DATA[0] else []
+    charts = [_grid(problem, lam, select(records, reg_lambda=lam)) for lam in paper.LAMBDAS]
+    return [*introduction, *charts, _table(problem, records)]
 
 
 def gap_of(method: str) -> str:
@@ -145,55 +136,55 @@ def gap_of(method: str) -> str:
     return "gap" if method == DEFAULT else "w_gap"
 
 
-def _grid(problem: str, reg_lambda: float, runs: Mapping[str, Mapping[str, Any]]) -> ChartGrid:
+def _grid(problem: str, reg_lambda: float, records: Records) -> ChartGrid:
+    runs = {record.params["method"]: record.figures for record in records}
     complete = {name: figures for name, figures in runs.items() if "out_of_memory" not in figures}
     shown = f"{TITLES[problem]}, lambda {reg_lambda:g}"
     measure = "test RMSE" if problem == "school" else "test error"
 
-    def chart(title: str, x: str, y: str, x_label: str, y_label: str, log_y: bool, names: Sequence[str]) -> LineChart:
+    def chart(title: str, x: str, y: str, x_label: str, y_label: str) -> LineChart:
         lines = [
-            Series(name, complete[name][x], complete[name][gap_of(name) if y == "gap" else y], STYLES.get(name, "line"))
-            for name in names
-            if name in complete
+            Series(name, figures[x], figures[gap_of(name) if y == "gap" else y], STYLES.get(name, "line"))
+            for name, figures in complete.items()
+            if x == "seconds" or name not in (SSDCA, CENTRAL)
         ]
-        return LineChart(
-            title, x_label, y_label, lines, f"{shown}: {y_label} over {x_label}.", log_x=x == "seconds", log_y=log_y
-        )
+        alt = f"{shown}: {y_label} over {x_label}."
+        return LineChart(title, x_label, y_label, lines, alt, log_x=x == "seconds", log_y=y == "gap")
 
-    everything = list(complete)
-    in_rounds = [name for name in everything if name not in (SSDCA, CENTRAL)]
     charts = [
-        chart("Gap over time", "seconds", "gap", "seconds", "relative gap", True, everything),
-        chart("Gap over rounds", "round", "gap", "rounds", "relative gap", True, in_rounds),
-        chart("Error over rounds", "round", "error", "rounds", measure, False, in_rounds),
+        chart("Gap over time", "seconds", "gap", "seconds", "relative gap"),
+        chart("Gap over rounds", "round", "gap", "rounds", "relative gap"),
+        chart("Error over rounds", "round", "error", "rounds", measure),
     ]
     failed = [f"{name}: {figures['out_of_memory']}." for name, figures in runs.items() if "out_of_memory" in figures]
     return ChartGrid(
         f"Convergence on {shown}",
         charts,
         f"Three charts for {shown}: relative gap over seconds, relative gap over rounds, {measure} over rounds, for "
-        f"{', '.join(everything)}.",
+        f"{', '.join(complete)}.",
         columns=3,
         caption=" ".join(failed),
     )
 
 
-def _table(problem: str, records: Sequence[Record]) -> Table:
-    how = ".3f" if problem == "school" else ".2%"
-    rows = []
-    for record in records:
-        figures, params = record.figures, record.params
-        start = [f"{params['reg_lambda']:g}", params["method"]]
-        if "out_of_memory" in figures:
-            rows.append([*start, "out of memory", "", "", "", ""])
-            continue
-        gap = gap_of(params["method"])
-        ends = [f"{figures[gap][-1]:.1e}", f"{figures['seconds'][-1]:.1f}", rounds_to(figures, gap, 0.1)]
-        rows.append([*start, *ends, f"{figures['error'][-1]:{how}}", f"{min(figures['error']):{how}}"])
-    return Table(
+def _row(record: Record) -> Mapping[str, object]:
+    f, method = record.figures, record.params["method"]
+    problem, failed, gap = record.params["problem"], "out_of_memory" in f, gap_of(method)
+    return {
+        "lambda": f"{record.params['reg_lambda']:g}",
+        "method": method,
+        "final gap": "out of memory" if failed else f"{f[gap][-1]:.1e}",
+        "seconds": "" if failed else f"{f['seconds'][-1]:.1f}",
+        "rounds to a gap of 0.1": "" if failed else rounds_to(f, gap, 0.1),
+        "final error": "" if failed else error_text(problem, f["error"][-1]),
+        "lowest error": "" if failed else error_text(problem, min(f["error"])),
+    }
+
+
+def _table(problem: str, records: Records) -> Table:
+    return table(
         f"Final values on {TITLES[problem]}",
-        ["lambda", "method", "final gap", "seconds", "rounds to a gap of 0.1", "final error", "lowest error"],
-        rows,
+        [_row(record) for record in records],
         "Rounds until the gap stays below 0.1. For SSDCA and centralised MTRL, rounds are passes over the rows on one "
         "machine." + (" Error: RMSE." if problem == "school" else ""),
     )
@@ -201,6 +192,13 @@ def _table(problem: str, records: Sequence[Record]) -> Table:
 
 SETTINGS = {"omega_steps": OMEGA_STEPS, "w_rounds": W_ROUNDS, "passes": PASSES, "seed": 0, "solver_seed": 0}
 CONVERGENCE = [
-    Experiment(f"convergence {problem}", partial(runs, problem), measure, partial(section, problem), SETTINGS)
+    Experiment(
+        f"convergence {problem}",
+        f"Convergence on {TITLES[problem]}",
+        partial(runs, problem),
+        measure,
+        partial(items, problem),
+        SETTINGS,
+    )
     for problem in DATA
 ]
