@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -80,28 +81,24 @@ def _fits(estimator: str, X: str = "X", clock: str = "process_time") -> str:
 
 
 def _imports(quick: bool) -> Figures:
-    codes = {name: _IMPORT.format(statement=statement) for name, statement in IMPORTS.items()}
-    for code in () if quick else codes.values():  # fills the file cache
-        _run_fresh(code)
-    seconds: dict[str, list[float]] = {name: [] for name in codes}
-    for _ in range(1 if quick else 5):
-        for name, code in codes.items():
-            seconds[name].append(float(_run_fresh(code)))
-    return {"seconds": seconds}
+    return {"seconds": _repeated({name: _IMPORT.format(statement=one) for name, one in IMPORTS.items()}, quick, 5)}
 
 
 def _first_fits(quick: bool) -> Figures:
-    names = list(FIRST_FITS)[: 1 if quick else None]
-    for name in () if quick else names:  # fills numba's cache
-        _run_fresh(_fits(name))
-    first: dict[str, list[float]] = {name: [] for name in names}
-    second: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(1 if quick else 3):
-        for name in names:
-            seconds = json.loads(_run_fresh(_fits(name)))
-            first[name].append(seconds[0])
-            second[name].append(min(seconds[1:]))
-    return {"first": first, "second": second}
+    found = _repeated({name: _fits(name) for name in list(FIRST_FITS)[: 1 if quick else None]}, quick, 3)
+    return {
+        "first": {name: [seconds[0] for seconds in each] for name, each in found.items()},
+        "second": {name: [min(seconds[1:]) for seconds in each] for name, each in found.items()},
+    }
+
+
+def _repeated(codes: Mapping[str, str], quick: bool, repeats: int) -> dict[str, list[Any]]:
+    """Return what each program prints in several runs, in turn, after one that fills the caches of files and numba."""
+    found: dict[str, list[Any]] = {name: [] for name in codes}
+    for _ in range(1 if quick else 1 + repeats):
+        for name, code in codes.items():
+            found[name].append(json.loads(_run_fresh(code)))
+    return {name: values if quick else values[1:] for name, values in found.items()}
 
 
 def _cold_fits(kinds: Mapping[str, str]) -> Figures:
@@ -120,26 +117,23 @@ def table_rows(records: Records) -> list[list[str]]:
     by_what = {record.params["what"]: record.figures for record in records}
     if "import" in by_what:
         seconds = by_what["import"]["seconds"]
-        base = np.array(seconds[BASE])
-        rows.append([f"import of {BASE}", f"{np.median(base):.2f} s", _spread(base), ""])
+        rows.append([f"import of {BASE}", *_difference(seconds[BASE], [0.0]), ""])
         for name in list(IMPORTS)[1:]:
-            over = np.array(seconds[name]) - base
-            middle = np.median(seconds[name]) - np.median(base)
-            rows.append([f"{name}, over that", f"{middle:.2f} s", _spread(over), TARGETS["import"]])
-    for name in by_what.get("first fit", {}).get("first", {}):
-        first, second = (np.array(by_what["first fit"][which][name]) for which in ("first", "second"))
-        middle = np.median(first) - np.median(second)
-        rows.append(
-            [f"first fit of {name}, over the second", f"{middle:.2f} s", _spread(first - second), TARGETS["first fit"]]
-        )
+            rows.append([f"{name}, over that", *_difference(seconds[name], seconds[BASE]), TARGETS["import"]])
+    fits = by_what.get("first fit", {"first": {}})
+    for name, first in fits["first"].items():
+        times = _difference(first, fits["second"][name])
+        rows.append([f"first fit of {name}, over the second", *times, TARGETS["first fit"]])
     for number, (kind, one) in enumerate(by_what.get("cold", {}).items()):
         start = f"cold first fit, {kind}" + (", after the ones above" if number else "")
         rows.append([start, f"{one['first']:.1f} s", "one run", TARGETS["further" if number else "cold"]])
     return rows
 
 
-def _spread(values: np.ndarray) -> str:
-    return f"{values.min():.2f} to {values.max():.2f}"
+def _difference(seconds: Sequence[float], base: Sequence[float]) -> tuple[str, str]:
+    """Return the difference of medians, and the range of differences."""
+    each = np.array(seconds) - base
+    return f"{np.median(seconds) - np.median(base):.2f} s", f"{each.min():.2f} to {each.max():.2f}"
 
 
 def items(records: Records) -> list[Item]:

@@ -16,7 +16,7 @@ from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
 from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, select, table
-from dmtrl.lab.experiments.problems import TITLES, PaperProblem, error_text, load_problem
+from dmtrl.lab.experiments.problems import TITLES, PaperProblem, error_text, first_rows, load_problem
 from dmtrl.report.content import ChartGrid, Item, LineChart, Series, Table, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.outcome import RoundRecord
@@ -60,18 +60,12 @@ def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Figure
 
     try:
         with may_stop_early():
-            METHODS[method](_first_rows(task), reg_lambda, True, lambda record, W: None)  # compiles
+            small = replace(task, train=first_rows(task.train, 2))
+            METHODS[method](small, reg_lambda, True, lambda record, W: None)  # compiles
             METHODS[method](task, reg_lambda, quick, watch)
     except NotEnoughMemoryError as error:
         return {"out_of_memory": str(error)}
     return history_curves(history, errors, before=method == ALONE or method.startswith("DMTRL"))
-
-
-def _first_rows(task: PaperProblem) -> PaperProblem:
-    """Return two rows of every task."""
-    data = task.train
-    rows = np.concatenate([start + np.arange(2) for start in data.starts[:-1]])
-    return replace(task, train=replace(data, X=data.X[rows], y=data.y[rows], starts=2 * np.arange(data.m + 1)))
 
 
 def _paper(share: float, task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:

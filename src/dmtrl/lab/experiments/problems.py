@@ -46,6 +46,13 @@ def mean_error_rate(test: TaskData, wrong: np.ndarray) -> float:
     return float(np.mean([wrong[a:b].mean() for a, b in itertools.pairwise(test.starts)]))
 
 
+def first_rows(data: TaskData, sizes: int | np.ndarray) -> TaskData:
+    """Return the first rows of every task: as many as `sizes` says, or all."""
+    sizes = np.minimum(sizes, np.diff(data.starts))
+    rows = np.concatenate([start + np.arange(size) for start, size in zip(data.starts[:-1], sizes, strict=True)])
+    return replace(data, X=data.X[rows], y=data.y[rows], starts=np.append(0, np.cumsum(sizes)))
+
+
 def labels(data: TaskData) -> np.ndarray:
     """Return the task name of each row."""
     return np.repeat(data.names, np.diff(data.starts))

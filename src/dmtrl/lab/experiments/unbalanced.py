@@ -5,7 +5,6 @@ differs.
 """
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from dmtrl.data.task_data import TaskData
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, table
-from dmtrl.lab.experiments.problems import load_problem
+from dmtrl.lab.experiments.problems import first_rows, load_problem
 from dmtrl.lab.theory import TaskFacts, rho, steps_per_task
 from dmtrl.relationship import Fixed
 from dmtrl.report.content import Item, LineChart, Series, Text
@@ -31,8 +30,7 @@ def unbalanced(data: TaskData) -> TaskData:
     """Return the tasks with sizes between all rows and one in forty, geometrically spaced, in random order."""
     share = np.geomspace(1.0, 1 / 40, data.m)[np.random.default_rng(0).permutation(data.m)]
     sizes = np.maximum((np.diff(data.starts) * share).astype(int), 10)
-    rows = np.concatenate([start + np.arange(size) for start, size in zip(data.starts[:-1], sizes, strict=True)])
-    return replace(data, X=data.X[rows], y=data.y[rows], starts=np.concatenate([[0], np.cumsum(sizes)]))
+    return first_rows(data, sizes)
 
 
 def runs(quick: bool) -> list[Run]:
