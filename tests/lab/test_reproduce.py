@@ -212,9 +212,9 @@ def test_other_settings_are_another_run(tmp_path: Path) -> None:
 def smaller_gaps_with_larger_h(records: list[Record]) -> bool:
     """Return whether, for every lambda, a larger H has a smaller gap after the same number of rounds."""
     ends: dict[tuple[str, float], list[float]] = {}
-    for share in convergence.SHARES:
+    for method in convergence.SHARES:
         for record in records:
-            if record.params["method"] == convergence.label(share):
+            if record.params["method"] == method:
                 key = (record.params["problem"], record.params["reg_lambda"])
                 ends.setdefault(key, []).append(float(np.median(record.figures["w_gap"][-5:])))
     return all(gaps == sorted(gaps, reverse=True) for gaps in ends.values())

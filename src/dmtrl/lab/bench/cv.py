@@ -15,14 +15,13 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
-from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import TaskSplit, load_mnist_tasks
 from dmtrl.lab.bench.peers import load_rows, tasks_of
 from dmtrl.lab.bench.timing import interleaved
 from dmtrl.lab.bench.zoo import estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, machines, table
-from dmtrl.lab.experiments.problems import TITLES, error_text, labels, mean_error_rate
+from dmtrl.lab.experiments.problems import TITLES, error_text, labels, prediction_error
 from dmtrl.report.content import Item, Text
 
 CASES = {  # and estimated seconds
@@ -123,14 +122,8 @@ def measure(problem: str, loss: str, quick: bool) -> Figures:
         "common": fitted.common_strength_,
         "own": fitted.own_strength_,
         "same_choice": fitted.reg_lambda_ == ours.results[THREADS].reg_lambda_,
-        "error": {name: _error(test, z, loss == "squared") for name, z in predicted.items()},
+        "error": {name: prediction_error(test, z, loss) for name, z in predicted.items()},
     }
-
-
-def _error(test: TaskData, predicted: np.ndarray, regression: bool) -> float:
-    if regression:
-        return float(np.sqrt(np.mean((test.y - predicted) ** 2)))
-    return mean_error_rate(test, test.y != predicted)
 
 
 def table_row(record: Record) -> dict[str, object]:

@@ -19,24 +19,21 @@ from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Record
 from dmtrl.lab.experiments.problems import TITLES, PaperProblem, error_text, first_rows, load_problem
 from dmtrl.report.content import ChartGrid, Item, LineChart, Series, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.solver.outcome import RoundRecord
+from dmtrl.solver.outcome import RoundRecord, Watch
 from dmtrl.solver.settings import Settings
 
 DATA = ("synthetic 1", "school", "mnist", "mds")
-SHARES = (0.1, 1.0, 10.0)  # H divided by the mean number of rows per task
+# H divided by the mean number of rows per task
+SHARES = {f"DMTRL, H = {share:g} n": share for share in (0.1, 1.0, 10.0)}
 OMEGA_STEPS, W_ROUNDS = 5, 20  # P and T
-PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES)  # the limit for all methods: that of the longest run
+PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES.values())  # the limit for all methods: that of the longest run
 DEFAULT, ALONE, SSDCA, CENTRAL = "default preset", "single-task", "SSDCA", "centralised MTRL"
 SECONDS = {"synthetic 1": 8, "school": 4, "mnist": 45, "mds": 8}  # of an average run
 CENTRAL_SECONDS = {"synthetic 1": 120, "school": 60, "mnist": 1, "mds": 60}
 
 
-def label(share: float) -> str:
-    return f"DMTRL, H = {share:g} n"
-
-
 def runs(problem: str, quick: bool) -> list[Run]:
-    methods = [*map(label, SHARES), DEFAULT, ALONE, SSDCA, CENTRAL]
+    methods = [*SHARES, DEFAULT, ALONE, SSDCA, CENTRAL]
     return [
         Run(
             {"problem": problem, "reg_lambda": reg_lambda, "method": method, "quick": quick},
@@ -61,52 +58,33 @@ def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Figure
     try:
         with may_stop_early():
             small = replace(task, train=first_rows(task.train, 2))
-            METHODS[method](small, reg_lambda, True, lambda record, W: None)  # compiles
-            METHODS[method](task, reg_lambda, quick, watch)
+            _fit(method, small, reg_lambda, True, lambda record, W: None)  # compiles
+            _fit(method, task, reg_lambda, quick, watch)
     except NotEnoughMemoryError as error:
         return {"out_of_memory": str(error)}
-    return history_curves(history, errors, before=method == ALONE or method.startswith("DMTRL"))
+    return history_curves(history, errors, before=method == ALONE or method in SHARES)
 
 
-def _paper(share: float, task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    steps = max(round(share * len(task.train.y) / task.train.m), 1)
-    settings = Settings.paper(T=4 if quick else W_ROUNDS, P=3 if quick else OMEGA_STEPS, H=steps)
-    _solve(task, reg_lambda, watch, settings=settings)
+def _fit(method: str, task: PaperProblem, reg_lambda: float, quick: bool, watch: Watch) -> None:
+    data, omega_steps, rounds = task.train, *((3, 4) if quick else (OMEGA_STEPS, W_ROUNDS))
+    if method == SSDCA:
+        ssdca(data, task.loss, reg_lambda, omega_steps=omega_steps, passes=rounds, watch=watch)
+        return
+    if method == CENTRAL:
+        limits: dict[str, Any] = {"omega_steps": 2, "max_passes": 20, "w_tol": 1e-2}
+        limits = limits if quick else {"omega_steps": OMEGA_STEPS, "max_passes": 200, "w_tol": 1e-3}
+        centralised_mtrl(data, task.loss, reg_lambda, watch=watch, **limits)
+        return
+    if method == DEFAULT:
+        how: dict[str, Any] = {"settings": Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)}
+    elif method == ALONE:
+        how = {"settings": Settings.paper(T=omega_steps * rounds, P=1), "relationship": "independent"}
+    else:
+        steps = max(round(SHARES[method] * len(data.y) / data.m), 1)
+        how = {"settings": Settings.paper(T=rounds, P=omega_steps, H=steps)}
+    solve(data, loss=task.loss, reg_lambda=reg_lambda, workers=data.m, n_jobs=-1, watch=watch, **how)
 
 
-def _default(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    settings = Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)
-    _solve(task, reg_lambda, watch, settings=settings)
-
-
-def _alone(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    settings = Settings.paper(T=12 if quick else OMEGA_STEPS * W_ROUNDS, P=1)
-    _solve(task, reg_lambda, watch, settings=settings, relationship="independent")
-
-
-def _solve(task: PaperProblem, reg_lambda: float, watch: Any, **how: Any) -> None:
-    workers = task.train.m
-    solve(task.train, loss=task.loss, reg_lambda=reg_lambda, workers=workers, n_jobs=-1, watch=watch, **how)
-
-
-def _ssdca(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    steps = {"omega_steps": 3, "passes": 4} if quick else {"omega_steps": OMEGA_STEPS, "passes": W_ROUNDS}
-    ssdca(task.train, task.loss, reg_lambda, watch=watch, **steps)
-
-
-def _centralised(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    limits: dict[str, Any] = {"max_passes": 20 if quick else 200, "w_tol": 1e-2 if quick else 1e-3}
-    omega_steps = 2 if quick else OMEGA_STEPS
-    centralised_mtrl(task.train, task.loss, reg_lambda, omega_steps=omega_steps, watch=watch, **limits)
-
-
-METHODS: dict[str, Any] = {
-    **{label(share): partial(_paper, share) for share in SHARES},
-    DEFAULT: _default,
-    ALONE: _alone,
-    SSDCA: _ssdca,
-    CENTRAL: _centralised,
-}
 STYLES = {ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
 INTRODUCTION = (
     f"The paper's convergence figures with the paper preset: uniform sampling, its rho, eta = 1, {OMEGA_STEPS} "

@@ -15,7 +15,7 @@ from dmtrl.estimators.cv import MTRLClassifierCV
 from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import Spread
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Params, Records, Run, grid, table
-from dmtrl.lab.experiments.problems import labels, mds_split, mean_error_rate
+from dmtrl.lab.experiments.problems import labels, mds_split, prediction_error
 from dmtrl.report.content import Item, Text
 
 TOGETHER, ALONE, POOLED = "joint", "single-task", "pooled"
@@ -52,7 +52,7 @@ class _Setting:
             model.fit(data.train.X, data.train.y, tasks=tasks[0])
             predicted = model.predict(data.test.X, tasks=tasks[1])
             figures[name] = {
-                "error": mean_error_rate(data.test, data.test.y != predicted),
+                "error": prediction_error(data.test, predicted, self.model["loss"]),
                 "lambda": model.reg_lambda_,
                 "tau": model.common_strength_,
                 "gap": model.certificate_.relative_gap,

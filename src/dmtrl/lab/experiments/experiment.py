@@ -34,26 +34,12 @@ def grid(quick: bool, seconds: float, **values: Iterable[Any]) -> list[Run]:
 
 @dataclass(frozen=True)
 class Record:
-    """One finished run of an experiment.
-
-    Attributes
-    ----------
-    experiment : str
-    params : dict
-        What distinguishes this run from the others of its experiment.
-    settings : dict
-        What all runs have in common: loss, lambdas, seed, rounds.
-    figures : dict
-        The results: numbers, lists of numbers, names.
-    seconds : float
-    versions, machine
-        Where the run took place.
-    """
+    """One finished run of an experiment."""
 
     experiment: str
-    params: Params
-    settings: Params
-    figures: Figures
+    params: Params  # what distinguishes this run from the others of its experiment
+    settings: Params  # what all runs have in common: loss, lambdas, seed, rounds
+    figures: Figures  # the results: numbers, lists of numbers, names
     seconds: float
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: str = ""
@@ -83,29 +69,14 @@ def table(title: str, rows: Sequence[Mapping[str, object]], caption: str = "") -
 
 @dataclass(frozen=True)
 class Experiment:
-    """A named set of runs, how to measure one, and how to show their records.
-
-    Attributes
-    ----------
-    name : str
-    title : str
-        The title of its section of the page.
-    runs : callable
-        runs(quick) returns the runs of the quick or the full version.
-    measure : callable
-        measure(**run.params) returns the figures of one run.
-    items : callable
-        items(records) returns the content of the section from the records of all runs.
-    settings : dict
-        What all runs have in common. Part of every record and its key.
-    """
+    """A named set of runs, how to measure one, and how to show their records."""
 
     name: str
-    title: str
-    runs: Callable[[bool], Sequence[Run]]
-    measure: Callable[..., Figures]
-    items: Callable[[Records], Sequence[Item]]
-    settings: Params = field(default_factory=dict)
+    title: str  # of its section of the page
+    runs: Callable[[bool], Sequence[Run]]  # runs(quick): those of the quick or the full version
+    measure: Callable[..., Figures]  # measure(**run.params)
+    items: Callable[[Records], Sequence[Item]]  # the content of its section, from the records of all runs
+    settings: Params = field(default_factory=dict)  # what all runs have in common; part of every record and its key
 
     def key(self, run: Run) -> str:
         return run_key(self.name, run.params, self.settings)

@@ -27,13 +27,9 @@ class PaperProblem:
     loss: str
 
     def error(self, W: np.ndarray) -> float:
-        """Return the test error of weights (m, d): the mean error rate over tasks, or the RMSE for squared loss."""
-        z = np.concatenate(
-            [self.test.X[a:b] @ w for (a, b), w in zip(itertools.pairwise(self.test.starts), W, strict=True)]
-        )
-        if self.loss == "squared":
-            return float(np.sqrt(np.mean((self.test.y - z) ** 2)))
-        return mean_error_rate(self.test, (self.test.y > 0) != (z > 0))
+        """Return the test error of weights (m, d)."""
+        rows = zip(itertools.pairwise(self.test.starts), W, strict=True)
+        return prediction_error(self.test, np.concatenate([self.test.X[a:b] @ w for (a, b), w in rows]), self.loss)
 
 
 def load_problem(name: str, *, quick: bool = False, seed: int = 0) -> PaperProblem:
@@ -41,8 +37,11 @@ def load_problem(name: str, *, quick: bool = False, seed: int = 0) -> PaperProbl
     return PROBLEMS[name](quick, seed)
 
 
-def mean_error_rate(test: TaskData, wrong: np.ndarray) -> float:
-    """Return the share of wrong rows, averaged over tasks."""
+def prediction_error(test: TaskData, z: np.ndarray, loss: str) -> float:
+    """Return the RMSE for squared loss, else the share of rows with a wrong sign, averaged over tasks."""
+    if loss == "squared":
+        return float(np.sqrt(np.mean((test.y - z) ** 2)))
+    wrong = (test.y > 0) != (z > 0)
     return float(np.mean([wrong[a:b].mean() for a, b in itertools.pairwise(test.starts)]))
 
 
