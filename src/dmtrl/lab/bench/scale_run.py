@@ -87,7 +87,7 @@ def size(X: Any, *more: np.ndarray) -> int:
 def run(
     kind: str, m: int, rows: int, d: int, dtype: str, loss: str = "squared", thin: bool = False, **_: Any
 ) -> dict[str, Any]:
-    """Run `dmtrl.solve` on rows sorted by task or, with the kind "fit", the default estimator on rows in random order."""
+    """Run `dmtrl.solve` on rows sorted by task; the kind "fit" is the default estimator on rows in random order."""
     estimator = MTRLRegressor if loss == "squared" else MTRLClassifier
 
     def once(m: int, rows: int) -> dict[str, Any]:
