@@ -21,11 +21,10 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_limits
 
-from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.cv import MTRLClassifierCV
-from dmtrl.lab.experiments.problems import first_rows
+from dmtrl.lab.experiments.problems import Rows, first_rows
 from dmtrl.report.content import Page
 from dmtrl.report.model_page import model_facts, page_from_facts
 from dmtrl.report.model_page.held_out import ERROR_RATE, format_error
@@ -87,20 +86,15 @@ def run_demo(
         on_stage(f"{name}: choosing {'the trees' if name == BOOSTED else 'lambda'} by cross-validation")
         fits[name] = _fit_trees(problem) if name == BOOSTED else _fit(problem, name)
     recovery = off_diagonal_pearson(fits[TOGETHER].model.covariance_.correlation(), problem.correlation)
-    scores = np.einsum("ij,ij->i", problem.test.X, problem.W[_labels(problem.test) - 1])
+    scores = np.einsum("ij,ij->i", problem.test.X, problem.W[Rows.of(problem.test).task])
     floor = float(np.mean((scores > 0) != (problem.test.y > 0)))
     return DemoResult(seed, paper, problem, fits, floor, recovery)
-
-
-def _labels(data: TaskData) -> np.ndarray:
-    """The task of each row, from 1."""
-    return np.repeat(np.arange(data.m), np.diff(data.starts)) + 1
 
 
 def _fit(problem: SyntheticTasks, name: str) -> Fit:
     train, test = problem.train, problem.test
     relationship = "learned" if name == TOGETHER else "independent"
-    tasks = [None if name == POOLED else _labels(part) for part in (train, test)]
+    tasks = [None if name == POOLED else Rows.of(part).task for part in (train, test)]
     began = time.perf_counter()
     model = MTRLClassifierCV(relationship=relationship, **OPTIONS).fit(train.X, train.y, tasks=tasks[0])
     return Fit(model, model.predict(test.X, tasks=tasks[1]) != test.y, time.perf_counter() - began)
@@ -108,7 +102,10 @@ def _fit(problem: SyntheticTasks, name: str) -> Fit:
 
 def _fit_trees(problem: SyntheticTasks) -> Fit:
     """One ensemble for all tasks, with the task as a category."""
-    rows, d = [np.column_stack([part.X, _labels(part)]) for part in (problem.train, problem.test)], problem.W.shape[1]
+    rows, d = (
+        [np.column_stack([part.X, Rows.of(part).task]) for part in (problem.train, problem.test)],
+        problem.W.shape[1],
+    )
     trees = HistGradientBoostingClassifier(categorical_features=[d], random_state=0)
     began = time.perf_counter()
     with threadpool_limits(1):  # so few rows are slower with threads

@@ -111,25 +111,27 @@ def _school(quick: bool, seed: int) -> PaperProblem:
 
 
 def _mnist(quick: bool, seed: int) -> PaperProblem:
-    split = load_mnist_tasks(seed=seed, max_positives=60 if quick else None)
+    split = load_split("mnist", quick, seed)
     return PaperProblem(with_constant(split.train), with_constant(split.test), "hinge")
 
 
 def _mds(quick: bool, seed: int) -> PaperProblem:
-    split = mds_split(seed, quick)
+    split = load_split("mds", quick, seed)
     return PaperProblem(split.train, split.test, "hinge")
 
 
-def mds_split(seed: int, quick: bool = False) -> TaskSplit:
-    """Balanced rows, three of the ten folds for testing, tf-idf with sublinear term frequency, rows of length one."""
+def load_split(name: str, quick: bool, seed: int = 0) -> TaskSplit:
+    """Load MNIST or MDS without a constant column.
+
+    MDS: balanced rows, three of the ten folds for testing, tf-idf with sublinear term frequency, rows of length one.
+    """
+    if name == "mnist":
+        return load_mnist_tasks(seed=seed, max_positives=60 if quick else None)
     folds = [(2 * seed + k) % 10 for k in range(3)]  # five seeds test every fold, some of them twice
     split = load_mds(tfidf=False, test_folds=folds, domains=4 if quick else None)
     weights = TfidfTransformer(sublinear_tf=True).fit(split.train.X)
-
-    def weigh(data: TaskData) -> TaskData:
-        return replace(data, X=weights.transform(data.X).astype(np.float32))
-
-    return TaskSplit(weigh(split.train), weigh(split.test))
+    parts = [replace(part, X=weights.transform(part.X).astype(np.float32)) for part in (split.train, split.test)]
+    return TaskSplit(*parts)
 
 
 def with_constant(data: TaskData) -> TaskData:
