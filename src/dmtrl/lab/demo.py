@@ -102,11 +102,8 @@ def _fit(problem: SyntheticTasks, name: str) -> Fit:
 
 def _fit_trees(problem: SyntheticTasks) -> Fit:
     """One ensemble for all tasks, with the task as a category."""
-    rows, d = (
-        [np.column_stack([part.X, Rows.of(part).task]) for part in (problem.train, problem.test)],
-        problem.W.shape[1],
-    )
-    trees = HistGradientBoostingClassifier(categorical_features=[d], random_state=0)
+    rows = [np.column_stack([part.X, Rows.of(part).task]) for part in (problem.train, problem.test)]
+    trees = HistGradientBoostingClassifier(categorical_features=[problem.W.shape[1]], random_state=0)
     began = time.perf_counter()
     with threadpool_limits(1):  # so few rows are slower with threads
         model = GridSearchCV(trees, TREES, cv=FOLDS).fit(rows[0], problem.train.y)
