@@ -56,9 +56,9 @@ class Sites:
 def runs(quick: bool) -> list[Run]:
     if quick:
         return grid(True, 10, data=["simulated"], size=[100], repeats=[1])
-    cases = [("simulated", size, 3 if size <= 1000 else 1) for size in SIZES]
-    cases += [*(("School", size, 1) for size in SCHOOLS), ("heart", 4, 5)]
-    return [Run({"data": data, "size": size, "repeats": n, "quick": False}, 40) for data, size, n in cases]
+    cases = [("simulated", size, 3 if size <= 1000 else 1, 40) for size in SIZES]
+    cases += [*(("School", size, 1, 40) for size in SCHOOLS), ("heart", 4, 5, 20)]
+    return [Run({"data": data, "size": size, "repeats": n, "quick": False}, s) for data, size, n, s in cases]
 
 
 def measure(data: str, size: int, repeats: int, quick: bool) -> Figures:
