@@ -18,8 +18,8 @@ from dmtrl import MTRLRegressorCV, Settings, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
-from dmtrl.lab.bench.cluster import measure, section
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.bench.cluster import items, measure
+from dmtrl.lab.experiments.experiment import Record
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.protocol.messages import Describe, Description, HoldOut, Prepare, Round, Score, encode
 from dmtrl.report.files import markdown_text
@@ -214,6 +214,6 @@ def test_the_benchmark_of_actors() -> None:
     params = {"rows": 40, "rounds": 2}
     figures = measure(**params)
     assert figures["same bits"]
-    _, times, start = section([Record("bench cluster", params, {}, figures, 1.0)]).items
+    _, times, start = items([Record("bench cluster", params, {}, figures, 1.0)])
     assert "| Ray, two actors |" in markdown_text(times)
     assert "start a local cluster" in markdown_text(start)

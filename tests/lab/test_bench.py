@@ -11,8 +11,8 @@ from dmtrl.cli.bench import CHOICES
 from dmtrl.lab.bench import stragglers
 from dmtrl.lab.bench.suite import BENCHMARKS
 from dmtrl.lab.bench.timing import interleaved, ratio
+from dmtrl.lab.experiments.experiment import Record
 from dmtrl.lab.experiments.problems import load_problem
-from dmtrl.lab.experiments.records import Record
 from dmtrl.report.content import Table
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
@@ -73,7 +73,7 @@ def test_stragglers_reach_the_gap_with_certificates_that_hold(problem: str, work
         assert figures[variant]["gap"] <= stragglers.GAP
         assert figures[variant]["valid"]
         assert np.isfinite(figures[variant]["seconds"]).all()
-    items = stragglers.section([Record("bench stragglers", params, {}, figures, 1.0)]).items
+    items = stragglers.items([Record("bench stragglers", params, {}, figures, 1.0)])
     rows = [row for table in items if isinstance(table, Table) for row in table.rows]
     assert [row[3] for row in rows] == variants
     assert [row[-1] for row in rows] == ["yes", "yes"]
@@ -86,7 +86,7 @@ def test_the_table_of_stragglers_by_hand() -> None:
     fast |= {"answers": 2.0}
     params = {"problem": "synthetic 1", "reg_lambda": 1e-4, "workers": 16, "quick": False}
     figures = {stragglers.SYNCHRONOUS: slow, stragglers.ASYNCHRONOUS: fast}
-    _, table = stragglers.section([Record("bench stragglers", params, {}, figures, 1.0)]).items
+    _, table = stragglers.items([Record("bench stragglers", params, {}, figures, 1.0)])
     assert isinstance(table, Table)
     assert [row[4:] for row in table.rows] == [
         ["6", "1", "50%", "10", "10", "yes"],

@@ -7,7 +7,7 @@ from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER
 from dmtrl.federation.study import read_study
 from dmtrl.lab.bench import federation
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.experiment import Record
 from dmtrl.report.content import Table
 
 
@@ -25,7 +25,7 @@ def test_the_study_and_its_files_fit_and_the_ledger_gives_the_figures(tmp_path: 
     params = {"sites": 2, "features": 3, "lambdas": 2, "folds": 2}
     seconds = dict.fromkeys(("one process", "keys and certificates", "start of server and sites", "FLARE"), 7.0)
     measured = {"seconds": seconds, "flare": figures, "local": figures, "same bits": False}
-    tables = [item for item in federation.section([_record(params, measured)]).items if isinstance(item, Table)]
+    tables = [item for item in federation.items([_record(params, measured)]) if isinstance(item, Table)]
     assert tables[0].rows[0][-1] == "different!"
 
 

@@ -9,6 +9,7 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.engines.local import LocalEngine
 from dmtrl.lab.bench import cv, fit, peers
 from dmtrl.lab.bench.zoo import draw_rows
+from dmtrl.lab.experiments.experiment import Record
 from dmtrl.lab.experiments.records import Store
 from dmtrl.losses import get_loss
 from dmtrl.protocol.messages import HoldOut
@@ -70,7 +71,8 @@ def test_the_row_of_a_fit_by_hand() -> None:
         "rounds": 500, "gap": 0.2, "same_bits": False, "special_gap": 1e-4,
         "peers": {"Ridge": {"tol": 0.1, "gap": 1e-5}},
     }  # fmt: skip
-    row = fit.table_row({"problem": "school", "loss": "squared", "reg_lambda": fit.CHOSEN}, figures)
+    params = {"problem": "school", "loss": "squared", "reg_lambda": fit.CHOSEN}
+    row = list(fit.table_row(Record("bench fit", params, {}, figures, 1.0)).values())
     assert row[:6] == ["School", "squared", "0.01 (CV)", "2", "500, gap 2.0e-01", "5"]
     assert row[6:] == ["< 2.5 (2 to 3)", "Ridge", "1.50 (1.33 to 2.00), DIFFERENT BITS", "0.5", "0.50"]
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dmtrl.lab.bench import privacy
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.experiment import Record
 from dmtrl.report.content import Table, Text
 
 
@@ -12,8 +12,8 @@ def test_the_quick_version_measures_and_shows_all_methods() -> None:
     figures = privacy.measure(**run.params)
     for method in (privacy.A, privacy.B, privacy.C, privacy.FEDAVG):
         assert all(0.0 <= error <= 1.0 for error in figures[method].values())
-    section = privacy.section([Record("bench privacy", dict(run.params), {}, dict(figures), 1.0)])
-    table = next(item for item in section.items if isinstance(item, Table))
+    items = privacy.items([Record("bench privacy", dict(run.params), {}, dict(figures), 1.0)])
+    table = next(item for item in items if isinstance(item, Table))
     assert len(table.rows) == 6
     assert table.columns[2:] == ["epsilon 1", "epsilon 8"]
 
@@ -21,8 +21,8 @@ def test_the_quick_version_measures_and_shows_all_methods() -> None:
 def test_sites_that_are_too_small_are_named() -> None:
     errors = {method: {"1": 0.4, "8": 0.1} for method in (privacy.A, privacy.B, privacy.C, privacy.FEDAVG)}
     figures = {**errors, privacy.ALONE: 0.2, privacy.CLEAR: 0.1, "rows": 80, "sites": 4}
-    section = privacy.section([Record("bench privacy", {"data": "heart"}, {}, figures, 1.0)])
-    words = " ".join(item.text for item in section.items if isinstance(item, Text))
+    items = privacy.items([Record("bench privacy", {"data": "heart"}, {}, figures, 1.0)])
+    words = " ".join(item.text for item in items if isinstance(item, Text))
     assert "with epsilon 1 the best private mode is worse than each site alone: the sites are too small" in words
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dmtrl.lab.bench import startup
-from dmtrl.lab.experiments.records import Record
+from dmtrl.lab.experiments.experiment import Record
 
 
 def test_a_fresh_process_has_imported_nothing_and_reports_its_end() -> None:

@@ -7,7 +7,8 @@ from scipy import sparse
 
 from dmtrl.cli.main import main
 from dmtrl.lab.bench import zoo
-from dmtrl.lab.experiments.records import Record, Store
+from dmtrl.lab.experiments.experiment import Record
+from dmtrl.lab.experiments.records import Store
 from dmtrl.losses import BUILTIN, REGRESSION, get_loss
 from dmtrl.report.content import Table
 
@@ -78,7 +79,7 @@ def test_the_tables_by_hand() -> None:
     all_figures = [figures(seed, rounds) for seed, rounds in enumerate([10, 12, 14, 16, 18, 20, 22, 24, 26])]
     all_figures.append(figures(9, 500, certified=False, gap=0.2, loss="hinge"))
     all_figures.append({**figures(10, 0, features="sparse"), "refused": "Scale the features."})
-    items = zoo.section([Record("bench zoo", {}, {}, one, 1.0) for one in all_figures]).items
+    items = zoo.items([Record("bench zoo", {}, {}, one, 1.0) for one in all_figures])
     summary, worst = (item for item in items if isinstance(item, Table))
     rows = {row[0]: list(row[1:]) for row in summary.rows}
     assert rows["all"] == [11, 18, 26, 500, 1, 1, "5.5"]

@@ -37,13 +37,12 @@ def command(which: str, quick: bool, out: Path | None, only: str | None) -> None
       dmtrl bench zoo --only 17
       dmtrl bench all --out results
     """
-    from dmtrl.cli.collection import run
+    from dmtrl.cli.collection import print_tables, run
     from dmtrl.lab.bench.suite import BENCHMARKS
-    from dmtrl.report.content import Table
-    from dmtrl.report.files import markdown_text
 
     if which == "zoo" and only is not None:
         from dmtrl.lab.bench.zoo import one_problem
+        from dmtrl.report.files import markdown_text
 
         if not only.isdecimal():
             raise click.UsageError(f"--only of dmtrl bench zoo is the seed of a problem, got {only!r}.")
@@ -53,8 +52,4 @@ def command(which: str, quick: bool, out: Path | None, only: str | None) -> None
     folder = out or Path("benchmarks-quick" if quick else "benchmarks")
     if only is not None and not benchmarks.plan(which, quick, folder).runs:
         raise click.UsageError(f"No run of dmtrl bench {which} contains {only!r}.")
-    result = run(benchmarks, which, quick, folder)
-    for section in result.sections:
-        for item in section.items:
-            if isinstance(item, Table):
-                click.echo(f"\n{markdown_text(item)}")
+    print_tables(run(benchmarks, which, quick, folder).sections)

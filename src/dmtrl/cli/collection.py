@@ -1,5 +1,6 @@
 """Run the experiments of `dmtrl reproduce` and `dmtrl bench` with a progress display."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ from dmtrl.cli.errors import exit_on_error
 
 if TYPE_CHECKING:
     from dmtrl.lab.experiments.collection import Collection, Output
-    from dmtrl.lab.experiments.runner import Experiment, Run
+    from dmtrl.lab.experiments.experiment import Experiment, Run
+    from dmtrl.report.content import Section
 
 
 def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Output":
@@ -41,6 +43,15 @@ def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Out
     if result.missing:
         raise SystemExit(1)
     return result
+
+
+def print_tables(sections: "Sequence[Section]") -> None:
+    """Print the tables of some sections of the page as Markdown."""
+    from dmtrl.report.content import Table
+    from dmtrl.report.files import markdown_text
+
+    for table in (item for section in sections for item in section.items if isinstance(item, Table)):
+        click.echo(f"\n{markdown_text(table)}")
 
 
 def _duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -21,16 +21,18 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_limits
 
-from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.cv import MTRLClassifierCV
+from dmtrl.lab.experiments.problems import Rows, first_rows
 from dmtrl.report.content import Page
 from dmtrl.report.model_page import model_facts, page_from_facts
 from dmtrl.report.model_page.held_out import ERROR_RATE, format_error
 
 LAMBDAS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 FOLDS = 3
+OPTIONS: dict[str, Any] = {"lambdas": LAMBDAS, "cv": FOLDS, "n_jobs": -1, "on_single_class": "constant"}
+OPTIONS |= {"commons": (0.0,), "owns": (0.0,), "task_weight": "equal"}  # the objective of the paper
 FEW = {"rows_per_task": 800, "d": 30}
 QUICK = {"rows_per_task": 400, "d": 30}
 TRAIN_ROWS = 40  # of each task, except in the paper's problem
@@ -78,49 +80,30 @@ def run_demo(
     _fit(make_synthetic(rows_per_task=12, m=2, d=3), TOGETHER)
     problem = make_synthetic(kind=1, seed=seed, **(QUICK if quick else {} if paper else FEW))
     if not paper:
-        problem = replace(problem, train=_first_rows(problem.train, TRAIN_ROWS))
+        problem = replace(problem, train=first_rows(problem.train, TRAIN_ROWS))
     fits = {}
     for name in (TOGETHER, ALONE, POOLED, *(() if paper else (BOOSTED,))):
         on_stage(f"{name}: choosing {'the trees' if name == BOOSTED else 'lambda'} by cross-validation")
         fits[name] = _fit_trees(problem) if name == BOOSTED else _fit(problem, name)
     recovery = off_diagonal_pearson(fits[TOGETHER].model.covariance_.correlation(), problem.correlation)
-    scores = np.einsum("ij,ij->i", problem.test.X, problem.W[_labels(problem.test) - 1])
+    scores = np.einsum("ij,ij->i", problem.test.X, problem.W[Rows.of(problem.test).task])
     floor = float(np.mean((scores > 0) != (problem.test.y > 0)))
     return DemoResult(seed, paper, problem, fits, floor, recovery)
-
-
-def _first_rows(data: TaskData, count: int) -> TaskData:
-    """The first rows of every task."""
-    return TaskData.from_list([(data.X[a:b][:count], data.y[a:b][:count]) for a, b in pairwise(data.starts)])
-
-
-def _labels(data: TaskData) -> np.ndarray:
-    """The task of each row, from 1."""
-    return np.repeat(np.arange(data.m), np.diff(data.starts)) + 1
 
 
 def _fit(problem: SyntheticTasks, name: str) -> Fit:
     train, test = problem.train, problem.test
     relationship = "learned" if name == TOGETHER else "independent"
-    tasks = [None if name == POOLED else _labels(part) for part in (train, test)]
+    tasks = [None if name == POOLED else Rows.of(part).task for part in (train, test)]
     began = time.perf_counter()
-    model = MTRLClassifierCV(
-        relationship=relationship,
-        lambdas=LAMBDAS,
-        commons=(0.0,),
-        owns=(0.0,),
-        task_weight="equal",
-        cv=FOLDS,
-        n_jobs=-1,
-        on_single_class="constant",
-    ).fit(train.X, train.y, tasks=tasks[0])
+    model = MTRLClassifierCV(relationship=relationship, **OPTIONS).fit(train.X, train.y, tasks=tasks[0])
     return Fit(model, model.predict(test.X, tasks=tasks[1]) != test.y, time.perf_counter() - began)
 
 
 def _fit_trees(problem: SyntheticTasks) -> Fit:
     """One ensemble for all tasks, with the task as a category."""
-    rows, d = [np.column_stack([part.X, _labels(part)]) for part in (problem.train, problem.test)], problem.W.shape[1]
-    trees = HistGradientBoostingClassifier(categorical_features=[d], random_state=0)
+    rows = [np.column_stack([part.X, Rows.of(part).task]) for part in (problem.train, problem.test)]
+    trees = HistGradientBoostingClassifier(categorical_features=[problem.W.shape[1]], random_state=0)
     began = time.perf_counter()
     with threadpool_limits(1):  # so few rows are slower with threads
         model = GridSearchCV(trees, TREES, cv=FOLDS).fit(rows[0], problem.train.y)
@@ -181,7 +164,10 @@ def render(result: DemoResult, console: Console) -> None:
     console.print(Padding(_error_table(result), (1, 2), expand=False))
     console.print(Padding(_facts(result), (0, 2), expand=False))
     if console.width >= 4 * m + 10:
-        console.print(Padding(_heat_maps(result), (1, 2), expand=False))
+        maps = Table.grid(padding=(0, 4, 0, 0))
+        maps.add_row(Text("learned correlation", style="dim"), Text("true correlation", style="dim"))
+        maps.add_row(heat_map(result.learned.model.covariance_.correlation()), heat_map(problem.correlation))
+        console.print(Padding(maps, (1, 2), expand=False))
         console.print(Text(f"  {HEAT_KEY}", style="dim"))
 
 
@@ -193,13 +179,12 @@ def _description(result: DemoResult) -> str:
 
 
 def _error_table(result: DemoResult) -> Table:
-    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
-    for heading, justify in (("fit", "left"), ("test error rate", "right"), ("lambda", "right")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    table = Table("fit", box=None, padding=(0, 3, 0, 0), header_style="dim")
+    table.add_column("test error rate", justify="right")
+    table.add_column("lambda", justify="right")
     for name, fit in result.fits.items():
-        style = "bold" if name == TOGETHER else ""
         chosen = "" if name == BOOSTED else f"{fit.model.reg_lambda_:.0e}"
-        table.add_row(name, f"{fit.error:.2%}", chosen, style=style)
+        table.add_row(name, f"{fit.error:.2%}", chosen, style="bold" if name == TOGETHER else "")
     table.add_row("(the true weights)", f"{result.floor:.2%}", "", style="dim")
     return table
 
@@ -211,34 +196,21 @@ def _facts(result: DemoResult) -> Table:
     size = sum(record["bytes_sent"] + record["bytes_received"] for record in history)
     pairs = len(result.problem.W) * (len(result.problem.W) - 1) // 2
     solvers = sorted({solver for record in history for solver in record["solver"].split("+")})
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    table.add_column()
     # two standard errors, about the 5 % level
     verdict = "" if abs(points) > 2 * error else "; not significant"
-    table.add_row("gain", f"{points:.2f} percentage points over each task alone (standard error {error:.2f}{verdict})")
-    table.add_row(
-        "certificate",
-        f"objective {certificate.primal:.6g}, proven lower bound {certificate.dual:.6g}: within "
+    facts = {
+        "gain": f"{points:.2f} percentage points over each task alone (standard error {error:.2f}{verdict})",
+        "certificate": f"objective {certificate.primal:.6g}, proven lower bound {certificate.dual:.6g}: within "
         f"{max(certificate.relative_gap, 0.0):.2%} of the optimum",
-    )
-    table.add_row(
-        "relations",
-        f"Pearson correlation of learned and true values, {pairs} pairs of tasks: {result.recovery:.3f}",
-    )
-    table.add_row(
-        "work",
-        f"{len(history)} rounds, {size / 1e6:.2g} MB in messages; {fit.seconds:.1f} s with the choice of lambda; "
-        f"local solver {' and '.join(solvers)}",
-    )
-    table.add_row("lambda", f"the best of {len(LAMBDAS)} on held-out training rows ({FOLDS} folds), for each fit")
-    return table
-
-
-def _heat_maps(result: DemoResult) -> RenderableType:
-    table = Table.grid(padding=(0, 4, 0, 0))
-    table.add_row(Text("learned correlation", style="dim"), Text("true correlation", style="dim"))
-    table.add_row(heat_map(result.learned.model.covariance_.correlation()), heat_map(result.problem.correlation))
+        "relations": f"Pearson correlation of learned and true values, {pairs} pairs of tasks: {result.recovery:.3f}",
+        "work": f"{len(history)} rounds, {size / 1e6:.2g} MB in messages; {fit.seconds:.1f} s with the choice of "
+        f"lambda; local solver {' and '.join(solvers)}",
+        "lambda": f"the best of {len(LAMBDAS)} on held-out training rows ({FOLDS} folds), for each fit",
+    }
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    for name, fact in facts.items():
+        table.add_row(name, fact)
     return table
 
 

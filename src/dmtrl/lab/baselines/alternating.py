@@ -4,9 +4,10 @@ A baseline provides only its W-step. Equation numbers are those of docs/math.md.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -55,8 +56,8 @@ class Problem:
         if self.relationship.tau != 0 or isinstance(self.relationship, FreeIntercept):
             raise ValueError("the baselines support neither a common component nor a free intercept; use dmtrl.solve")
         self.data, self.loss, self.lam = data, chosen, float(reg_lambda)
-        self.units = _units(data, chosen)
         self.task = np.repeat(np.arange(data.m), np.diff(data.starts))
+        self.units = _units(data, self.task, chosen)
         self.alpha = np.zeros(len(data.y))
         self.B = np.zeros((data.m, data.X.shape[1]))
         at_zero = np.zeros(data.m)
@@ -85,11 +86,8 @@ class Problem:
         return Measured(w_gap, w_objective, objective, bound)
 
 
-class WStep(Protocol):
-    name: str  # the solver in the records
-
-    def improve(self, problem: Problem, number: int) -> float:
-        """Move problem.alpha towards the optimum for problem.covariance. Return the number of passes over the rows."""
+# improve(problem, number) moves problem.alpha towards the optimum for problem.covariance; returns the passes over rows
+WStep = Callable[[Problem, int], float]
 
 
 @dataclass(frozen=True)
@@ -107,17 +105,20 @@ class Schedule:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)!r}")
 
 
-def alternate(problem: Problem, w_step: WStep, schedule: Schedule, watch: Watch | None, began: float) -> Fitted:
+def alternate(
+    problem: Problem, solver: str, improve: WStep, schedule: Schedule, watch: Watch | None, began: float
+) -> Fitted:
     """Alternate W-steps and Omega-steps. A fixed relationship has one W-step.
 
-    The first record's seconds count from `began`. Records exclude the time of `watch`.
+    `solver` is the name in the records. The first record's seconds count from `began`. Records exclude the time of
+    `watch`.
     """
     history: list[RoundRecord] = []
     best_W, primal, dual = problem.W, np.inf, -np.inf
     small = problem.data.m * problem.W.size < 1e8
     for _ in range(schedule.omega_steps if problem.relationship.learned else 1):
         for done in range(schedule.passes):
-            made = w_step.improve(problem, len(history))
+            made = improve(problem, len(history))
             step = float(problem.sigma.diagonal().max())
             with single_threaded_blas() if small else nullcontext():
                 now = problem.measure()
@@ -132,7 +133,7 @@ def alternate(problem: Problem, w_step: WStep, schedule: Schedule, watch: Watch 
             dual = max(dual, now.dual_bound)
             record = RoundRecord(
                 round=len(history), gap=Certificate(primal, dual).relative_gap, primal=primal, dual=dual, w_gap=w_gap,
-                objective=now.objective, dual_now=now.w_objective - now.w_gap, rho=1.0, step=step, solver=w_step.name,
+                objective=now.objective, dual_now=now.w_objective - now.w_gap, rho=1.0, step=step, solver=solver,
                 passes=made, omega=omega, bytes_sent=0, bytes_received=0, seconds=time.perf_counter() - began,
             )  # fmt: skip
             history.append(record)
@@ -144,7 +145,7 @@ def alternate(problem: Problem, w_step: WStep, schedule: Schedule, watch: Watch 
     return Fitted(best_W, problem.relationship.update(best_W), Certificate(primal, dual), history)
 
 
-def _units(data: TaskData, loss: Loss) -> kernels.UnitRows:
+def _units(data: TaskData, task: np.ndarray, loss: Loss) -> kernels.UnitRows:
     """Return all tasks as the units of one worker, after the checks of a worker."""
     blocks = data.sources(1)[0]
     X = (blocks.X.data, blocks.X.indices, blocks.X.indptr) if sparse.issparse(blocks.X) else blocks.X
@@ -152,7 +153,6 @@ def _units(data: TaskData, loss: Loss) -> kernels.UnitRows:
     kernels.squared_norms(X, q)
     check_blocks(blocks, [loss] * data.m, q)
     weight = np.ones(len(data.y)) if data.sample_weight is None else data.sample_weight
-    task = np.repeat(np.arange(data.m), np.diff(data.starts))
     total = np.bincount(task, weights=weight, minlength=data.m)
     if (total <= 0).any():
         name = blocks.names[int(np.argmax(total <= 0))]

@@ -7,6 +7,8 @@ column].
 import os
 import time
 import warnings
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +67,17 @@ def centralised_mtrl(
     matrices = 2 if direct else 1 + _ACTIVE_SHARE**2  # the factor, or the part of the rows that move
     _check_memory(np.dtype(dtype).itemsize * matrices * len(data.y) ** 2, len(data.y), memory_limit)
     gram = gram_matrix(data.X, dtype)
-    w_step: WStep = _LinearSystem(gram) if direct else _CoordinateAscent(gram, seed)
-    fitted = alternate(problem, w_step, schedule, watch, began)
-    _warn_unless_converged(fitted, schedule)
+    improve: WStep = partial(_solve_system, gram) if direct else partial(_ascend, gram, seed)
+    fitted = alternate(problem, "kernel cholesky" if direct else "kernel ascent", improve, schedule, watch, began)
+    ends = [record for record in fitted.history if record.omega] or fitted.history[-1:]
+    worst = max(record.w_gap for record in ends)
+    if worst > w_tol:
+        warnings.warn(
+            f"a W-step stopped after {schedule.passes} passes at a relative gap of {worst:.2g} "
+            f"(w_tol={w_tol:g}); raise max_passes or w_tol, or choose a stronger lambda",
+            NotConvergedWarning,
+            stacklevel=2,
+        )
     return fitted
 
 
@@ -115,72 +125,44 @@ def _check_memory(needed: float, n: int, memory_limit: float | None) -> None:
         )
 
 
-def _warn_unless_converged(fitted: Fitted, schedule: Schedule) -> None:
-    ends = [record for record in fitted.history if record.omega] or fitted.history[-1:]
-    worst = max(record.w_gap for record in ends)
-    if worst > schedule.w_tol:
-        warnings.warn(
-            f"a W-step stopped after {schedule.passes} passes at a relative gap of {worst:.2g} "
-            f"(w_tol={schedule.w_tol:g}); raise max_passes or w_tol, or choose a stronger lambda",
-            NotConvergedWarning,
-            stacklevel=3,
-        )
-
-
-class _CoordinateAscent:
+def _ascend(gram: np.ndarray, seed: int, problem: Problem, number: int) -> float:
     """A pass over all rows, then passes over the rows that moved, on their part of the Gram matrix."""
+    units, n = problem.units, len(problem.alpha)
+    z = np.empty(n)
+    compiled.predictions(units, np.ascontiguousarray(problem.W), z)
 
-    name = "kernel ascent"
+    def one_pass(units: kernels.UnitRows, alpha: np.ndarray, z: np.ndarray, gram: np.ndarray, inner: int) -> np.ndarray:
+        order = np.arange(len(alpha))
+        task = np.repeat(np.arange(problem.data.m), np.diff(units.starts))
+        moved = compiled.gram_pass(units, task, alpha, z, gram, problem.sigma, order, seed, number, inner)
+        return np.sort(order[:moved])
 
-    def __init__(self, gram: np.ndarray, seed: int):
-        self._gram, self._seed = gram, seed
-
-    def improve(self, problem: Problem, number: int) -> float:
-        units, n = problem.units, len(problem.alpha)
-        z = np.empty(n)
-        compiled.predictions(units, np.ascontiguousarray(problem.W), z)
-
-        def one_pass(
-            units: kernels.UnitRows, alpha: np.ndarray, z: np.ndarray, gram: np.ndarray, inner: int
-        ) -> np.ndarray:
-            order = np.arange(len(alpha))
-            task = np.repeat(np.arange(problem.data.m), np.diff(units.starts))
-            moved = compiled.gram_pass(units, task, alpha, z, gram, problem.sigma, order, self._seed, number, inner)
-            return np.sort(order[:moved])
-
-        active = one_pass(units, problem.alpha, z, self._gram, 0)
-        if len(active) > _ACTIVE_SHARE * n:  # most rows still move
-            return 1.0
-        few = units._replace(
-            y=units.y[active], p=units.p[active], q=units.q[active], starts=np.searchsorted(active, units.starts)
-        )
-        alpha, z, gram = problem.alpha[active], z[active], self._gram[np.ix_(active, active)]
-        done = 0
-        while done < _INNER_PASSES and len(active) > 0:
-            done += 1
-            if len(one_pass(few, alpha, z, gram, done)) == 0:
-                break
-        problem.alpha[active] = alpha
-        return 1.0 + done * len(active) / n
-
-
-class _LinearSystem:
-    """Squared loss: (I + P^1/2 K P^1/2 / lambda) P^1/2 alpha = P^1/2 y with K = Sigma times Gram, entry by entry."""
-
-    name = "kernel cholesky"
-
-    def __init__(self, gram: np.ndarray):
-        self._gram = gram
-
-    def improve(self, problem: Problem, number: int) -> float:
-        root = np.sqrt(problem.units.p)
-        system = np.empty_like(self._gram)
-        for i in range(problem.data.m):
-            rows = slice(problem.data.starts[i], problem.data.starts[i + 1])
-            np.multiply(self._gram[rows], problem.sigma[i][problem.task] * root, out=system[rows])
-            system[rows] *= root[rows, None]
-        system.ravel()[:: len(system) + 1] += 1.0
-        # LAPACK factors the transposed view without a copy
-        solved = cho_solve(cho_factor(system.T, overwrite_a=True, check_finite=False), root * problem.units.y)
-        problem.alpha[:] = np.divide(solved, root, out=np.zeros_like(root), where=root > 0)
+    active = one_pass(units, problem.alpha, z, gram, 0)
+    if len(active) > _ACTIVE_SHARE * n:  # most rows still move
         return 1.0
+    few = units._replace(
+        y=units.y[active], p=units.p[active], q=units.q[active], starts=np.searchsorted(active, units.starts)
+    )
+    alpha, z, gram = problem.alpha[active], z[active], gram[np.ix_(active, active)]
+    done = 0
+    while done < _INNER_PASSES and len(active) > 0:
+        done += 1
+        if len(one_pass(few, alpha, z, gram, done)) == 0:
+            break
+    problem.alpha[active] = alpha
+    return 1.0 + done * len(active) / n
+
+
+def _solve_system(gram: np.ndarray, problem: Problem, number: int) -> float:
+    """Squared loss: (I + P^1/2 K P^1/2 / lambda) P^1/2 alpha = P^1/2 y with K = Sigma times Gram, entry by entry."""
+    root = np.sqrt(problem.units.p)
+    system = np.empty_like(gram)
+    for i, (first, last) in enumerate(pairwise(problem.data.starts)):
+        rows = slice(first, last)
+        np.multiply(gram[rows], problem.sigma[i][problem.task] * root, out=system[rows])
+        system[rows] *= root[rows, None]
+    system.ravel()[:: len(system) + 1] += 1.0
+    # LAPACK factors the transposed view without a copy
+    solved = cho_solve(cho_factor(system.T, overwrite_a=True, check_finite=False), root * problem.units.y)
+    problem.alpha[:] = np.divide(solved, root, out=np.zeros_like(root), where=root > 0)
+    return 1.0

@@ -34,18 +34,12 @@ def ssdca(
     """
     began = time.perf_counter()
     schedule = Schedule(omega_steps, passes, w_tol, smoothing)
-    return alternate(Problem(data, loss, reg_lambda, relationship), _UniformSteps(seed), schedule, watch, began)
 
-
-class _UniformSteps:
-    name = "ssdca"
-
-    def __init__(self, seed: int):
-        self._seed = seed
-
-    def improve(self, problem: Problem, number: int) -> float:
+    def improve(problem: Problem, number: int) -> float:
         # a copy in the precision of X, as on a worker; `measure` recomputes W from alpha after every pass
-        W = np.array(problem.W, dtype=problem.data.X.dtype, order="C")
+        W = np.array(problem.W, dtype=data.X.dtype, order="C")
         n = len(problem.alpha)
-        compiled.uniform_steps(problem.units, problem.task, problem.alpha, W, problem.sigma, n, self._seed, number)
+        compiled.uniform_steps(problem.units, problem.task, problem.alpha, W, problem.sigma, n, seed, number)
         return 1.0
+
+    return alternate(Problem(data, loss, reg_lambda, relationship), "ssdca", improve, schedule, watch, began)

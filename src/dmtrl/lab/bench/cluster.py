@@ -5,7 +5,6 @@ all engines do exactly the same work. Loading rows into the workers is timed sep
 """
 
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,10 +16,9 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.ray import cluster
 from dmtrl.lab.bench.timing import interleaved, ratio
 from dmtrl.lab.experiments.early_stop import may_stop_early
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, table
 from dmtrl.losses import get_loss
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
@@ -42,7 +40,7 @@ def low_rank_tasks(m: int, d: int, rows: int) -> TaskData:
     return TaskData.from_long(X, np.where(score + rng.standard_normal(len(score)) > 0, 1.0, -1.0), task)
 
 
-def measure(rows: int, rounds: int) -> Mapping[str, Any]:
+def measure(rows: int, rounds: int) -> Figures:
     data = low_rank_tasks(TASKS, FEATURES, rows)
     settings = Settings(tol=0.0, max_rounds=rounds, local_solver="sdca", steps=PASSES * rows)
     seconds: dict[str, float] = {}
@@ -74,43 +72,39 @@ def measure(rows: int, rounds: int) -> Mapping[str, Any]:
     }
 
 
-def section(records: Sequence[Record]) -> Section:
-    figures = records[0].figures
+def items(records: Records) -> list[Item]:
+    figures, params = records[0].figures, records[0].params
     seconds = figures["seconds"]
-    rows = []
-    for name, unit in ((ONE, "times longer than two actors"), (TWO, "times longer than threads"), (THREADS, "")):
-        other = {ONE: TWO, TWO: THREADS}.get(name)
-        times = "" if other is None else "{:.2f} ({:.2f} to {:.2f})".format(*ratio(seconds[name], seconds[other]))
-        milli = 1e3 * figures["round"][name]
-        rows.append([name, f"{np.median(seconds[name]):.3g}", f"{milli:.0f}", f"{times} {unit}".strip()])
-    params = records[0].params
-    return Section(
-        "Ray actors",
-        [
-            Text(
-                f"{TASKS} tasks of {params['rows']} rows and {FEATURES} features, hinge loss, {PASSES} passes per "
-                f"round, {params['rounds']} rounds, on one machine."
-            ),
-            Table(
-                "Time for the same work",
-                ["engine", "seconds", "ms per round", "ratio"],
-                rows,
-                "Medians of three interleaved repeats; the range of ratios in brackets. "
-                + ("All results have the same bits." if figures["same bits"] else "The results differ in their bits!"),
-            ),
-            Table(
-                "Before the first round",
-                ["step", "seconds"],
-                [[what, f"{value:.2g}"] for what, value in figures["start"].items()],
-            ),
-        ],
-    )
+    ratios = {
+        name: "{:.2f} ({:.2f} to {:.2f})".format(*ratio(seconds[name], seconds[other])) + f" times longer than {words}"
+        for name, other, words in ((ONE, TWO, "two actors"), (TWO, THREADS, "threads"))
+    }
+    rows = [
+        {
+            "engine": name,
+            "seconds": f"{np.median(seconds[name]):.3g}",
+            "ms per round": f"{1e3 * figures['round'][name]:.0f}",
+            "ratio": ratios.get(name, ""),
+        }
+        for name in (ONE, TWO, THREADS)
+    ]
+    return [
+        Text(
+            f"{TASKS} tasks of {params['rows']} rows and {FEATURES} features, hinge loss, {PASSES} passes per "
+            f"round, {params['rounds']} rounds, on one machine."
+        ),
+        table(
+            "Time for the same work",
+            rows,
+            "Medians of three interleaved repeats; the range of ratios in brackets. "
+            + ("All results have the same bits." if figures["same bits"] else "The results differ in their bits!"),
+        ),
+        table(
+            "Before the first round",
+            [{"step": what, "seconds": f"{value:.2g}"} for what, value in figures["start"].items()],
+        ),
+    ]
 
 
-CLUSTER = Experiment(
-    "bench cluster",
-    runs,
-    measure,
-    section,
-    {"tasks": TASKS, "features": FEATURES, "passes": PASSES, "reg_lambda": REG_LAMBDA, "solver_seed": 0},
-)
+SETTINGS = {"tasks": TASKS, "features": FEATURES, "passes": PASSES, "reg_lambda": REG_LAMBDA, "solver_seed": 0}
+CLUSTER = Experiment("bench cluster", "Ray actors", runs, measure, items, SETTINGS)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from dmtrl.federation.results import RESULT
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import LEDGER
 from dmtrl.federation.study import read_study
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run
 from dmtrl.progress import NoProgress
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.report.content import Item, Table, Text
 
 ROWS, SEED = 1000, 0
 LAMBDAS, FOLDS = (0.001, 0.003, 0.01, 0.03, 0.1), 5
@@ -29,14 +27,11 @@ LAMBDAS, FOLDS = (0.001, 0.003, 0.01, 0.03, 0.1), 5
 def runs(quick: bool) -> list[Run]:
     if quick:
         return [Run({"sites": 2, "features": 5, "lambdas": 2, "folds": 2}, 60)]
-    sizes = ((4, 10), (4, 100), (4, 300))
-    return [
-        Run({"sites": sites, "features": features, "lambdas": len(LAMBDAS), "folds": FOLDS}, 120)
-        for sites, features in sizes
-    ]
+    full = {"sites": 4, "lambdas": len(LAMBDAS), "folds": FOLDS}
+    return [Run({**full, "features": features}, 120) for features in (10, 100, 300)]
 
 
-def measure(sites: int, features: int, lambdas: int, folds: int) -> Mapping[str, Any]:
+def measure(sites: int, features: int, lambdas: int, folds: int) -> Figures:
     from dmtrl.federation.flare.loopback import set_up
     from dmtrl.federation.flare.supervisor import run_study_job
 
@@ -84,7 +79,7 @@ def study_text(features: int, lambdas: Sequence[float], folds: int) -> str:
     )
 
 
-def figures_of(path: Path) -> Mapping[str, float]:
+def figures_of(path: Path) -> dict[str, float]:
     """Rounds, milliseconds of a round (median) and bytes that one site sent in them."""
     rounds = [entry for entry in ledger.entries(path) if entry.name == "improved"]
     moments = np.array([datetime.fromisoformat(entry.time).timestamp() for entry in rounds])
@@ -95,18 +90,17 @@ def figures_of(path: Path) -> Mapping[str, float]:
     }
 
 
-def section(records: Sequence[Record]) -> Section:
+def items(records: Records) -> list[Item]:
     rows, before = [], []
     for record in records:
         figures, params = record.figures, record.params
         flare, local, seconds = figures["flare"], figures["local"], figures["seconds"]
         size = f"{params['sites']} sites, {params['features']} features"
         fits = f"{params['lambdas'] * params['folds'] + 1} fits, {flare['rounds']} rounds"
-        rows.append([
-            size, fits, f"{flare['ms per round']:.0f}", f"{local['ms per round']:.0f}", f"{seconds['FLARE']:.0f}",
-            f"{seconds['one process']:.1f}", f"{flare['bytes per round']:,.0f}",
-            "the same" if figures["same bits"] else "different!",
-        ])  # fmt: skip
+        times = [f"{flare['ms per round']:.0f}", f"{local['ms per round']:.0f}"]
+        times += [f"{seconds['FLARE']:.0f}", f"{seconds['one process']:.1f}"]
+        same = "the same" if figures["same bits"] else "different!"
+        rows.append([size, fits, *times, f"{flare['bytes per round']:,.0f}", same])
         before.append([size, f"{seconds['keys and certificates']:.0f}", f"{seconds['start of server and sites']:.0f}"])
     columns = [
         "study",
@@ -118,18 +112,15 @@ def section(records: Sequence[Record]) -> Section:
         "bytes sent",
         "bits",
     ]
-    return Section(
-        "Federation",
-        [
-            Text(
-                f"{ROWS} rows per site, squared loss; server and sites are processes on one machine, connected by "
-                "mutual TLS. A study chooses lambda by cross-validation and fits all rows. Bytes: what one site sends "
-                "per round."
-            ),
-            Table("A cross-validated study", columns, rows),
-            Table("Before the study, in seconds", ["study", "keys and certificates", "start and connect"], before),
-        ],
-    )
+    return [
+        Text(
+            f"{ROWS} rows per site, squared loss; server and sites are processes on one machine, connected by mutual "
+            "TLS. A study chooses lambda by cross-validation and fits all rows. Bytes: what one site sends per round."
+        ),
+        Table("A cross-validated study", columns, rows),
+        Table("Before the study, in seconds", ["study", "keys and certificates", "start and connect"], before),
+    ]
 
 
-FEDERATION = Experiment("bench federation", runs, measure, section, {"rows": ROWS, "seed": SEED})
+SETTINGS = {"rows": ROWS, "seed": SEED}
+FEDERATION = Experiment("bench federation", "Federation", runs, measure, items, SETTINGS)

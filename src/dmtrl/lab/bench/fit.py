@@ -5,22 +5,20 @@ the loosest tolerance that reaches it. They learn no relations and prove nothing
 `solve` with special settings: no intercept and no common component.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
-from dmtrl.lab.bench.peers import estimator, fit_tasks, load_rows, settle, tasks_of
+from dmtrl.lab.bench.peers import fit_tasks, load_rows, settle, tasks_of
 from dmtrl.lab.bench.timing import interleaved, ratio
+from dmtrl.lab.bench.zoo import estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, grid, machines, table
 from dmtrl.lab.experiments.problems import TITLES, labels
-from dmtrl.lab.experiments.records import Record, machines
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.losses import REGRESSION, get_loss
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
@@ -46,17 +44,14 @@ DEFAULT, THREADS, SPECIAL = "default", "two threads", "special settings"
 def runs(quick: bool) -> list[Run]:
     found = []
     for problem in QUICK if quick else CASES:
-        lambdas: list[float | str] = [1e-3] if quick else [1e-4, 1e-3, CHOSEN]
-        if problem == "36 x 75 x 300" and not quick:
-            lambdas.insert(2, 0.1)
-        for loss in CASES[problem]:
-            for lam in lambdas:
-                params = {"problem": problem, "loss": loss, "reg_lambda": lam, "quick": quick}
-                found.append(Run(params, 1 if quick else SECONDS.get(problem, 20)))
+        more = [0.1] if problem == "36 x 75 x 300" else []
+        lambdas = [1e-3] if quick else [1e-4, 1e-3, *more, CHOSEN]
+        seconds = 1 if quick else SECONDS.get(problem, 20)
+        found += grid(quick, seconds, problem=[problem], loss=CASES[problem], reg_lambda=lambdas)
     return found
 
 
-def measure(problem: str, loss: str, reg_lambda: float | str, quick: bool) -> Mapping[str, Any]:
+def measure(problem: str, loss: str, reg_lambda: float | str, quick: bool) -> Figures:
     data = load_rows(problem, loss, quick).train
     tasks = labels(data)
     with threadpool_limits(1):  # also in linear algebra
@@ -89,14 +84,13 @@ def measure(problem: str, loss: str, reg_lambda: float | str, quick: bool) -> Ma
 
 def chosen_lambda(data: Any, tasks: np.ndarray, loss: str) -> float:
     """Return the choice of a coarse cross-validation: six lambdas, three folds, the default common component."""
-    search: Any = MTRLRegressorCV if get_loss(loss).kind == REGRESSION else MTRLClassifierCV
+    options: dict[str, Any] = {"lambdas": np.logspace(0, -5, 6), "commons": (1.0,), "owns": (0.0,), "cv": 3}
     with may_stop_early():
-        grid: dict[str, Any] = {"lambdas": np.logspace(0, -5, 6), "commons": (1.0,), "owns": (0.0,)}
-        model = search(loss=loss, cv=3, n_jobs=-1, max_rounds=MAX_ROUNDS, **grid)
+        model = estimator(loss, search=True, n_jobs=-1, max_rounds=MAX_ROUNDS, **options)
         return float(model.fit(data.X, data.y, tasks=tasks).reg_lambda_)
 
 
-def fastest_peer(figures: Mapping[str, Any]) -> str:
+def fastest_peer(figures: Figures) -> str:
     """Return the peer that reached the gap in the shortest time, or the most accurate one if none did."""
     reached = [name for name, one in figures["peers"].items() if one["gap"] <= GAP]
     if reached:
@@ -104,52 +98,47 @@ def fastest_peer(figures: Mapping[str, Any]) -> str:
     return min(figures["peers"], key=lambda name: float(figures["peers"][name]["gap"]))
 
 
-def table_row(params: Mapping[str, Any], figures: Mapping[str, Any]) -> list[object]:
+def table_row(record: Record) -> dict[str, object]:
+    params, figures = record.params, record.figures
     seconds, processor, peer = figures["seconds"], figures["processor"], fastest_peer(figures)
-    own = figures["peers"][peer]["gap"]
-    times, low, high = ratio(processor[peer], processor[DEFAULT])
     middle = {name: float(np.median(values)) for name, values in processor.items()}
-    threads, threads_low, threads_high = ratio(seconds[DEFAULT], seconds[THREADS])
-    bound = ("" if own <= GAP else "> ") + ("" if figures["gap"] <= GAP else "< ")
+    gap, own, special = figures["gap"], figures["peers"][peer]["gap"], figures["special_gap"]
+    bound = ("" if own <= GAP else "> ") + ("" if gap <= GAP else "< ")
     same = "" if figures["same_bits"] else ", DIFFERENT BITS"
+    return {
+        "data": TITLES.get(params["problem"], params["problem"]),
+        "loss": params["loss"],
+        "lambda": f"{figures['lambda']:.2g}" + (" (CV)" if params["reg_lambda"] == CHOSEN else ""),
+        "default, s": f"{middle[DEFAULT]:.3g}",
+        "rounds": figures["rounds"] if gap <= GAP else f"{figures['rounds']}, gap {gap:.1e}",
+        "scikit-learn, s": f"{middle[peer]:.3g}",
+        "ratio": bound + "{:.2g} ({:.2g} to {:.2g})".format(*ratio(processor[peer], processor[DEFAULT])),
+        "scikit-learn's model": peer + ("" if own <= GAP else f", gap {own:.1e} only"),
+        "speed-up of two threads": "{:.2f} ({:.2f} to {:.2f})".format(*ratio(seconds[DEFAULT], seconds[THREADS]))
+        + same,
+        "special settings, s": f"{middle[SPECIAL]:.3g}" + ("" if special <= GAP else f", gap {special:.1e}"),
+        "first fit over the later ones, s": f"{figures['first'][DEFAULT] - float(np.median(seconds[DEFAULT])):.2f}",
+    }
+
+
+def items(records: Records) -> list[Item]:
     return [
-        TITLES.get(params["problem"], params["problem"]),
-        params["loss"],
-        f"{figures['lambda']:.2g}" + (" (CV)" if params["reg_lambda"] == CHOSEN else ""),
-        f"{middle[DEFAULT]:.3g}",
-        figures["rounds"] if figures["gap"] <= GAP else f"{figures['rounds']}, gap {figures['gap']:.1e}",
-        f"{middle[peer]:.3g}",
-        f"{bound}{times:.2g} ({low:.2g} to {high:.2g})",
-        peer + ("" if own <= GAP else f", gap {own:.1e} only"),
-        f"{threads:.2f} ({threads_low:.2f} to {threads_high:.2f}){same}",
-        f"{middle[SPECIAL]:.3g}" + ("" if figures["special_gap"] <= GAP else f", gap {figures['special_gap']:.1e}"),
-        f"{figures['first'][DEFAULT] - float(np.median(seconds[DEFAULT])):.2f}",
+        Text(
+            "MTRLRegressor and MTRLClassifier with default parameters, except for loss and lambda, against "
+            f"scikit-learn's models task by task, to a relative gap of {GAP:g} of the own objective. One thread, "
+            f"except where two are named. Machine: {machines(records)}."
+        ),
+        table(
+            "Default estimators and scikit-learn task by task",
+            [table_row(record) for record in records],
+            "Processor seconds, except for two threads and the first fit, which are elapsed time; medians of "
+            "interleaved repeats. The ratio is scikit-learn's time over that of dmtrl, its range over repeats in "
+            "brackets; above one, dmtrl is faster. A gap is shown if it was not reached. Random data is tasks x rows x "
+            "features. Special settings: solve without intercept and common component. Compile time is excluded; the "
+            "last column has what the first fit in the process took in addition.",
+        ),
     ]
 
 
-def section(records: Sequence[Record]) -> Section:
-    columns = ["data", "loss", "lambda", "default, s", "rounds", "scikit-learn, s", "ratio", "scikit-learn's model"]
-    columns += ["speed-up of two threads", "special settings, s", "first fit over the later ones, s"]
-    return Section(
-        "Fits with the default estimators",
-        [
-            Text(
-                "MTRLRegressor and MTRLClassifier with default parameters, except for loss and lambda, against "
-                f"scikit-learn's models task by task, to a relative gap of {GAP:g} of the own objective. One thread, "
-                f"except where two are named. Machine: {machines(records)}."
-            ),
-            Table(
-                "Default estimators and scikit-learn task by task",
-                columns,
-                [table_row(record.params, record.figures) for record in records],
-                "Processor seconds, except for two threads and the first fit, which are elapsed time; medians of "
-                "interleaved repeats. The ratio is scikit-learn's time over that of dmtrl, its range over repeats in "
-                "brackets; above one, dmtrl is faster. A gap is shown if it was not reached. Random data is tasks x "
-                "rows x features. Special settings: solve without intercept and common component. Compile time is "
-                "excluded; the last column has what the first fit in the process took in addition.",
-            ),
-        ],
-    )
-
-
-FIT = Experiment("bench fit", runs, measure, section, {"gap": GAP, "max_rounds": MAX_ROUNDS, "seed": 0})
+TITLE = "Fits with the default estimators"
+FIT = Experiment("bench fit", TITLE, runs, measure, items, {"gap": GAP, "max_rounds": MAX_ROUNDS, "seed": 0})

@@ -3,14 +3,12 @@
 Every fit runs in its own process (`scale_run`). The data, which the caller holds, is part of the peak.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from dmtrl.lab.bench.scale import TASK, held_in_memory, measure
 from dmtrl.lab.bench.scale_run import ENTRIES, GAP, LAMBDAS
-from dmtrl.lab.experiments.records import Record, machines
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Record, Records, Run, machines, table
+from dmtrl.report.content import Item, Text
 
 DENSE, SPARSE, SOLVE = "MTRLRegressor.fit, dense rows", "MTRLClassifier.fit, sparse rows", "solve, sparse rows"
 TARGETS = {DENSE: 2.2, SPARSE: 2.5, SOLVE: 2.5}
@@ -28,41 +26,37 @@ def runs(quick: bool) -> list[Run]:
     )
 
 
-def table_row(record: Record) -> list[str]:
+def table_row(record: Record) -> dict[str, object]:
     params, figures = record.params, record.figures
     seconds = figures["seconds"]["fit"] if params["kind"] == "fit" else figures["seconds"]
+    return {
+        "call": params["what"],
+        "tasks x rows x features": f"{params['m']:,} x {params['rows']} x {params['d']:,}",
+        "data, MiB": f"{figures['data'] / 2**20:,.0f}",
+        "W, MiB": f"{figures['weights'] / 2**20:,.0f}",
+        "peak / data": f"{figures['peak'] / figures['data']:.2f}",
+        "target": f"at most {TARGETS[params['what']]:g}",
+        "rounds": f"{figures['rounds']}",
+        "s": f"{seconds:.3g}",
+    }
+
+
+def items(records: Records) -> list[Item]:
+    lambdas = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in ("squared", "logistic"))
     return [
-        params["what"],
-        f"{params['m']:,} x {params['rows']} x {params['d']:,}",
-        f"{figures['data'] / 2**20:,.0f}",
-        f"{figures['weights'] / 2**20:,.0f}",
-        f"{figures['peak'] / figures['data']:.2f}",
-        f"at most {TARGETS[params['what']]:g}",
-        f"{figures['rounds']}",
-        f"{seconds:.3g}",
+        Text(
+            "Peak memory is the maximum resident size minus that before the data is created; it includes the data. "
+            f"Machine: {machines(records)}."
+        ),
+        table(
+            "Peak memory of large fits",
+            [table_row(record) for record in records],
+            "float32. The fits get rows in random order and defaults (an intercept, a common component) except for "
+            f"lambda ({lambdas}) and the gap ({GAP:g}); solve gets rows in the order of tasks. A sparse row has "
+            f"{ENTRIES} entries. The data are X, y and the task labels; W is one (tasks, features) array in float64. "
+            "All cores; seconds of fits are without making the data.",
+        ),
     ]
 
 
-def section(records: Sequence[Record]) -> Section:
-    lambdas = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in ("squared", "logistic"))
-    return Section(
-        "Memory",
-        [
-            Text(
-                "Peak memory is the maximum resident size minus that before the data is created; it includes the data. "
-                f"Machine: {machines(records)}."
-            ),
-            Table(
-                "Peak memory of large fits",
-                ["call", "tasks x rows x features", "data, MiB", "W, MiB", "peak / data", "target", "rounds", "s"],
-                [table_row(record) for record in records],
-                "float32. The fits get rows in random order and defaults (an intercept, a common component) except for "
-                f"lambda ({lambdas}) and the gap ({GAP:g}); solve gets rows in the order of tasks. A sparse row has "
-                f"{ENTRIES} entries. The data are X, y and the task labels; W is one (tasks, features) array in "
-                "float64. All cores; seconds of fits are without making the data.",
-            ),
-        ],
-    )
-
-
-MEMORY = Experiment("bench memory", runs, measure, section, {"gap": GAP, "lambdas": LAMBDAS})
+MEMORY = Experiment("bench memory", "Memory", runs, measure, items, {"gap": GAP, "lambdas": LAMBDAS})

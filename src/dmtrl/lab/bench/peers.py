@@ -17,12 +17,10 @@ from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.svm import LinearSVC, LinearSVR
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.datasets import TaskSplit, load_mnist_tasks
-from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.lab.bench.zoo import draw_rows
+from dmtrl.datasets import TaskSplit
+from dmtrl.lab.bench.zoo import draw_rows, estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
-from dmtrl.lab.experiments.problems import labels, load_problem, mds_split, with_constant
-from dmtrl.losses import REGRESSION, get_loss
+from dmtrl.lab.experiments.problems import labels, load_problem, load_split, with_constant
 
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 ITERATIONS = 5000
@@ -37,10 +35,8 @@ RANDOM = {  # tasks x rows x features, and the kind of features
 
 def load_rows(name: str, loss: str, quick: bool) -> TaskSplit:
     """Load a data set of the paper, without a constant column, or draw one of the RANDOM ones."""
-    if name == "mnist":
-        return load_mnist_tasks(max_positives=100 if quick else None)
-    if name == "mds":
-        return mds_split(0, quick)
+    if name in ("mnist", "mds"):
+        return load_split(name, quick)
     if name in ("synthetic 1", "school"):
         task = load_problem(name, quick=quick)
         columns = slice(None, -1 if name == "school" else None)
@@ -51,10 +47,6 @@ def load_rows(name: str, loss: str, quick: bool) -> TaskSplit:
     X, y, task_of_row = draw_rows(np.random.default_rng(0), np.full(m, n), d, RANDOM[name], loss)
     data = TaskData.from_long(X, y, task_of_row)
     return TaskSplit(data, data)
-
-
-def estimator(loss: str, **parameters: Any) -> MTRLRegressor | MTRLClassifier:
-    return (MTRLRegressor if get_loss(loss).kind == REGRESSION else MTRLClassifier)(loss=loss, **parameters)
 
 
 @dataclass(frozen=True)

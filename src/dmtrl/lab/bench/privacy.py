@@ -6,9 +6,7 @@ noise. lambda is stated, as in a private study.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -16,19 +14,17 @@ from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_limits
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.datasets import find_file, load_school
+from dmtrl.datasets import load_school
 from dmtrl.federation.privacy.accounting import mu_of, sigma_of
 from dmtrl.federation.privacy.fitting import PrivateProblem, ask_in_process, fit
 from dmtrl.federation.privacy.moments import clip_rows
 from dmtrl.federation.privacy.terms import MOMENTS, NEWTON, RELEASES, ROUNDS, Privacy
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select
+from dmtrl.lab.experiments.heart import DUMMIES, HOSPITALS, complete_columns
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.losses.builtin import huber
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.report.content import Item, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.tables import columns as read
-from dmtrl.tables import open_files
 
 EPSILONS, DELTA, COMMON = (0.5, 1.0, 2.0, 4.0, 8.0), 1e-5, 1.0
 A, B, C = "A, moments", "B, newton", "C, rounds"
@@ -59,16 +55,13 @@ class Sites:
 
 def runs(quick: bool) -> list[Run]:
     if quick:
-        return [Run({"data": "simulated", "size": 100, "repeats": 1, "quick": True}, 10)]
-    small = [
-        Run({"data": "simulated", "size": size, "repeats": 3 if size <= 1000 else 1, "quick": False}, 40)
-        for size in SIZES
-    ]
-    pooled = [Run({"data": "School", "size": size, "repeats": 1, "quick": False}, 40) for size in SCHOOLS]
-    return [*small, *pooled, Run({"data": "heart", "size": 4, "repeats": 5, "quick": False}, 20)]
+        return grid(True, 10, data=["simulated"], size=[100], repeats=[1])
+    cases = [("simulated", size, 3 if size <= 1000 else 1, 40) for size in SIZES]
+    cases += [*(("School", size, 1, 40) for size in SCHOOLS), ("heart", 4, 5, 20)]
+    return [Run({"data": data, "size": size, "repeats": n, "quick": False}, s) for data, size, n, s in cases]
 
 
-def measure(data: str, size: int, repeats: int, quick: bool) -> Mapping[str, Any]:
+def measure(data: str, size: int, repeats: int, quick: bool) -> Figures:
     sites = {"simulated": simulated, "School": school, "heart": heart}[data](size)
     epsilons = (1.0, 8.0) if quick else EPSILONS
     with threadpool_limits(1):
@@ -76,8 +69,9 @@ def measure(data: str, size: int, repeats: int, quick: bool) -> Mapping[str, Any
             method: {f"{epsilon:g}": _mean_error(sites, method, epsilon, repeats) for epsilon in epsilons}
             for method in (A, B, C, FEDAVG)
         }
-        return {**private, ALONE: sites.error(alone(sites)), CLEAR: sites.error(clear(sites)),
-                "rows": int(np.median([len(y) for _, y in sites.train])), "sites": len(sites.train)}  # fmt: skip
+        known = {ALONE: sites.error(alone(sites)), CLEAR: sites.error(clear(sites))}
+    rows = int(np.median([len(y) for _, y in sites.train]))
+    return {**private, **known, "rows": rows, "sites": len(sites.train)}
 
 
 def _mean_error(sites: Sites, method: str, epsilon: float, repeats: int) -> float:
@@ -135,8 +129,8 @@ def alone(sites: Sites) -> np.ndarray:
 def clear(sites: Sites) -> np.ndarray:
     """The multi-task problem without noise and without clipping."""
     loss = sites.smooth if sites.classes else get_loss("squared")
-    return solve(TaskData.from_list(sites.train), loss=loss, reg_lambda=sites.reg_lambda, common=COMMON,
-                 intercept_ridge=1e-6).W  # fmt: skip
+    data = TaskData.from_list(sites.train)
+    return solve(data, loss=loss, reg_lambda=sites.reg_lambda, common=COMMON, intercept_ridge=1e-6).W
 
 
 def _with_one(X: np.ndarray) -> np.ndarray:
@@ -167,29 +161,33 @@ def school(size: int) -> Sites:
 
 
 NUMBERS = {"age": (29, 77), "trestbps": (80, 200), "chol": (0, 600), "thalach": (60, 210), "oldpeak": (-3, 7)}
-FLAGS, LEVELS = ("sex", "fbs", "exang"), {"cp": (2, 3, 4), "restecg": (1, 2)}
+FLAGS = ("sex", "fbs", "exang")
 
 
 def heart(size: int) -> Sites:
     """The four hospitals, rows without holes; every third row is for the test."""
     parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
-    for name in ("cleveland", "hungarian", "switzerland", "va")[:size]:
-        table = open_files([find_file(f"heart/{name}.csv")]).read().columns
-        wanted = (*NUMBERS, *FLAGS, *LEVELS, "num")
-        columns = {key: read.numbers(table.column(key), key) for key in wanted}
-        complete = ~np.isnan(np.column_stack(list(columns.values()))).any(axis=1)
-        columns = {key: values[complete] for key, values in columns.items()}
+    for name in HOSPITALS[:size]:
+        columns = complete_columns(name)
         X = [(columns[key] - (low + high) / 2) / ((high - low) / 2) for key, (low, high) in NUMBERS.items()]
         X += [columns[key] for key in FLAGS]
-        X += [(columns[key] == level).astype(float) for key, levels in LEVELS.items() for level in levels]
-        y, order = np.where(columns["num"] > 0, 1.0, -1.0), np.random.default_rng(0).permutation(int(complete.sum()))
+        X += [(columns[key] == level).astype(float) for key, levels in DUMMIES.items() for level in levels]
+        y = np.where(columns["num"] > 0, 1.0, -1.0)
+        order = np.random.default_rng(0).permutation(len(y))
         for part, rows in zip(parts, (order[len(order) // 3 :], order[: len(order) // 3]), strict=True):
             part.append((np.column_stack(X)[rows], y[rows]))
     return Sites(parts[0], parts[1], 1.5, 1.0, get_loss("logistic"), 0.03, classes=True)
 
 
-def section(records: Sequence[Record]) -> Section:
-    items: list[Any] = [
+TITLES = {
+    "simulated": "Simulated sites: error rate",
+    "School": "School: root mean squared error",
+    "heart": "Heart disease at four hospitals: error rate",
+}
+
+
+def items(records: Records) -> list[Item]:
+    found: list[Item] = [
         Text(
             f"Error over epsilon at delta {DELTA:g}, for the replacement of one row of a site: the error rate on new "
             "rows, and for School the root mean squared error. Mean over draws of the noise. Mode A uses squared loss "
@@ -198,24 +196,20 @@ def section(records: Sequence[Record]) -> Section:
             "cross-validation and needs no noise, because nothing leaves it."
         )
     ]
-    for data, title in (("simulated", "Simulated sites: error rate"), ("School", "School: root mean squared error"),
-                        ("heart", "Heart disease at four hospitals: error rate")):  # fmt: skip
-        rows, epsilons = [], list[str]()
-        for record in (record for record in records if record.params["data"] == data):
-            figures = record.figures
+    for data, title in TITLES.items():
+        rows, epsilons, digits = [], list[str](), ".2f" if data == "School" else ".3f"
+        for figures in (record.figures for record in select(records, data=data)):
             epsilons = list(figures[A])
             where = f"{figures['sites']} sites of {figures['rows']:,} rows"
-            digits = ".2f" if data == "School" else ".3f"
-            known = {ALONE: figures[ALONE], CLEAR: figures[CLEAR]}
             rows += [[where, m, *(format(figures[m][e], digits) for e in epsilons)] for m in (A, B, C, FEDAVG)]
-            rows += [[where, m, *[format(error, digits)] * len(epsilons)] for m, error in known.items()]
+            rows += [[where, m, *[format(figures[m], digits)] * len(epsilons)] for m in (ALONE, CLEAR)]
             worse = [e for e in epsilons if min(figures[m][e] for m in (A, B, C)) > figures[ALONE]]
             if worse:
                 words = f"with epsilon {', '.join(worse)} the best private mode is worse than each site alone"
-                items.append(Text(f"{title.split(':')[0]}, {where}: {words}: the sites are too small for it."))
+                found.append(Text(f"{title.split(':')[0]}, {where}: {words}: the sites are too small for it."))
         if rows:
-            items.append(Table(title, ["sites", "method", *(f"epsilon {e}" for e in epsilons)], rows))
-    return Section("Privacy", items)
+            found.append(Table(title, ["sites", "method", *(f"epsilon {e}" for e in epsilons)], rows))
+    return found
 
 
-PRIVACY = Experiment("bench privacy", runs, measure, section, {"epsilons": list(EPSILONS), "delta": DELTA})
+PRIVACY = Experiment("bench privacy", "Privacy", runs, measure, items, {"epsilons": list(EPSILONS), "delta": DELTA})

@@ -8,19 +8,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dmtrl.lab.bench.scale_run import ENTRIES, GAP, LAMBDAS, RANK
-from dmtrl.lab.experiments.records import Record, machines
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import LineChart, Section, Series, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, machines, select, table
+from dmtrl.report.content import Item, LineChart, Series, Table, Text
 
 TASKS = (100, 1_000, 10_000, 100_000)
 GIBIBYTES = (0.125, 1.0, 4.0, 8.0)
-TASK = {"rows": 50, "d": 100, "dtype": "float32"}
+TASK: dict[str, Any] = {"rows": 50, "d": 100, "dtype": "float32"}
 MOST = 2.5  # times the size of the data: the maximum memory a run needs
 
 
@@ -30,11 +29,9 @@ def runs(quick: bool) -> list[Run]:
         {"part": "tasks", "kind": "solve", "m": m, "loss": loss, **TASK} for loss in losses for m in sizes
     ]
     for gibibytes in (0.002, 0.008) if quick else GIBIBYTES:
-        m, d = (10, 100) if quick else (1000, 100)
-        rows = int(gibibytes * 2**30 / (4 * (d + 1) * m))
-        shapes.append(
-            {"part": "rows", "kind": "solve", "m": m, "loss": "hinge", "rows": rows, "d": d, "dtype": "float32"}
-        )
+        m = 10 if quick else 1000
+        rows = int(gibibytes * 2**30 / (4 * (TASK["d"] + 1) * m))
+        shapes.append({"part": "rows", "kind": "solve", "m": m, "loss": "hinge", **TASK, "rows": rows})
     return held_in_memory(shapes)
 
 
@@ -55,14 +52,14 @@ def _machine_memory() -> float:
         return float("inf")
 
 
-def measure(**params: Any) -> Mapping[str, Any]:
+def measure(**params: Any) -> Figures:
     """Measure one size in a fresh process."""
     command = [sys.executable, "-m", "dmtrl.lab.bench.scale_run", json.dumps(params)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["the process was killed, possibly because memory ran out"])[-1]
         raise RuntimeError(f"bench scale failed at {json.dumps(params)}: {last}")
-    figures: Mapping[str, Any] = json.loads(done.stdout)
+    figures: Figures = json.loads(done.stdout)
     return figures
 
 
@@ -78,86 +75,82 @@ def growth(sizes: Sequence[float], values: Sequence[float]) -> str:
     return f"{exponent(sizes, values):.2f}, {exponent(sizes[-2:], values[-2:]):.2f}"
 
 
-def section(records: Sequence[Record]) -> Section:
-    of = {part: [r for r in records if r.params["part"] == part] for part in ("tasks", "rows")}
-    tasks, rows = of["tasks"], of["rows"]
-    return Section(
-        "Scaling",
-        [
-            Text(
-                f"One model per task and the relations between them, to a joint relative gap of {GAP:g}, on all cores. "
-                f"The true weights have rank {RANK}; features are standard normal, and the noise has half the size of "
-                "the signal. Every size runs in its own process. Peak memory is the maximum resident size minus that "
-                f"before the data is created; it includes the data. Machine: {machines(records)}."
-            ),
-            _chart("Time per round over the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
-            _sizes("Scaling with the number of tasks", "tasks", tasks, lambda r: r.params["m"]),
-            _sizes("Scaling with the number of rows", "rows", rows, _rows),
-            _growths(tasks, rows),
-        ],
-    )
+def items(records: Records) -> list[Item]:
+    tasks, rows = (select(records, part=part) for part in SIZE)
+    lines = [
+        Series(loss, [r.params["m"] for r in mine], [r.figures["round"] for r in mine], group=group)
+        for group, (loss, mine) in enumerate(_by_loss(tasks).items())
+    ]
+    growths = [
+        {
+            "over": part,
+            "loss": loss,
+            "seconds per round": growth([SIZE[part](r) for r in mine], [r.figures["round"] for r in mine]),
+        }
+        for part in SIZE
+        for loss, mine in _by_loss(select(records, part=part)).items()
+    ]
+    return [
+        Text(
+            f"One model per task and the relations between them, to a joint relative gap of {GAP:g}, on all cores. The "
+            f"true weights have rank {RANK}; features are standard normal, and the noise has half the size of the "
+            "signal. Every size runs in its own process. Peak memory is the maximum resident size minus that before "
+            f"the data is created; it includes the data. Machine: {machines(records)}."
+        ),
+        LineChart(
+            "Time per round over the number of tasks",
+            "tasks",
+            "seconds",
+            lines,
+            "Seconds per round are proportional to the number of tasks.",
+            log_x=True,
+            log_y=True,
+            caption="Mean over the rounds of a fit.",
+        ),
+        _sizes("tasks", tasks),
+        _sizes("rows", rows),
+        table(
+            "Growth exponents",
+            growths,
+            "1 means proportional. By least squares over all sizes, and between the two largest.",
+        ),
+    ]
 
 
-def _rows(record: Record) -> int:
-    return int(record.params["m"] * record.params["rows"])
+SIZE: dict[str, Callable[[Record], int]] = {
+    "tasks": lambda r: int(r.params["m"]),
+    "rows": lambda r: int(r.params["m"] * r.params["rows"]),
+}
 
 
-def _by_loss(records: Sequence[Record]) -> dict[str, list[Record]]:
-    return {
-        loss: [r for r in records if r.params["loss"] == loss]
-        for loss in dict.fromkeys(r.params["loss"] for r in records)
-    }
+def _by_loss(records: Records) -> dict[str, list[Record]]:
+    return {loss: select(records, loss=loss) for loss in dict.fromkeys(r.params["loss"] for r in records)}
 
 
-def _chart(title: str, label: str, records: Sequence[Record], size: Any) -> LineChart:
-    lines = []
-    for group, (loss, mine) in enumerate(_by_loss(records).items()):
-        lines.append(Series(loss, [size(r) for r in mine], [r.figures["round"] for r in mine], group=group))
-    alt, caption = "Seconds per round are proportional to the number of tasks.", "Mean over the rounds of a fit."
-    return LineChart(title, label, "seconds", lines, alt, log_x=True, log_y=True, caption=caption)
-
-
-def _sizes(title: str, label: str, records: Sequence[Record], size: Any) -> Table:
-    table = []
-    for r in records:
-        f, p = r.figures, r.params
-        table.append(
-            [
-                p["loss"],
-                f"{size(r):,}",
-                f"{p['d']:,}",
-                f"{f['data'] / 2**20:,.0f}",
-                f"{f['peak'] / f['data']:.2f}",
-                f"{f['weights'] / 2**20:,.1f}",
-                f"{f['rounds']}",
-                f"{f['gap']:.1e}",
-                f"{f['round']:.3g}",
-                f"{f['seconds']:.3g}",
-            ]
-        )
-    head = ["loss", label, "features", "data, MiB", "peak / data", "W, MiB", "rounds", "gap"]
-    head += ["s per round", "total s"]
-    losses = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in dict.fromkeys(r.params["loss"] for r in records))
-    return Table(
-        title,
-        head,
-        table,
+def _sizes(part: str, records: Records) -> Table:
+    rows = [
+        {
+            "loss": r.params["loss"],
+            part: f"{SIZE[part](r):,}",
+            "features": f"{r.params['d']:,}",
+            "data, MiB": f"{r.figures['data'] / 2**20:,.0f}",
+            "peak / data": f"{r.figures['peak'] / r.figures['data']:.2f}",
+            "W, MiB": f"{r.figures['weights'] / 2**20:,.1f}",
+            "rounds": f"{r.figures['rounds']}",
+            "gap": f"{r.figures['gap']:.1e}",
+            "s per round": f"{r.figures['round']:.3g}",
+            "total s": f"{r.figures['seconds']:.3g}",
+        }
+        for r in records
+    ]
+    losses = ", ".join(f"{loss} {LAMBDAS[loss]:g}" for loss in _by_loss(records))
+    return table(
+        f"Scaling with the number of {part}",
+        rows,
         f"lambda: {losses}. W is one (tasks, features) array in float64. For a few MiB of data, the peak is mostly "
         "overhead of the process. The total includes creating the data.",
     )
 
 
-def _growths(tasks: Sequence[Record], rows: Sequence[Record]) -> Table:
-    table = []
-    for what, records, size in (("tasks", tasks, lambda r: r.params["m"]), ("rows", rows, _rows)):
-        for loss, mine in _by_loss(records).items():
-            table.append([what, loss, growth([size(r) for r in mine], [r.figures["round"] for r in mine])])
-    return Table(
-        "Growth exponents",
-        ["over", "loss", "seconds per round"],
-        table,
-        "1 means proportional. By least squares over all sizes, and between the two largest.",
-    )
-
-
-SCALE = Experiment("bench scale", runs, measure, section, {"gap": GAP, "lambdas": LAMBDAS, "solver_seed": 0})
+SETTINGS = {"gap": GAP, "lambdas": LAMBDAS, "solver_seed": 0}
+SCALE = Experiment("bench scale", "Scaling", runs, measure, items, SETTINGS)

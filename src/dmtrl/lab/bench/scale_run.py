@@ -7,19 +7,16 @@ the data.
 
 import json
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLRegressor, load
+from dmtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.data.task_data import TaskData
 from dmtrl.solver.api import solve
-from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
 
 GAP = 1e-2
@@ -87,59 +84,35 @@ def size(X: Any, *more: np.ndarray) -> int:
     return sum(int(part.nbytes) for part in (*parts, *more))
 
 
-def solve_run(m: int, rows: int, d: int, dtype: str, loss: str, thin: bool = False, **_: Any) -> dict[str, Any]:
-    """Run `dmtrl.solve` on rows sorted by task."""
+def run(
+    kind: str, m: int, rows: int, d: int, dtype: str, loss: str = "squared", thin: bool = False, **_: Any
+) -> dict[str, Any]:
+    """Run `dmtrl.solve` on rows sorted by task; the kind "fit" is the default estimator on rows in random order."""
+    estimator = MTRLRegressor if loss == "squared" else MTRLClassifier
 
-    def run(m: int, rows: int) -> tuple[Outcome, int]:
-        X, y, _ = make(m, rows, d, dtype, loss, thin=thin)
+    def once(m: int, rows: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        X, y, tasks = make(m, rows, d, dtype, loss, mixed=kind == "fit", thin=thin)
+        if kind == "fit":
+            made = time.perf_counter()
+            model = estimator(loss=loss, reg_lambda=LAMBDAS[loss], tol=GAP, n_jobs=-1).fit(X, y, tasks=tasks)
+            return {
+                "seconds": {"fit": time.perf_counter() - made}, "data": size(X, y, tasks),
+                "weights": 8 * model.coef_.size, "rounds": model.n_rounds_, "gap": model.certificate_.relative_gap,
+            }  # fmt: skip
         data = TaskData(X, y, None, np.arange(m + 1) * rows, np.arange(m))
         outcome = solve(data, loss=loss, reg_lambda=LAMBDAS[loss], n_jobs=-1, settings=Settings(tol=GAP))
-        return outcome, size(X, y)
+        return {
+            "seconds": time.perf_counter() - began, "data": size(X, y), "weights": outcome.W.nbytes,
+            "rounds": len(outcome.history), "gap": outcome.certificate.relative_gap,
+            "round": float(np.mean([record.seconds for record in outcome.history])),
+        }  # fmt: skip
 
-    run(3, min(rows, 50))
-    before, began = memory()[0], time.perf_counter()
-    outcome, data = run(m, rows)
-    return {
-        "data": data, "peak": memory()[1] - before, "weights": outcome.W.nbytes, "rounds": len(outcome.history),
-        "gap": outcome.certificate.relative_gap, "seconds": time.perf_counter() - began,
-        "round": float(np.mean([record.seconds for record in outcome.history])),
-    }  # fmt: skip
-
-
-def fit_run(m: int, rows: int, d: int, dtype: str, loss: str = "squared", **how: Any) -> dict[str, Any]:
-    """Fit the default estimator on rows in random order, predict them, save the model and load it."""
-    kind, thin = MTRLRegressor if loss == "squared" else MTRLClassifier, bool(how.get("thin"))
-
-    def model() -> Any:
-        return kind(loss=loss, reg_lambda=LAMBDAS[loss], tol=GAP, n_jobs=-1)
-
-    small = make(3, min(rows, 50), d, dtype, loss, thin=thin)
-    model().fit(small[0], small[1], tasks=small[2])
-    before, seconds = memory()[0], {}
-
-    def timed(name: str, work: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        found = work()
-        seconds[name] = time.perf_counter() - began
-        return found
-
-    X, y, tasks = timed("made", lambda: make(m, rows, d, dtype, loss, mixed=True, thin=thin))
-    fitted = timed("fit", lambda: model().fit(X, y, tasks=tasks))
-    peak = memory()[1] - before
-    predicted = timed("predict", lambda: fitted.predict(X, tasks=tasks))
-    with tempfile.TemporaryDirectory() as folder:
-        timed("save", lambda: fitted.save(Path(folder) / "model"))
-        again = timed("load", lambda: load(Path(folder) / "model"))
-        same = bool(np.array_equal(again.predict(X[:1000], tasks=tasks[:1000]), predicted[:1000]))
-    return {
-        "data": size(X, y, tasks), "peak": peak, "seconds": seconds, "weights": 8 * fitted.coef_.size,
-        "rounds": fitted.n_rounds_, "gap": fitted.certificate_.relative_gap, "same_when_loaded": same,
-    }  # fmt: skip
-
-
-def run(params: Mapping[str, Any]) -> dict[str, Any]:
-    return fit_run(**params) if params["kind"] == "fit" else solve_run(**params)
+    once(3, min(rows, 50))
+    before = memory()[0]
+    figures = once(m, rows)
+    return {**figures, "peak": memory()[1] - before}
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(json.loads(sys.argv[1]))))
+    print(json.dumps(run(**json.loads(sys.argv[1]))))

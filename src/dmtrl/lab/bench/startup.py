@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.lab.experiments.records import Record, machines
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, machines
+from dmtrl.report.content import Item, Table, Text
 
 PEERS = "import numpy, scipy, sklearn"
 BASE = "numpy, scipy, scikit-learn"
@@ -62,7 +61,7 @@ def runs(quick: bool) -> list[Run]:
     return [Run({"what": what, "quick": quick}, 4 if quick else seconds[what]) for what in list(seconds)[: 3 - quick]]
 
 
-def measure(what: str, quick: bool) -> Mapping[str, Any]:
+def measure(what: str, quick: bool) -> Figures:
     if what == "cold":
         return _cold_fits(KINDS)
     return _imports(quick) if what == "import" else _first_fits(quick)
@@ -81,32 +80,28 @@ def _fits(estimator: str, X: str = "X", clock: str = "process_time") -> str:
     return _FITS.format(estimator=estimator, X=X, y=FIRST_FITS[estimator], clock=clock)
 
 
-def _imports(quick: bool) -> Mapping[str, Any]:
-    codes = {name: _IMPORT.format(statement=statement) for name, statement in IMPORTS.items()}
-    for code in () if quick else codes.values():  # fills the file cache
-        _run_fresh(code)
-    seconds: dict[str, list[float]] = {name: [] for name in codes}
-    for _ in range(1 if quick else 5):
+def _imports(quick: bool) -> Figures:
+    return {"seconds": _repeated({name: _IMPORT.format(statement=one) for name, one in IMPORTS.items()}, quick, 5)}
+
+
+def _first_fits(quick: bool) -> Figures:
+    found = _repeated({name: _fits(name) for name in list(FIRST_FITS)[: 1 if quick else None]}, quick, 3)
+    return {
+        "first": {name: [seconds[0] for seconds in each] for name, each in found.items()},
+        "second": {name: [min(seconds[1:]) for seconds in each] for name, each in found.items()},
+    }
+
+
+def _repeated(codes: Mapping[str, str], quick: bool, repeats: int) -> dict[str, list[Any]]:
+    """Return what each program prints in several runs, in turn, after one that fills the caches of files and numba."""
+    found: dict[str, list[Any]] = {name: [] for name in codes}
+    for _ in range(1 if quick else 1 + repeats):
         for name, code in codes.items():
-            seconds[name].append(float(_run_fresh(code)))
-    return {"seconds": seconds}
+            found[name].append(json.loads(_run_fresh(code)))
+    return {name: values if quick else values[1:] for name, values in found.items()}
 
 
-def _first_fits(quick: bool) -> Mapping[str, Any]:
-    names = list(FIRST_FITS)[: 1 if quick else None]
-    for name in () if quick else names:  # fills numba's cache
-        _run_fresh(_fits(name))
-    first: dict[str, list[float]] = {name: [] for name in names}
-    second: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(1 if quick else 3):
-        for name in names:
-            seconds = json.loads(_run_fresh(_fits(name)))
-            first[name].append(seconds[0])
-            second[name].append(min(seconds[1:]))
-    return {"first": first, "second": second}
-
-
-def _cold_fits(kinds: Mapping[str, str]) -> Mapping[str, Any]:
+def _cold_fits(kinds: Mapping[str, str]) -> Figures:
     """Return the wall seconds of first fits, and of second ones. The estimator is MTRLClassifier."""
     figures = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -117,47 +112,41 @@ def _cold_fits(kinds: Mapping[str, str]) -> Mapping[str, Any]:
     return figures
 
 
-def table_rows(records: Sequence[Record]) -> list[list[str]]:
+def table_rows(records: Records) -> list[list[str]]:
     rows = []
     by_what = {record.params["what"]: record.figures for record in records}
     if "import" in by_what:
         seconds = by_what["import"]["seconds"]
-        base = np.array(seconds[BASE])
-        rows.append([f"import of {BASE}", f"{np.median(base):.2f} s", _spread(base), ""])
+        rows.append([f"import of {BASE}", *_difference(seconds[BASE], [0.0]), ""])
         for name in list(IMPORTS)[1:]:
-            over = np.array(seconds[name]) - base
-            middle = np.median(seconds[name]) - np.median(base)
-            rows.append([f"{name}, over that", f"{middle:.2f} s", _spread(over), TARGETS["import"]])
-    for name in by_what.get("first fit", {}).get("first", {}):
-        first, second = (np.array(by_what["first fit"][which][name]) for which in ("first", "second"))
-        middle = np.median(first) - np.median(second)
-        rows.append(
-            [f"first fit of {name}, over the second", f"{middle:.2f} s", _spread(first - second), TARGETS["first fit"]]
-        )
+            rows.append([f"{name}, over that", *_difference(seconds[name], seconds[BASE]), TARGETS["import"]])
+    fits = by_what.get("first fit", {"first": {}})
+    for name, first in fits["first"].items():
+        times = _difference(first, fits["second"][name])
+        rows.append([f"first fit of {name}, over the second", *times, TARGETS["first fit"]])
     for number, (kind, one) in enumerate(by_what.get("cold", {}).items()):
         start = f"cold first fit, {kind}" + (", after the ones above" if number else "")
         rows.append([start, f"{one['first']:.1f} s", "one run", TARGETS["further" if number else "cold"]])
     return rows
 
 
-def _spread(values: np.ndarray) -> str:
-    return f"{values.min():.2f} to {values.max():.2f}"
+def _difference(seconds: Sequence[float], base: Sequence[float]) -> tuple[str, str]:
+    """Return the difference of medians, and the range of differences."""
+    each = np.array(seconds) - base
+    return f"{np.median(seconds) - np.median(base):.2f} s", f"{each.min():.2f} to {each.max():.2f}"
 
 
-def section(records: Sequence[Record]) -> Section:
-    return Section(
-        "Start-up",
-        [
-            Text(f"Imports and first fits in fresh processes. Machine: {machines(records)}."),
-            Table(
-                "Start-up",
-                ["measurement", "median", "range", "target"],
-                table_rows(records),
-                "Processor seconds of imports and of first fits that load compiled kernels from numba's cache on disk; "
-                "wall seconds of cold first fits, which compile them, as the first fit in a new environment does.",
-            ),
-        ],
-    )
+def items(records: Records) -> list[Item]:
+    return [
+        Text(f"Imports and first fits in fresh processes. Machine: {machines(records)}."),
+        Table(
+            "Start-up",
+            ["measurement", "median", "range", "target"],
+            table_rows(records),
+            "Processor seconds of imports and of first fits that load compiled kernels from numba's cache on disk; "
+            "wall seconds of cold first fits, which compile them, as the first fit in a new environment does.",
+        ),
+    ]
 
 
-STARTUP = Experiment("bench startup", runs, measure, section, {"imports": IMPORTS, "kinds": KINDS})
+STARTUP = Experiment("bench startup", "Start-up", runs, measure, items, {"imports": IMPORTS, "kinds": KINDS})

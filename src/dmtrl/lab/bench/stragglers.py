@@ -6,9 +6,8 @@ many machines as there are workers, and one of them is slow.
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -17,12 +16,11 @@ from dmtrl.engines.local import LocalEngine
 from dmtrl.engines.warm_up import warm_up
 from dmtrl.lab.bench.timing import ratio
 from dmtrl.lab.experiments.early_stop import may_stop_early
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, table
 from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.losses import get_loss
 from dmtrl.protocol.message import Message
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.settings import Settings
@@ -120,7 +118,7 @@ def timed(
     return Timing(wall if outcome.converged else np.inf, idle, len(outcome.history), answered, outcome)
 
 
-def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Mapping[str, Any]:
+def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Figures:
     task, lam, repeats = _problem(problem, quick), reg_lambda, 1 if quick else 3
     workers = min(workers, task.train.m)
     variants = {SYNCHRONOUS: Settings(tol=GAP), ASYNCHRONOUS: Settings(tol=GAP, max_staleness=STALENESS)}
@@ -128,15 +126,14 @@ def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Mappi
     warm_up(task.train.sources(1), get_loss(task.loss))  # compile before slow workers take part
     best = solve(task.train, loss=task.loss, reg_lambda=lam, settings=Settings(tol=GAP / 1000)).certificate
     found: dict[str, list[Timing]] = {variant: [] for variant in variants}
-    for number in range(repeats + 1):
+    for _ in range(repeats + 1):
         for variant, settings in variants.items():
-            timing = timed(task, lam, slowness, settings, 0.1 if quick else STRETCH)
-            if number:  # the first warms up
-                found[variant].append(timing)
-    return {variant: _figures(timings, best.primal, best.dual) for variant, timings in found.items()}
+            found[variant].append(timed(task, lam, slowness, settings, 0.1 if quick else STRETCH))
+    # the first warms up
+    return {variant: _figures(timings[1:], best.primal, best.dual) for variant, timings in found.items()}
 
 
-def _figures(timings: Sequence[Timing], above: float, below: float) -> Mapping[str, Any]:
+def _figures(timings: Sequence[Timing], above: float, below: float) -> Figures:
     """`valid`: whether every certificate is correct, given that the optimum is between `below` and `above`."""
     records = [record for timing in timings for record in timing.outcome.history]
     return {
@@ -149,47 +146,42 @@ def _figures(timings: Sequence[Timing], above: float, below: float) -> Mapping[s
     }
 
 
-def section(records: Sequence[Record]) -> Section:
-    rows: list[list[Any]] = []
+def items(records: Records) -> list[Item]:
+    rows: list[dict[str, object]] = []
     for record in records:
-        before, after = SYNCHRONOUS, ASYNCHRONOUS
-        f = record.figures
-        times, low, high = ratio(f[before]["seconds"], f[after]["seconds"])
-        name = TITLES.get(record.params["problem"], record.params["problem"])
-        for variant in (before, after):
-            seconds = float(np.median(f[variant]["seconds"]))
-            faster = f"{times:.2g} ({low:.2g} to {high:.2g})" if variant == after else "1"
-            held = "yes" if f[variant]["valid"] else "NO"
-            start = [name, f"{record.params['reg_lambda']:g}", record.params["workers"], variant]
-            rest = [f"{f[variant]['idle']:.0%}", f"{f[variant]['rounds']:g}", f"{f[variant]['answers']:g}", held]
-            rows.append([*start, f"{seconds:.3g}", faster, *rest])
-    head = ["data", "lambda", "workers", "rounds are"]
-    columns = ["seconds", "times faster", "idle", "rounds", "answers of the slowest", "certificates valid"]
-    return Section(
-        "Stragglers",
-        [
-            Text(
-                "Each worker has its own thread and is slowed to a multiple of its processor time, as if it were a "
-                "machine. An asynchronous round is as many answers as there are workers."
-            ),
-            Table(
-                f"One worker {SLOWER:g} times slower: seconds to a joint gap of {GAP:g}",
-                [*head, *columns],
-                rows,
-                f"max_staleness={STALENESS}. Seconds from the first message to the end of the run, without loading "
-                "data. Medians of interleaved repeats; the range of ratios is in brackets. Both variants need the slow "
-                "worker: the fewer of its answers are needed, the larger the gain. Certificates are valid if no "
-                "objective is below, and no bound above, an optimum known a thousand times more accurately.",
-            ),
-        ],
-    )
+        params, figures = record.params, record.figures
+        faster = ratio(figures[SYNCHRONOUS]["seconds"], figures[ASYNCHRONOUS]["seconds"])
+        for variant in (SYNCHRONOUS, ASYNCHRONOUS):
+            f = figures[variant]
+            rows.append(
+                {
+                    "data": TITLES.get(params["problem"], params["problem"]),
+                    "lambda": f"{params['reg_lambda']:g}",
+                    "workers": params["workers"],
+                    "rounds are": variant,
+                    "seconds": f"{float(np.median(f['seconds'])):.3g}",
+                    "times faster": "1" if variant == SYNCHRONOUS else "{:.2g} ({:.2g} to {:.2g})".format(*faster),
+                    "idle": f"{f['idle']:.0%}",
+                    "rounds": f"{f['rounds']:g}",
+                    "answers of the slowest": f"{f['answers']:g}",
+                    "certificates valid": "yes" if f["valid"] else "NO",
+                }
+            )
+    return [
+        Text(
+            "Each worker has its own thread and is slowed to a multiple of its processor time, as if it were a "
+            "machine. An asynchronous round is as many answers as there are workers."
+        ),
+        table(
+            f"One worker {SLOWER:g} times slower: seconds to a joint gap of {GAP:g}",
+            rows,
+            f"max_staleness={STALENESS}. Seconds from the first message to the end of the run, without loading data. "
+            "Medians of interleaved repeats; the range of ratios is in brackets. Both variants need the slow worker: "
+            "the fewer of its answers are needed, the larger the gain. Certificates are valid if no objective is "
+            "below, and no bound above, an optimum known a thousand times more accurately.",
+        ),
+    ]
 
 
-SETTINGS = {
-    "gap": GAP,
-    "slower": SLOWER,
-    "stretch": STRETCH,
-    "max_staleness": STALENESS,
-    "until": "end",
-}
-STRAGGLERS = Experiment("bench stragglers", runs, measure, section, SETTINGS)
+SETTINGS = {"gap": GAP, "slower": SLOWER, "stretch": STRETCH, "max_staleness": STALENESS, "until": "end"}
+STRAGGLERS = Experiment("bench stragglers", "Stragglers", runs, measure, items, SETTINGS)

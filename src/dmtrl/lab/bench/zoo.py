@@ -5,7 +5,7 @@ A problem is determined by its seed, so a bad one can be run alone: `dmtrl bench
 
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.exceptions import NotConvergedWarning
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, table
 from dmtrl.losses import BUILTIN, REGRESSION, get_loss
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.report.content import Item, Table, Text
 
 FEATURES = ("plain", "correlated", "offset", "binary", "scaled", "sparse")
 PROBLEMS, QUICK_PROBLEMS = 300, 6
@@ -114,11 +114,16 @@ _FEATURES: dict[str, Callable[[np.random.Generator, int, int], Any]] = {
 }
 
 
-def fit_problem(spec: Spec, max_rounds: int = MAX_ROUNDS) -> Mapping[str, Any]:
+def estimator(loss: str, *, search: bool = False, **parameters: Any) -> Any:
+    """Return the estimator of a loss; with `search` the one that chooses lambda by cross-validation."""
+    regressor, classifier = (MTRLRegressorCV, MTRLClassifierCV) if search else (MTRLRegressor, MTRLClassifier)
+    return (regressor if get_loss(loss).kind == REGRESSION else classifier)(loss=loss, **parameters)
+
+
+def fit_problem(spec: Spec, max_rounds: int = MAX_ROUNDS) -> Figures:
     """Fit the default estimator and return rounds, gap, passes and seconds, or the reason of a refusal."""
     X, y, task = make_rows(spec)
-    estimator = MTRLRegressor if get_loss(spec.loss).kind == REGRESSION else MTRLClassifier
-    model = estimator(loss=spec.loss, reg_lambda=spec.reg_lambda, tol=TOL, max_rounds=max_rounds)
+    model = estimator(spec.loss, reg_lambda=spec.reg_lambda, tol=TOL, max_rounds=max_rounds)
     began = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
@@ -132,67 +137,74 @@ def fit_problem(spec: Spec, max_rounds: int = MAX_ROUNDS) -> Mapping[str, Any]:
 
 
 def runs(quick: bool) -> list[Run]:
-    return [Run({"seed": seed, "quick": quick}, 0.5) for seed in range(QUICK_PROBLEMS if quick else PROBLEMS)]
+    return grid(quick, 0.5, seed=range(QUICK_PROBLEMS if quick else PROBLEMS))
 
 
-def measure(seed: int, quick: bool = False) -> Mapping[str, Any]:
+def measure(seed: int, quick: bool = False) -> Figures:
     spec = draw_spec(seed, QUICK_CELLS if quick else CELLS)
     fit_problem(spec, max_rounds=2)  # compiles
     return {**asdict(spec), **fit_problem(spec)}
 
 
-def section(records: Sequence[Record]) -> Section:
+def items(records: Records) -> list[Item]:
     figures = [record.figures for record in records]
-    groups: list[tuple[str, list[Mapping[str, Any]]]] = [("all", figures)]
+    groups: list[tuple[str, list[Figures]]] = [("all", figures)]
     groups += [(f"features: {kind}", [one for one in figures if one["features"] == kind]) for kind in FEATURES]
     groups += [(f"loss: {loss}", [one for one in figures if one["loss"] == loss]) for loss in BUILTIN]
     refusals = sorted({one["refused"] for one in figures if "refused" in one})
-    items: list[Text | Table] = [
+    return [
         Text(
             f"{len(figures)} random problems: 3 to 150 tasks of 10 to 200 rows, 5 to 500 features, lambda from 1e-5 "
             f"to 1, default estimators on one thread, tol {TOL:g}, at most {MAX_ROUNDS} rounds. Targets: {TARGETS}."
         ),
-        Table(
+        table(
             "Rounds and seconds of random problems",
-            ["problems", "count", "rounds, median", "90 %", "worst", "not certified", "refused", "seconds"],
-            [[name, *_summary(group)] for name, group in groups if group],
+            [{"problems": name, **_summary(group)} for name, group in groups if group],
             "Seconds are in all, without compile time. Rounds are of the problems that were not refused.",
         ),
-        Table("The worst problems", WORST_COLUMNS, worst_rows(figures), "One of them: dmtrl bench zoo --only SEED"),
+        worst_problems("The worst problems", figures, "One of them: dmtrl bench zoo --only SEED"),
+        *(Text(f"Refused: {reason}") for reason in refusals),
     ]
-    return Section("Random problems", items + [Text(f"Refused: {reason}") for reason in refusals])
 
 
-def _summary(figures: Sequence[Mapping[str, Any]]) -> list[object]:
+def _summary(figures: Sequence[Figures]) -> dict[str, object]:
     fitted = [one for one in figures if "refused" not in one]
     rounds = [one["rounds"] for one in fitted] or [0]
     middle, most = np.quantile(rounds, [0.5, 0.9], method="inverted_cdf")
-    missed = sum(not one["certified"] for one in fitted)
-    seconds = f"{sum(one['seconds'] for one in figures):.1f}"
-    return [len(figures), int(middle), int(most), max(rounds), missed, len(figures) - len(fitted), seconds]
+    return {
+        "count": len(figures),
+        "rounds, median": int(middle),
+        "90 %": int(most),
+        "worst": max(rounds),
+        "not certified": sum(not one["certified"] for one in fitted),
+        "refused": len(figures) - len(fitted),
+        "seconds": f"{sum(one['seconds'] for one in figures):.1f}",
+    }
 
 
-WORST_COLUMNS = ["seed", "m", "n", "d", "features", "loss", "lambda", "rounds", "gap", "passes", "seconds"]
-
-
-def worst_rows(figures: Sequence[Mapping[str, Any]]) -> list[list[object]]:
-    """Return a row for each of the problems with most rounds."""
-    worst = sorted(figures, key=lambda one: (-one["rounds"], -one["seconds"]))[:WORST]
-    return [
-        [one["seed"], one["m"], one["n"], one["d"], one["features"], one["loss"], f"{one['reg_lambda']:g}"]
-        + (
-            ["refused", "", "", ""]
-            if "refused" in one
-            else [one["rounds"], f"{one['gap']:.1e}", f"{one['passes']:.0f}", f"{one['seconds']:.2f}"]
+def worst_problems(title: str, figures: Sequence[Figures], caption: str) -> Table:
+    """Return a table of the problems with most rounds."""
+    rows = []
+    for one in sorted(figures, key=lambda one: (-one["rounds"], -one["seconds"]))[:WORST]:
+        refused = "refused" in one
+        rows.append(
+            {
+                **{name: one[name] for name in ("seed", "m", "n", "d", "features", "loss")},
+                "lambda": f"{one['reg_lambda']:g}",
+                "rounds": "refused" if refused else one["rounds"],
+                "gap": "" if refused else f"{one['gap']:.1e}",
+                "passes": "" if refused else f"{one['passes']:.0f}",
+                "seconds": "" if refused else f"{one['seconds']:.2f}",
+            }
         )
-        for one in worst
-    ]
+    return table(title, rows, caption)
 
 
 def one_problem(seed: int) -> Table:
     """Run one problem of the full version and return it as a table."""
     figures = measure(seed)
-    return Table(f"Problem {seed}", WORST_COLUMNS, worst_rows([figures]), figures.get("refused", ""))
+    return worst_problems(f"Problem {seed}", [figures], figures.get("refused", ""))
 
 
-ZOO = Experiment("bench zoo", runs, measure, section, {"tol": TOL, "max_rounds": MAX_ROUNDS, "cells": CELLS})
+SETTINGS = {"tol": TOL, "max_rounds": MAX_ROUNDS, "cells": CELLS}
+ZOO = Experiment("bench zoo", "Random problems", runs, measure, items, SETTINGS)

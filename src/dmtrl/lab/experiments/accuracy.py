@@ -16,19 +16,16 @@ from scipy import sparse
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import Ridge, RidgeCV
 from sklearn.model_selection import GridSearchCV, KFold
-from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
-from dmtrl.data.task_data import TaskData
-from dmtrl.datasets import TaskSplit, find_file, load_mds, load_mnist_tasks, load_school, load_wisdm
+from dmtrl.datasets import load_mds, load_mnist_tasks, load_wisdm
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.lab.experiments.curves import Spread
-from dmtrl.lab.experiments.heart import HOSPITALS, Hospital, logistic
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
+from dmtrl.lab.experiments.heart import logistic, read_hospitals
+from dmtrl.lab.experiments.problems import Rows, Split, beside, school_rows, standardised
+from dmtrl.report.content import Item, Text
 
-TITLE = "Accuracy of the default estimators on real data"
 OURS, MAPPED = "dmtrl", 'dmtrl, feature_map="auto"'
 ALONE, POOLED, COLUMNS, SHARED, BOOSTED = "alone", "pooled", "a column per task", "shared and own", "boosted trees"
 RIDGES = np.logspace(-1, 4, 11)
@@ -38,42 +35,28 @@ TREES: dict[str, list[float]] = {"max_leaf_nodes": [7, 31], "learning_rate": [0.
 FOLDS = 3  # of the other methods; with five they would take longer and choose alike
 
 
-@dataclass(frozen=True)
-class Part:
-    """Training or test rows."""
-
-    X: Any
-    y: np.ndarray
-    task: np.ndarray  # numbers from 0
-
-    @classmethod
-    def of(cls, data: TaskData) -> "Part":
-        return cls(data.X, data.y, np.repeat(np.arange(data.m), np.diff(data.starts)))
-
-
-Split = tuple[Part, Part]
-
-
 def _school(split: int, quick: bool) -> Split:
-    school = load_school()
-    X, y = school.X[:, :-1].astype(float), school.y.astype(float)  # the last column is the constant 1
-    rows = [part[school.task[part] < 20] if quick else part for part in school.splits[split]]
-    return _standardised(*(Part(X[part], y[part], school.task[part]) for part in rows))
+    return school_rows(split, 20 if quick else None)
 
 
 def _mds(split: int, quick: bool) -> Split:
-    folds = [(split + k) % 10 for k in range(3)]
-    return _parts(load_mds(domains=2 if quick else None, test_folds=folds))
+    data = load_mds(domains=2 if quick else None, test_folds=[(split + k) % 10 for k in range(3)])
+    return Rows.of(data.train), Rows.of(data.test)
 
 
-def _mnist(positives: int, split: int, quick: bool) -> Split:
-    return _parts(load_mnist_tasks(seed=split, digits=(3, 5) if quick else None, max_positives=positives))
+def _mnist(split: int, quick: bool) -> Split:
+    most = 60 if quick else 100_000
+    return _digits(split, quick, most, most)
 
 
 def _mnist_small(split: int, quick: bool) -> Split:
     """100 + 100 training images of each digit, and all test images."""
-    train, test = (load_mnist_tasks(seed=split, digits=(3, 5) if quick else None, max_positives=n) for n in (100, 1000))
-    return Part.of(train.train), Part.of(test.test)
+    return _digits(split, quick, 100, 1000)
+
+
+def _digits(split: int, quick: bool, train: int, test: int) -> Split:
+    parts = [load_mnist_tasks(seed=split, digits=(3, 5) if quick else None, max_positives=n) for n in (train, test)]
+    return Rows.of(parts[0].train), Rows.of(parts[1].test)
 
 
 def _wisdm(split: int, quick: bool) -> Split:
@@ -81,34 +64,17 @@ def _wisdm(split: int, quick: bool) -> Split:
     data = load_wisdm()
     task = np.unique(data.task, return_inverse=True)[1]
     chosen = task < 3 if quick else np.ones(len(task), dtype=bool)
-    first = data.fold >= 5
-    masks = [chosen & first, chosen & ~first]
-    parts = [Part(data.X[rows], data.y[rows], task[rows]) for rows in (masks if split == 0 else masks[::-1])]
-    return _standardised(*parts)
+    train = (data.fold >= 5) == (split == 0)
+    return standardised(*(Rows(data.X[rows], data.y[rows], task[rows]) for rows in (chosen & train, chosen & ~train)))
 
 
 def _heart(split: int, quick: bool) -> Split:
     """FLamby's preprocessing. Split 0 is its own, the others are random."""
-    seed = 43 if split == 0 else split
-    hospitals = [Hospital.read(find_file(f"heart/{name}.csv"), seed) for name in HOSPITALS]
-    parts = []
-    for train in (True, False):
-        rows = [one.train == train for one in hospitals]
-        parts.append(Part(
-            np.vstack([one.X[keep] for one, keep in zip(hospitals, rows, strict=True)]),
-            np.concatenate([one.y[keep] for one, keep in zip(hospitals, rows, strict=True)]),
-            np.repeat(np.arange(len(hospitals)), [keep.sum() for keep in rows]),
-        ))  # fmt: skip
-    return parts[0], parts[1]
-
-
-def _parts(split: TaskSplit) -> Split:
-    return Part.of(split.train), Part.of(split.test)
-
-
-def _standardised(train: Part, test: Part) -> Split:
-    scaler = StandardScaler().fit(train.X)
-    return tuple(Part(scaler.transform(part.X), part.y, part.task) for part in (train, test))  # type: ignore[return-value]
+    hospitals = read_hospitals(43 if split == 0 else split).values()
+    X, y = np.vstack([one.X for one in hospitals]), np.concatenate([one.y for one in hospitals])
+    task = np.repeat(np.arange(len(hospitals)), [len(one.y) for one in hospitals])
+    train = np.concatenate([one.train for one in hospitals])
+    return Rows(X[train], y[train], task[train]), Rows(X[~train], y[~train], task[~train])
 
 
 @dataclass(frozen=True)
@@ -122,8 +88,10 @@ class Case:
     regression: bool = False
     maps: bool = False  # whether to choose a feature map, too: about nine times as long
     ours: Mapping[str, Any] = field(default_factory=dict)  # parameters of our estimators; default: their own
+    ridges: np.ndarray = field(default_factory=lambda: RIDGES)
     strengths: tuple[float, ...] = STRENGTHS
     trees: dict[str, list[float]] = field(default_factory=lambda: TREES)
+    scoring: str | None = None  # of the trees
 
 
 # grids of one or two candidates
@@ -137,23 +105,18 @@ CASES = {
     "School": Case(_school, 5, 60, regression=True),
     "MDS": Case(_mds, 3, 120, TEXT),
     "MNIST, 200 rows a task": Case(_mnist_small, 5, 90),
-    "MNIST, 12,000 rows a task": Case(
-        lambda k, quick: _mnist(60 if quick else 100_000, k, quick), 1, 600, (ALONE, POOLED)
-    ),
+    "MNIST, 12,000 rows a task": Case(_mnist, 1, 600, (ALONE, POOLED)),
     "WISDM": Case(_wisdm, 2, 600, maps=True),
     "heart": Case(_heart, 10, 40, maps=True),
 }
 
 
 def runs(quick: bool) -> list[Run]:
-    return [
-        Run({"data": name, "split": split, "quick": quick}, 5 if quick else case.seconds)
-        for name, case in CASES.items()
-        for split in range(1 if quick else case.splits)
-    ]
+    sizes = [(name, *((5, 1) if quick else (case.seconds, case.splits))) for name, case in CASES.items()]
+    return [run for name, seconds, splits in sizes for run in grid(quick, seconds, data=[name], split=range(splits))]
 
 
-def measure(data: str, split: int, quick: bool) -> Mapping[str, Any]:
+def measure(data: str, split: int, quick: bool) -> Figures:
     case = replace(CASES[data], **(QUICK if quick else {}))
     train, test = case.load(split, quick)
     figures: dict[str, Any] = {"tasks": int(train.task.max()) + 1, "rows": len(train.y), "test": len(test.y)}
@@ -178,7 +141,7 @@ def measure(data: str, split: int, quick: bool) -> Mapping[str, Any]:
 
 
 def _fit_ours(
-    case: Case, train: Part, test: Part, feature_map: str | None
+    case: Case, train: Rows, test: Rows, feature_map: str | None
 ) -> tuple[np.ndarray, dict[str, float | str]]:
     """Predictions, and what was chosen."""
     kind: Any = MTRLRegressorCV if case.regression else partial(MTRLClassifierCV, on_single_class="constant")
@@ -193,13 +156,13 @@ def _linear(case: Case, X: Any, y: np.ndarray) -> Any:
     """Ridge or logistic regression whose strength is chosen on these rows, with as many folds as they allow."""
     if case.regression and sparse.issparse(X):  # for which RidgeCV decomposes the products of all pairs of rows
         folds = KFold(FOLDS, shuffle=True, random_state=0)
-        return GridSearchCV(Ridge(), {"alpha": RIDGES}, cv=folds, scoring="neg_mean_squared_error").fit(X, y)
+        return GridSearchCV(Ridge(), {"alpha": case.ridges}, cv=folds, scoring="neg_mean_squared_error").fit(X, y)
     if case.regression:
-        return RidgeCV(RIDGES).fit(X, y)
+        return RidgeCV(case.ridges).fit(X, y)
     return logistic(X, y, case.strengths, FOLDS)
 
 
-def _alone(case: Case, train: Part, test: Part) -> np.ndarray:
+def _alone(case: Case, train: Rows, test: Rows) -> np.ndarray:
     predicted = np.empty(len(test.y), dtype=test.y.dtype if not case.regression else float)
     for k in np.unique(test.task):
         mine, theirs = train.task == k, test.task == k
@@ -207,17 +170,18 @@ def _alone(case: Case, train: Part, test: Part) -> np.ndarray:
     return predicted
 
 
-def _pooled(case: Case, train: Part, test: Part) -> np.ndarray:
+def _pooled(case: Case, train: Rows, test: Rows) -> np.ndarray:
     return np.asarray(_linear(case, train.X, train.y).predict(test.X))
 
 
-def _columns(case: Case, train: Part, test: Part) -> np.ndarray:
+def _columns(case: Case, train: Rows, test: Rows) -> np.ndarray:
     """One model for all rows, with an intercept per task."""
-    rows = [_beside(part.X, _one_hot(part.task, train.task)) for part in (train, test)]
+    one_hot = np.eye(int(train.task.max()) + 1)
+    rows = [beside(part.X, one_hot[part.task]) for part in (train, test)]
     return np.asarray(_linear(case, rows[0], train.y).predict(rows[1]))
 
 
-def _shared_and_own(case: Case, train: Part, test: Part) -> np.ndarray:
+def _shared_and_own(case: Case, train: Rows, test: Rows) -> np.ndarray:
     """One model with shared columns and, for each task, its own copy of every column; their scale is chosen."""
     rows, order = np.arange(len(train.y)), np.random.default_rng(0).permutation(len(train.y))
     held = np.sort(order[: len(order) // 3])
@@ -232,7 +196,7 @@ def _shared_and_own(case: Case, train: Part, test: Part) -> np.ndarray:
     return np.asarray(model.predict(_own_copies(test, train, best)))
 
 
-def _own_copies(part: Part, train: Part, scale: float) -> Any:
+def _own_copies(part: Rows, train: Rows, scale: float) -> Any:
     """CSR rows: the shared columns, then a copy of the columns and a constant for each task."""
     X, m = sparse.csr_matrix(part.X), int(train.task.max()) + 1
     own = sparse.hstack([X, np.ones((X.shape[0], 1))]).tocsr()
@@ -241,61 +205,54 @@ def _own_copies(part: Part, train: Part, scale: float) -> Any:
     return sparse.hstack([scale * X, copies]).tocsr()
 
 
-def _boosted(case: Case, train: Part, test: Part) -> np.ndarray:
+def _boosted(case: Case, train: Rows, test: Rows) -> np.ndarray:
     rows = [np.column_stack([part.X, part.task]) for part in (train, test)]
     kind = HistGradientBoostingRegressor if case.regression else HistGradientBoostingClassifier
     trees = kind(categorical_features=[rows[0].shape[1] - 1], random_state=0)
     folds = KFold(FOLDS, shuffle=True, random_state=0)
     with threadpool_limits(1):  # their threads spin on a busy machine
-        return np.asarray(GridSearchCV(trees, case.trees, cv=folds).fit(rows[0], train.y).predict(rows[1]))
-
-
-def _one_hot(task: np.ndarray, train: np.ndarray) -> np.ndarray:
-    return np.eye(int(train.max()) + 1)[task]
-
-
-def _beside(X: Any, more: np.ndarray) -> Any:
-    return sparse.hstack([X, more]).tocsr() if sparse.issparse(X) else np.hstack([X, more])
+        search = GridSearchCV(trees, case.trees, cv=folds, scoring=case.scoring).fit(rows[0], train.y)
+        return np.asarray(search.predict(rows[1]))
 
 
 METHODS = {ALONE: _alone, POOLED: _pooled, COLUMNS: _columns, SHARED: _shared_and_own, BOOSTED: _boosted}
 
 
-def verdict(figures: Sequence[Mapping[str, Any]], name: str) -> tuple[float, str]:
-    """How many standard errors the other method is worse than dmtrl, and that in words.
+def standard_errors(figures: Sequence[Figures], name: str) -> float:
+    """How many standard errors the other method is worse than dmtrl.
 
     The standard error is that of one split over its test rows, averaged over splits: splits share rows.
     """
-    more = float(np.mean([one[name]["more"] for one in figures]))
-    error = float(np.mean([one[name]["standard_error"] for one in figures]))
-    ratio = more / error if error > 0 else 0.0
-    return ratio, "ahead" if ratio > 2 else "behind" if ratio < -2 else "level"
+    more, error = (float(np.mean([one[name][key] for one in figures])) for key in ("more", "standard_error"))
+    return more / error if error > 0 else 0.0
 
 
-def section(records: Sequence[Record]) -> Section:
-    rows: list[list[str]] = []
+def items(records: Records) -> list[Item]:
+    rows: list[dict[str, object]] = []
     for data, case in CASES.items():
-        figures = [record.figures for record in records if record.params["data"] == data]
+        figures = [record.figures for record in select(records, data=data)]
         best = min(case.methods, key=lambda name: float(np.mean([one[name]["error"] for one in figures])))
-        against_best, words = verdict(figures, best)
-        against_alone, _ = verdict(figures, ALONE)
+        against_best = standard_errors(figures, best)
+        words = "ahead of" if against_best > 2 else "behind" if against_best < -2 else "level with"
         how = ".2f" if case.regression else ".2%"
-        cells = [
-            f"{Spread([one[name]['error'] for one in figures]):{how}}" if all(name in one for one in figures) else ""
-            for name in (OURS, MAPPED, *METHODS)
-        ]
-        rows.append([data, *cells, f"{words} of {best} ({against_best:+.1f})".replace("level of", "level with").replace(
-            "behind of", "behind"), f"{against_alone:+.1f}"])  # fmt: skip
-    return Section(TITLE, [
+        errors = {name: [one[name]["error"] for one in figures if name in one] for name in (OURS, MAPPED, *METHODS)}
+        rows.append(
+            {
+                "data": data,
+                **{name: f"{Spread(values):{how}}" if values else "" for name, values in errors.items()},
+                "verdict": f"{words} {best} ({against_best:+.1f})",
+                "against alone": f"{standard_errors(figures, ALONE):+.1f}",
+            }
+        )
+    return [
         Text(
             "The default cross-validated estimators of dmtrl against other ways to treat related tasks. Every method "
             "chooses on training rows alone. School: root mean squared error; the others: share of wrong classes, over "
             "all test rows. Heart is FLamby's split and nine random ones; WISDM trains on five folds and tests on the "
             "other five, both ways."
         ),
-        Table(
+        table(
             "Error on test rows",
-            ["data", OURS, MAPPED, *METHODS, "verdict", "against alone"],
             rows,
             "Mean ± standard deviation over splits. Verdict: against the best other method, with the difference in "
             "standard errors of a paired comparison over test rows (positive: dmtrl is better); beyond two it is ahead "
@@ -303,8 +260,9 @@ def section(records: Sequence[Record]) -> Section:
             "possible on these rows or not tried. The second column chooses a feature map, too, and has no part in the "
             "verdict.",
         ),
-    ])  # fmt: skip
+    ]
 
 
+TITLE = "Accuracy of the default estimators on real data"
 SETTINGS = {"folds_of_others": FOLDS, "estimators": "default", "seed": 0}
-ACCURACY = Experiment("accuracy", runs, measure, section, SETTINGS)
+ACCURACY = Experiment("accuracy", TITLE, runs, measure, items, SETTINGS)

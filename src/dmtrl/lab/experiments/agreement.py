@@ -5,17 +5,16 @@ MTRL needs all rows, and a matrix of all rows by all rows, on one machine.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from dmtrl.lab.baselines import Fitted, centralised_mtrl
 from dmtrl.lab.experiments.early_stop import may_stop_early
-from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, table
+from dmtrl.lab.experiments.problems import TITLES, error_text, load_problem
+from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.outcome import Outcome, RoundRecord, Watch
 from dmtrl.solver.settings import Settings
@@ -24,28 +23,18 @@ DMTRL, CENTRAL, DEFAULT = "DMTRL, alternation", "centralised MTRL", "DMTRL, defa
 OMEGA_STEPS = 3
 W_TOL = 2e-5
 LAMBDAS = {"synthetic 1": 1e-4, "school": 1e-1}
+SECONDS = {"synthetic 1": 60, "school": 120}
 
 
 def runs(quick: bool) -> list[Run]:
-    seconds = {"synthetic 1": 60, "school": 120}
-    return [Run({"problem": name, "quick": quick}, 3 if quick else seconds[name]) for name in LAMBDAS]
+    return [Run({"problem": name, "quick": quick}, 3 if quick else SECONDS[name]) for name in LAMBDAS]
 
 
-def measure(problem: str, quick: bool) -> Mapping[str, Any]:
-    return final_figures(load_problem(problem, quick=quick), LAMBDAS[problem])
-
-
-def final_figures(task: PaperProblem, reg_lambda: float) -> dict[str, dict[str, float]]:
+def measure(problem: str, quick: bool) -> Figures:
     """Return the figures of both methods after the last Omega-step, and of the default preset."""
-    tight = Settings.paper(
-        T=3000,
-        P=OMEGA_STEPS,
-        local_solver="auto",
-        sampling="shuffled",
-        max_passes=100,
-        rho="spectral",
-        w_tol=W_TOL,
-    )
+    task, reg_lambda = load_problem(problem, quick=quick), LAMBDAS[problem]
+    knobs: dict[str, Any] = {"local_solver": "auto", "sampling": "shuffled", "max_passes": 100, "rho": "spectral"}
+    tight = Settings.paper(T=3000, P=OMEGA_STEPS, w_tol=W_TOL, **knobs)
     how: dict[str, Any] = {"loss": task.loss, "reg_lambda": reg_lambda, "workers": task.train.m, "n_jobs": -1}
     last: deque[tuple[RoundRecord, np.ndarray]] = deque(maxlen=1)
     methods: dict[str, Callable[[Watch], Outcome | Fitted]] = {
@@ -77,58 +66,42 @@ def relative_difference(figures: Mapping[str, Mapping[str, float]]) -> float:
     return abs(figures[DMTRL]["objective"] / figures[CENTRAL]["objective"] - 1.0)
 
 
-def section(records: Sequence[Record]) -> Section:
-    rows = []
+def items(records: Records) -> list[Item]:
+    rows: list[dict[str, object]] = []
     for record in records:
         problem = record.params["problem"]
         for name in (DMTRL, CENTRAL, DEFAULT):
             f = record.figures[name]
-            error = f"{f['error']:.3f}" if problem == "school" else f"{f['error']:.2%}"
             rows.append(
-                [
-                    TITLES[problem],
-                    f"{LAMBDAS[problem]:g}",
-                    name,
-                    f"{f['objective']:.6g}",
-                    f"{f['gap']:.1e}",
-                    error,
-                    int(f["rounds"]),
-                    f"{f['seconds']:.1f}",
-                    f"{f['megabytes']:.1f}",
-                ]
+                {
+                    "data": TITLES[problem],
+                    "lambda": f"{LAMBDAS[problem]:g}",
+                    "method": name,
+                    "objective": f"{f['objective']:.6g}",
+                    "joint gap": f"{f['gap']:.1e}",
+                    "test error": error_text(problem, f["error"]),
+                    "rounds": int(f["rounds"]),
+                    "seconds": f"{f['seconds']:.1f}",
+                    "MB in messages": f"{f['megabytes']:.1f}",
+                }
             )
-    differences = "; ".join(
-        f"{record.params['problem']}: {relative_difference(record.figures):.1e}" for record in records
-    )
-    return Section(
-        "Distributed and centralised MTRL reach the same point",
-        [
-            Text(
-                f"After {OMEGA_STEPS} Omega-steps, the relative difference between the objectives of DMTRL and "
-                f"centralised MTRL is: {differences}. The default preset reaches a lower objective than both, because "
-                "it does not stall."
-            ),
-            Table(
-                "DMTRL and centralised MTRL",
-                [
-                    "data",
-                    "lambda",
-                    "method",
-                    "objective",
-                    "joint gap",
-                    "test error",
-                    "rounds",
-                    "seconds",
-                    "MB in messages",
-                ],
-                rows,
-                "The objective is over W and Sigma together, at the last weights; the joint gap bounds its distance "
-                f"from the optimum. Both alternations solve W-steps to a relative gap of {W_TOL:g}. Centralised MTRL "
-                "sends no messages; its rounds are solves or groups of passes on one machine. School: RMSE.",
-            ),
-        ],
-    )
+    differences = "; ".join(f"{one.params['problem']}: {relative_difference(one.figures):.1e}" for one in records)
+    return [
+        Text(
+            f"After {OMEGA_STEPS} Omega-steps, the relative difference between the objectives of DMTRL and centralised "
+            f"MTRL is: {differences}. The default preset reaches a lower objective than both, because it does not "
+            "stall."
+        ),
+        table(
+            "DMTRL and centralised MTRL",
+            rows,
+            "The objective is over W and Sigma together, at the last weights; the joint gap bounds its distance from "
+            f"the optimum. Both alternations solve W-steps to a relative gap of {W_TOL:g}. Centralised MTRL sends no "
+            "messages; its rounds are solves or groups of passes on one machine. School: RMSE.",
+        ),
+    ]
 
 
+TITLE = "Distributed and centralised MTRL reach the same point"
 SETTINGS = {"lambdas": LAMBDAS, "omega_steps": OMEGA_STEPS, "w_tol": W_TOL, "seed": 0, "solver_seed": 0}
-AGREEMENT = Experiment("agreement", runs, measure, section, SETTINGS)
+AGREEMENT = Experiment("agreement", TITLE, runs, measure, items, SETTINGS)

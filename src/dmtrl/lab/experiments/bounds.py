@@ -5,19 +5,17 @@ steps gives the rounds that were needed.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
 from dmtrl.lab.experiments.problems import load_problem
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
 from dmtrl.lab.theory import TaskFacts, rho, rounds, steps_per_task
 from dmtrl.losses import get_loss, scalar
 from dmtrl.relationship import Fixed
-from dmtrl.report.content import LineChart, Section, Series, Table, Text
+from dmtrl.report.content import Item, LineChart, Series, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.outcome import RoundRecord
 from dmtrl.solver.settings import Settings
@@ -30,14 +28,11 @@ MOST_ROUNDS = 5000
 
 
 def runs(quick: bool) -> list[Run]:
-    return [
-        Run({"loss": loss, "reg_lambda": lam, "quick": quick}, 0.5 if quick else 6)
-        for loss in REGIMES
-        for lam in (LAMBDAS[loss][:2] if quick else LAMBDAS[loss])
-    ]
+    seconds, most = (0.5, 2) if quick else (6, None)
+    return [run for loss in REGIMES for run in grid(quick, seconds, loss=[loss], reg_lambda=LAMBDAS[loss][:most])]
 
 
-def measure(loss: str, reg_lambda: float, quick: bool) -> Mapping[str, Any]:
+def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     """Return the predicted and the measured rounds to the relative gap, with H from the theory for Theta."""
     data = load_problem("synthetic 1", quick=quick).train
     how: dict[str, Any] = {"loss": loss, "reg_lambda": reg_lambda, "workers": data.m, "n_jobs": -1}
@@ -75,48 +70,44 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Mapping[str, Any]:
     }
 
 
-def section(records: Sequence[Record]) -> Section:
-    rows, lines = [], []
-    for group, (loss, regime) in enumerate(REGIMES.items()):
-        mine = [record for record in records if record.params["loss"] == loss]
-        lambdas = [record.params["reg_lambda"] for record in mine]
-        for record in mine:
-            f = record.figures
-            start = [
-                f"{loss} ({regime})",
-                f"{record.params['reg_lambda']:g}",
-                f"{RELATIVE_GAPS[loss]:g}",
-                f"{f['rho']:.2f}",
-            ]
-            rows.append([*start, f"{f['steps_per_row']:.1f}", f["predicted"], f["measured"]])
-        for what, style in (("measured", "line"), ("predicted", "dashes")):
-            lines.append(Series(f"{loss}, {what}", lambdas, [r.figures[what] for r in mine], style, group))
-    chart = LineChart(
-        "Rounds: predicted and measured",
-        "lambda",
-        "rounds",
-        lines,
-        "Predicted rounds exceed measured rounds at every lambda, most at weak lambdas.",
-        log_x=True,
-        log_y=True,
-    )
-    table = Table(
-        "Predicted and measured rounds",
-        ["loss", "lambda", "relative gap", "rho", "steps per row and round", "rounds, predicted", "rounds, measured"],
-        rows,
-        "Rounds of one W-step to the relative gap. Each task takes the steps per round that the theory requires for a "
-        f"local accuracy Theta of {THETA:g}. A prediction is a worst-case bound, so it must not be below the "
-        "measurement; the distance shows how conservative the theory is.",
-    )
-    return Section(
-        "Theory and measurement",
-        [
-            Text("Both regimes of the paper's convergence theorems, computed from the data (`dmtrl.lab.theory`)."),
-            chart,
-            table,
-        ],
-    )
+def items(records: Records) -> list[Item]:
+    lines = [
+        Series(f"{loss}, {what}", LAMBDAS[loss][: len(mine)], [r.figures[what] for r in mine], style, group)
+        for group, (loss, mine) in enumerate((loss, select(records, loss=loss)) for loss in REGIMES)
+        for what, style in (("measured", "line"), ("predicted", "dashes"))
+    ]
+    rows = [
+        {
+            "loss": f"{r.params['loss']} ({REGIMES[r.params['loss']]})",
+            "lambda": f"{r.params['reg_lambda']:g}",
+            "relative gap": f"{RELATIVE_GAPS[r.params['loss']]:g}",
+            "rho": f"{r.figures['rho']:.2f}",
+            "steps per row and round": f"{r.figures['steps_per_row']:.1f}",
+            "rounds, predicted": r.figures["predicted"],
+            "rounds, measured": r.figures["measured"],
+        }
+        for r in records
+    ]
+    return [
+        Text("Both regimes of the paper's convergence theorems, computed from the data (`dmtrl.lab.theory`)."),
+        LineChart(
+            "Rounds: predicted and measured",
+            "lambda",
+            "rounds",
+            lines,
+            "Predicted rounds exceed measured rounds at every lambda, most at weak lambdas.",
+            log_x=True,
+            log_y=True,
+        ),
+        table(
+            "Predicted and measured rounds",
+            rows,
+            "Rounds of one W-step to the relative gap. Each task takes the steps per round that the theory requires "
+            f"for a local accuracy Theta of {THETA:g}. A prediction is a worst-case bound, so it must not be below the "
+            "measurement; the distance shows how conservative the theory is.",
+        ),
+    ]
 
 
 SETTINGS = {"theta": THETA, "relative_gaps": RELATIVE_GAPS, "eta": 1.0, "rho": "paper", "solver_seed": 0}
-BOUNDS = Experiment("bounds", runs, measure, section, SETTINGS)
+BOUNDS = Experiment("bounds", "Theory and measurement", runs, measure, items, SETTINGS)

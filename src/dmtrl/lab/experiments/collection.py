@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dmtrl.lab.experiments.records import Record, Store, machine, machines, versions
-from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.lab.experiments.experiment import Experiment, Record, Records, Run, machines
+from dmtrl.lab.experiments.records import Store, machine, versions
 from dmtrl.report.content import Page, Section
 from dmtrl.report.page import write_files, write_page
 
@@ -44,11 +44,9 @@ class Collection:
     groups: Mapping[str, Sequence[Experiment]]
 
     def experiments(self, which: str) -> list[Experiment]:
-        if which == "all":
-            return [experiment for group in self.groups.values() for experiment in group]
-        if which not in self.groups:
-            raise ValueError(f"unknown experiment {which!r}; choose one of all, {', '.join(self.groups)}")
-        return list(self.groups[which])
+        """Return those of one group, or `all`."""
+        groups = self.groups.values() if which == "all" else [self.groups[which]]
+        return [experiment for group in groups for experiment in group]
 
     def only(self, which: str, text: str) -> "Collection":
         """Return the collection of those runs of `which` whose parameters, in words, contain a text."""
@@ -61,7 +59,7 @@ class Collection:
         return replace(self, groups={which: [matching(experiment) for experiment in self.experiments(which)]})
 
     def plan(self, which: str, quick: bool, out: Path) -> Plan:
-        done = _open_store(out).read()
+        done = Store(out).read()
         runs = [(experiment, run) for experiment in self.experiments(which) for run in experiment.runs(quick)]
         return Plan(len(runs), [(experiment, run) for experiment, run in runs if experiment.key(run) not in done])
 
@@ -72,7 +70,7 @@ class Collection:
 
         `on_run(experiment, run)` is called before each run. A missing data set or package stops only its experiment.
         """
-        store = _open_store(out)
+        store = Store(out)
         missing = _measure(self.plan(which, quick, out), store, on_run)
         stored, used, sections = store.read(), [], []
         for experiment in self.experiments("all"):
@@ -110,13 +108,7 @@ def _measure(plan: Plan, store: Store, on_run: Callable[[Experiment, Run], objec
     return missing
 
 
-def _open_store(folder: Path) -> Store:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; --out must name a folder")
-    return Store(folder)
-
-
-def _provenance(records: Sequence[Record]) -> str:
+def _provenance(records: Records) -> str:
     found = sorted({f"{package} {number}" for record in records for package, number in record.versions.items()})
     minutes = sum(record.seconds for record in records) / 60
     where, what = machines(records), ", ".join(found)

@@ -4,7 +4,7 @@ DMTRL with several H, single-task learning, SSDCA, centralised MTRL and, beyond 
 data sets and two lambdas. One task per worker, as in the paper. H is a multiple of the mean number of rows per task.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,29 +15,25 @@ from dmtrl.lab.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
 from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
 from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
-from dmtrl.lab.experiments.problems import TITLES, PaperProblem, load_problem
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import ChartGrid, Item, LineChart, Section, Series, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, select, table
+from dmtrl.lab.experiments.problems import TITLES, PaperProblem, error_text, first_rows, load_problem
+from dmtrl.report.content import ChartGrid, Item, LineChart, Series, Table, Text
 from dmtrl.solver.api import solve
-from dmtrl.solver.outcome import RoundRecord
+from dmtrl.solver.outcome import RoundRecord, Watch
 from dmtrl.solver.settings import Settings
 
 DATA = ("synthetic 1", "school", "mnist", "mds")
-SHARES = (0.1, 1.0, 10.0)  # H divided by the mean number of rows per task
+# H divided by the mean number of rows per task
+SHARES = {f"DMTRL, H = {share:g} n": share for share in (0.1, 1.0, 10.0)}
 OMEGA_STEPS, W_ROUNDS = 5, 20  # P and T
-PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES)  # the limit for all methods: that of the longest run
+PASSES = 1.01 * OMEGA_STEPS * W_ROUNDS * max(SHARES.values())  # the limit for all methods: that of the longest run
 DEFAULT, ALONE, SSDCA, CENTRAL = "default preset", "single-task", "SSDCA", "centralised MTRL"
 SECONDS = {"synthetic 1": 8, "school": 4, "mnist": 45, "mds": 8}  # of an average run
 CENTRAL_SECONDS = {"synthetic 1": 120, "school": 60, "mnist": 1, "mds": 60}
 
 
-def label(share: float) -> str:
-    return f"DMTRL, H = {share:g} n"
-
-
 def runs(problem: str, quick: bool) -> list[Run]:
-    methods = [*map(label, SHARES), DEFAULT, ALONE, SSDCA, CENTRAL]
+    methods = [*SHARES, DEFAULT, ALONE, SSDCA, CENTRAL]
     return [
         Run(
             {"problem": problem, "reg_lambda": reg_lambda, "method": method, "quick": quick},
@@ -48,7 +44,7 @@ def runs(problem: str, quick: bool) -> list[Run]:
     ]
 
 
-def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Mapping[str, Any]:
+def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Figures:
     task = load_problem(problem, quick=quick)
     history: list[RoundRecord] = []
     errors: list[float] = []
@@ -61,65 +57,35 @@ def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Mappin
 
     try:
         with may_stop_early():
-            METHODS[method](_first_rows(task), reg_lambda, True, lambda record, W: None)  # compiles
-            METHODS[method](task, reg_lambda, quick, watch)
+            small = replace(task, train=first_rows(task.train, 2))
+            _fit(method, small, reg_lambda, True, lambda record, W: None)  # compiles
+            _fit(method, task, reg_lambda, quick, watch)
     except NotEnoughMemoryError as error:
         return {"out_of_memory": str(error)}
-    return history_curves(history, errors, before=method == ALONE or method.startswith("DMTRL"))
+    return history_curves(history, errors, before=method == ALONE or method in SHARES)
 
 
-def _first_rows(task: PaperProblem) -> PaperProblem:
-    """Return two rows of every task."""
-    data = task.train
-    rows = np.concatenate([start + np.arange(2) for start in data.starts[:-1]])
-    return replace(task, train=replace(data, X=data.X[rows], y=data.y[rows], starts=2 * np.arange(data.m + 1)))
+def _fit(method: str, task: PaperProblem, reg_lambda: float, quick: bool, watch: Watch) -> None:
+    data, omega_steps, rounds = task.train, *((3, 4) if quick else (OMEGA_STEPS, W_ROUNDS))
+    if method == SSDCA:
+        ssdca(data, task.loss, reg_lambda, omega_steps=omega_steps, passes=rounds, watch=watch)
+        return
+    if method == CENTRAL:
+        limits: dict[str, Any] = {"omega_steps": 2, "max_passes": 20, "w_tol": 1e-2}
+        limits = limits if quick else {"omega_steps": OMEGA_STEPS, "max_passes": 200, "w_tol": 1e-3}
+        centralised_mtrl(data, task.loss, reg_lambda, watch=watch, **limits)
+        return
+    if method == DEFAULT:
+        how: dict[str, Any] = {"settings": Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)}
+    elif method == ALONE:
+        how = {"settings": Settings.paper(T=omega_steps * rounds, P=1), "relationship": "independent"}
+    else:
+        steps = max(round(SHARES[method] * len(data.y) / data.m), 1)
+        how = {"settings": Settings.paper(T=rounds, P=omega_steps, H=steps)}
+    solve(data, loss=task.loss, reg_lambda=reg_lambda, workers=data.m, n_jobs=-1, watch=watch, **how)
 
 
-def _paper(share: float) -> Any:
-    def run(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-        steps = max(round(share * len(task.train.y) / task.train.m), 1)
-        settings = Settings.paper(T=4 if quick else W_ROUNDS, P=3 if quick else OMEGA_STEPS, H=steps)
-        _solve(task, reg_lambda, watch, settings=settings)
-
-    return run
-
-
-def _default(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    settings = Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)
-    _solve(task, reg_lambda, watch, settings=settings)
-
-
-def _alone(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    settings = Settings.paper(T=12 if quick else OMEGA_STEPS * W_ROUNDS, P=1)
-    _solve(task, reg_lambda, watch, settings=settings, relationship="independent")
-
-
-def _solve(task: PaperProblem, reg_lambda: float, watch: Any, **how: Any) -> None:
-    workers = task.train.m
-    solve(task.train, loss=task.loss, reg_lambda=reg_lambda, workers=workers, n_jobs=-1, watch=watch, **how)
-
-
-def _ssdca(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    steps = {"omega_steps": 3, "passes": 4} if quick else {"omega_steps": OMEGA_STEPS, "passes": W_ROUNDS}
-    ssdca(task.train, task.loss, reg_lambda, watch=watch, **steps)
-
-
-def _centralised(task: PaperProblem, reg_lambda: float, quick: bool, watch: Any) -> None:
-    limits: dict[str, Any] = {"max_passes": 20 if quick else 200, "w_tol": 1e-2 if quick else 1e-3}
-    omega_steps = 2 if quick else OMEGA_STEPS
-    centralised_mtrl(task.train, task.loss, reg_lambda, omega_steps=omega_steps, watch=watch, **limits)
-
-
-METHODS: dict[str, Any] = {
-    **{label(share): _paper(share) for share in SHARES},
-    DEFAULT: _default,
-    ALONE: _alone,
-    SSDCA: _ssdca,
-    CENTRAL: _centralised,
-}
-STYLES = {DEFAULT: "line", ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
-
-
+STYLES = {ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}
 INTRODUCTION = (
     f"The paper's convergence figures with the paper preset: uniform sampling, its rho, eta = 1, {OMEGA_STEPS} "
     f"Omega-steps with {W_ROUNDS} rounds before each, one task per worker, hinge loss (squared on School). Single-task "
@@ -131,13 +97,10 @@ INTRODUCTION = (
 )
 
 
-def section(problem: str, records: Sequence[Record]) -> Section:
-    items: list[Item] = [Text(INTRODUCTION)] if problem == DATA[0] else []
-    for reg_lambda in paper.LAMBDAS:
-        mine = {r.params["method"]: r.figures for r in records if r.params["reg_lambda"] == reg_lambda}
-        items.append(_grid(problem, reg_lambda, mine))
-    items.append(_table(problem, records))
-    return Section(f"Convergence on {TITLES[problem]}", items)
+def items(problem: str, records: Records) -> list[Item]:
+    introduction = [Text(INTRODUCTION)] if problem == DATA[0] else []
+    charts = [_grid(problem, lam, select(records, reg_lambda=lam)) for lam in paper.LAMBDAS]
+    return [*introduction, *charts, _table(problem, records)]
 
 
 def gap_of(method: str) -> str:
@@ -145,55 +108,55 @@ def gap_of(method: str) -> str:
     return "gap" if method == DEFAULT else "w_gap"
 
 
-def _grid(problem: str, reg_lambda: float, runs: Mapping[str, Mapping[str, Any]]) -> ChartGrid:
+def _grid(problem: str, reg_lambda: float, records: Records) -> ChartGrid:
+    runs = {record.params["method"]: record.figures for record in records}
     complete = {name: figures for name, figures in runs.items() if "out_of_memory" not in figures}
     shown = f"{TITLES[problem]}, lambda {reg_lambda:g}"
     measure = "test RMSE" if problem == "school" else "test error"
 
-    def chart(title: str, x: str, y: str, x_label: str, y_label: str, log_y: bool, names: Sequence[str]) -> LineChart:
+    def chart(title: str, x: str, y: str, x_label: str, y_label: str) -> LineChart:
         lines = [
-            Series(name, complete[name][x], complete[name][gap_of(name) if y == "gap" else y], STYLES.get(name, "line"))
-            for name in names
-            if name in complete
+            Series(name, figures[x], figures[gap_of(name) if y == "gap" else y], STYLES.get(name, "line"))
+            for name, figures in complete.items()
+            if x == "seconds" or name not in (SSDCA, CENTRAL)
         ]
-        return LineChart(
-            title, x_label, y_label, lines, f"{shown}: {y_label} over {x_label}.", log_x=x == "seconds", log_y=log_y
-        )
+        alt = f"{shown}: {y_label} over {x_label}."
+        return LineChart(title, x_label, y_label, lines, alt, log_x=x == "seconds", log_y=y == "gap")
 
-    everything = list(complete)
-    in_rounds = [name for name in everything if name not in (SSDCA, CENTRAL)]
     charts = [
-        chart("Gap over time", "seconds", "gap", "seconds", "relative gap", True, everything),
-        chart("Gap over rounds", "round", "gap", "rounds", "relative gap", True, in_rounds),
-        chart("Error over rounds", "round", "error", "rounds", measure, False, in_rounds),
+        chart("Gap over time", "seconds", "gap", "seconds", "relative gap"),
+        chart("Gap over rounds", "round", "gap", "rounds", "relative gap"),
+        chart("Error over rounds", "round", "error", "rounds", measure),
     ]
     failed = [f"{name}: {figures['out_of_memory']}." for name, figures in runs.items() if "out_of_memory" in figures]
     return ChartGrid(
         f"Convergence on {shown}",
         charts,
         f"Three charts for {shown}: relative gap over seconds, relative gap over rounds, {measure} over rounds, for "
-        f"{', '.join(everything)}.",
+        f"{', '.join(complete)}.",
         columns=3,
         caption=" ".join(failed),
     )
 
 
-def _table(problem: str, records: Sequence[Record]) -> Table:
-    how = ".3f" if problem == "school" else ".2%"
-    rows = []
-    for record in records:
-        figures, params = record.figures, record.params
-        start = [f"{params['reg_lambda']:g}", params["method"]]
-        if "out_of_memory" in figures:
-            rows.append([*start, "out of memory", "", "", "", ""])
-            continue
-        gap = gap_of(params["method"])
-        ends = [f"{figures[gap][-1]:.1e}", f"{figures['seconds'][-1]:.1f}", rounds_to(figures, gap, 0.1)]
-        rows.append([*start, *ends, f"{figures['error'][-1]:{how}}", f"{min(figures['error']):{how}}"])
-    return Table(
+def _row(record: Record) -> Mapping[str, object]:
+    f, method = record.figures, record.params["method"]
+    problem, failed, gap = record.params["problem"], "out_of_memory" in f, gap_of(method)
+    return {
+        "lambda": f"{record.params['reg_lambda']:g}",
+        "method": method,
+        "final gap": "out of memory" if failed else f"{f[gap][-1]:.1e}",
+        "seconds": "" if failed else f"{f['seconds'][-1]:.1f}",
+        "rounds to a gap of 0.1": "" if failed else rounds_to(f, gap, 0.1),
+        "final error": "" if failed else error_text(problem, f["error"][-1]),
+        "lowest error": "" if failed else error_text(problem, min(f["error"])),
+    }
+
+
+def _table(problem: str, records: Records) -> Table:
+    return table(
         f"Final values on {TITLES[problem]}",
-        ["lambda", "method", "final gap", "seconds", "rounds to a gap of 0.1", "final error", "lowest error"],
-        rows,
+        [_row(record) for record in records],
         "Rounds until the gap stays below 0.1. For SSDCA and centralised MTRL, rounds are passes over the rows on one "
         "machine." + (" Error: RMSE." if problem == "school" else ""),
     )
@@ -201,6 +164,13 @@ def _table(problem: str, records: Sequence[Record]) -> Table:
 
 SETTINGS = {"omega_steps": OMEGA_STEPS, "w_rounds": W_ROUNDS, "passes": PASSES, "seed": 0, "solver_seed": 0}
 CONVERGENCE = [
-    Experiment(f"convergence {problem}", partial(runs, problem), measure, partial(section, problem), SETTINGS)
+    Experiment(
+        f"convergence {problem}",
+        f"Convergence on {TITLES[problem]}",
+        partial(runs, problem),
+        measure,
+        partial(items, problem),
+        SETTINGS,
+    )
     for problem in DATA
 ]

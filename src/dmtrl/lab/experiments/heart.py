@@ -22,16 +22,14 @@ from dmtrl.federation.policy import Policy
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.study import parse_study
 from dmtrl.lab.experiments.curves import Spread
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, table
+from dmtrl.report.content import Item, Text
 from dmtrl.tables import columns as read
 from dmtrl.tables import open_files
 
-TITLE = "Heart disease at four hospitals, as a federated study"
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 DROPPED = ("slope", "ca", "thal")  # nearly empty at some hospitals
-DUMMIES = ("cp", "restecg")
+DUMMIES = {"cp": (2.0, 3.0, 4.0), "restecg": (1.0, 2.0)}  # levels with a column; the first level has none
 FLAMBY = "FLamby"
 # mean accuracy over the hospitals: du Terrail et al., "FLamby", NeurIPS 2022, logistic regression
 PUBLISHED = {"alone": 0.730, "pooled": 0.735, "FedAvg": 0.685, "best federated strategy": 0.732}
@@ -41,13 +39,11 @@ STRENGTHS = np.logspace(-3, 2, 11)
 
 
 def runs(quick: bool) -> list[Run]:
-    splits = [FLAMBY] if quick else [FLAMBY, *map(str, range(10))]
-    return [Run({"split": split, "quick": quick}, 5 if quick else 30) for split in splits]
+    return grid(quick, 5 if quick else 30, split=[FLAMBY] if quick else [FLAMBY, *map(str, range(10))])
 
 
-def measure(split: str, quick: bool) -> Mapping[str, Any]:
-    seed = 43 if split == FLAMBY else int(split)
-    hospitals = {name: Hospital.read(find_file(f"heart/{name}.csv"), seed) for name in HOSPITALS}
+def measure(split: str, quick: bool) -> Figures:
+    hospitals = read_hospitals(43 if split == FLAMBY else int(split))
     rows = [(one.X[one.train], one.y[one.train]) for one in hospitals.values()]
     pooled = logistic(np.vstack([X for X, _ in rows]), np.concatenate([y for _, y in rows]), STRENGTHS)
     alone = {name: logistic(X, y, STRENGTHS) for name, (X, y) in zip(hospitals, rows, strict=True)}
@@ -72,20 +68,14 @@ class Hospital:
         self.X = (X - X[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
 
     @classmethod
-    def read(cls, path: Path, seed: int) -> "Hospital":
-        """Drop nearly empty columns and rows with holes, make dummies, split, and scale on the training rows."""
-        table = open_files([path]).read().columns
-        columns = {name: read.numbers(table.column(name), name) for name in table.column_names if name not in DROPPED}
-        complete = ~np.isnan(np.column_stack(list(columns.values()))).any(axis=1)
-        columns = {name: values[complete] for name, values in columns.items()}
+    def read(cls, name: str, seed: int) -> "Hospital":
+        """Make dummies, split, and scale on the training rows."""
+        columns = complete_columns(name)
         y = (columns.pop("num") > 0).astype(int)
         features: dict[str, np.ndarray] = {}
-        for name, values in columns.items():
-            if name not in DUMMIES:
-                features[name] = values
-                continue
-            for level in LEVELS[name][1:]:
-                features[f"{name}_{level:g}"] = (values == level).astype(float)
+        for column, values in columns.items():
+            dummies = {f"{column}_{level:g}": (values == level).astype(float) for level in DUMMIES.get(column, ())}
+            features |= dummies or {column: values}
         stratify = y if np.bincount(y, minlength=2).min() > 2 else None
         train, _ = train_test_split(
             np.arange(len(y)), test_size=0.34, train_size=0.66, random_state=seed, shuffle=True, stratify=stratify
@@ -93,12 +83,21 @@ class Hospital:
         return cls(list(features), np.column_stack(list(features.values())), y, np.isin(np.arange(len(y)), train))
 
     def write(self, path: Path) -> Path:
-        table = {name: self.X[:, j] for j, name in enumerate(self.names)}
-        csv.write_csv(pa.table({**table, "disease": self.y, "test": (~self.train).astype(int)}), path)
+        features = {name: self.X[:, j] for j, name in enumerate(self.names)}
+        csv.write_csv(pa.table({**features, "disease": self.y, "test": (~self.train).astype(int)}), path)
         return path
 
 
-LEVELS = {"cp": (1.0, 2.0, 3.0, 4.0), "restecg": (0.0, 1.0, 2.0)}
+def read_hospitals(seed: int) -> dict[str, Hospital]:
+    return {name: Hospital.read(name, seed) for name in HOSPITALS}
+
+
+def complete_columns(name: str) -> dict[str, np.ndarray]:
+    """Return the columns of a hospital's file, without nearly empty columns and rows with missing values."""
+    file = open_files([find_file(f"heart/{name}.csv")]).read().columns
+    columns = {key: read.numbers(file.column(key), key) for key in file.column_names if key not in DROPPED}
+    complete = ~np.isnan(np.column_stack(list(columns.values()))).any(axis=1)
+    return {key: values[complete] for key, values in columns.items()}
 
 
 def logistic(X: Any, y: np.ndarray, strengths: Sequence[float] | np.ndarray, most_folds: int = 5) -> Any:
@@ -145,42 +144,45 @@ held_out = "test"
 {columns}"""
 
 
-def section(records: Sequence[Record]) -> Section:
+def items(records: Records) -> list[Item]:
     figures = {record.params["split"]: record.figures for record in records}
     flamby, others = figures[FLAMBY], [figures[split] for split in figures if split != FLAMBY]
-    rows: list[list[str]] = []
+    rows: list[dict[str, str]] = []
     for name in (OURS, BY_LOSS, ALONE, POOLED):
-        random = f"{Spread([_mean(one[name]) for one in others]):.3f}" if others else ""
-        cells = [f"{flamby[name][hospital]:.3f}" for hospital in HOSPITALS]
-        rows.append([name, *cells, f"{_mean(flamby[name]):.3f}", random])
-    rows += [[f"published: {name}", "", "", "", "", f"{value:.3f}", ""] for name, value in PUBLISHED.items()]
+        rows.append(
+            {
+                "method": name,
+                **{hospital: f"{flamby[name][hospital]:.3f}" for hospital in HOSPITALS},
+                "mean": f"{_mean(flamby[name]):.3f}",
+                "mean, random splits": f"{Spread([_mean(one[name]) for one in others]):.3f}" if others else "",
+            }
+        )
+    for name, value in PUBLISHED.items():
+        rows.append({**dict.fromkeys(rows[0], ""), "method": f"published: {name}", "mean": f"{value:.3f}"})
     counts = ", ".join(f"{name} {flamby['rows'][name]}" for name in HOSPITALS)
-    return Section(
-        TITLE,
-        [
-            Text(
-                "FLamby's Fed-Heart-Disease: its preprocessing and its split. Each hospital is one site and one task; "
-                f"no row leaves it, and it measures the error on its own test rows. Rows: {counts}. All training rows "
-                "of Switzerland have the disease, so its model always predicts it. The study chose "
-                f"lambda {flamby['lambda']:.3g} and tau {flamby['tau']:g} by cross-validation. Data: Janosi, "
-                "Steinbrunn, Pfisterer and Detrano, UCI heart disease (CC BY 4.0)."
-            ),
-            Table(
-                "Heart disease: accuracy on test rows",
-                ["method", *HOSPITALS, "mean", "mean, random splits"],
-                rows,
-                f"Mean: over hospitals. Random splits: mean ± standard deviation over {len(others)} splits with the "
-                "same recipe. The study chooses lambda and tau by the error rate or, with scoring, by the loss; "
-                "logistic regression chooses its strength by the error rate. All do so on training rows. Published: "
-                "the FLamby paper, logistic regression.",
-            ),
-        ],
-    )
+    return [
+        Text(
+            "FLamby's Fed-Heart-Disease: its preprocessing and its split. Each hospital is one site and one task; no "
+            f"row leaves it, and it measures the error on its own test rows. Rows: {counts}. All training rows of "
+            "Switzerland have the disease, so its model always predicts it. The study chose "
+            f"lambda {flamby['lambda']:.3g} and tau {flamby['tau']:g} by cross-validation. Data: Janosi, "
+            "Steinbrunn, Pfisterer and Detrano, UCI heart disease (CC BY 4.0)."
+        ),
+        table(
+            "Heart disease: accuracy on test rows",
+            rows,
+            f"Mean: over hospitals. Random splits: mean ± standard deviation over {len(others)} splits with the same "
+            "recipe. The study chooses lambda and tau by the error rate or, with scoring, by the loss; logistic "
+            "regression chooses its strength by the error rate. All do so on training rows. Published: the FLamby "
+            "paper, logistic regression.",
+        ),
+    ]
 
 
 def _mean(accuracy: Mapping[str, float]) -> float:
     return float(np.mean([accuracy[name] for name in HOSPITALS]))
 
 
+TITLE = "Heart disease at four hospitals, as a federated study"
 SETTINGS = {"loss": "logistic", "lambdas": "default", "cv": 5, "flamby_seed": 43}
-HEART = Experiment("heart", runs, measure, section, SETTINGS)
+HEART = Experiment("heart", TITLE, runs, measure, items, SETTINGS)

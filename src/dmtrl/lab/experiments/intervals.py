@@ -5,19 +5,17 @@ lie in their 90 % interval. Correlations: fourteen tasks in seven pairs with the
 between pairs, so that 84 pairs of tasks are unrelated; the share of these whose 90 % interval does not contain zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sklearn.preprocessing import StandardScaler
 
-from dmtrl.datasets import load_school
 from dmtrl.estimators.cv import MTRLRegressorCV
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
-from dmtrl.report.content import Section, Table, Text
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, select, table
+from dmtrl.lab.experiments.problems import Rows, Split, school_rows
+from dmtrl.report.content import Item, Text
 
-TITLE, COVERAGE = "Intervals", 0.9
+COVERAGE = 0.9
 SCHOOL, HOSPITALS, RELATIONS = "School", "simulated hospitals", "unrelated tasks"
 # rows of a task, standard deviation of the noise, and correlation of neighbouring features
 PROBLEMS = ((15, 2.0, 0.0), (40, 2.0, 0.0), (100, 2.0, 0.0), (40, 6.0, 0.0), (40, 2.0, 0.7), (100, 2.0, 0.7))
@@ -36,41 +34,24 @@ def runs(quick: bool) -> list[Run]:
     return [Run({**params, "quick": quick}, 3.0 if quick else seconds) for params, seconds in found]
 
 
-def measure(
-    data: str, seed: int, quick: bool, rows: int = 0, noise: float = 0.0, neighbours: float = 0.0
-) -> Mapping[str, Any]:
+def measure(data: str, seed: int, quick: bool, **problem: Any) -> Figures:
     if data == RELATIONS:
-        return _level(seed, rows, noise, neighbours, quick)
-    train, test = _school(seed, quick) if data == SCHOOL else _hospitals(seed)
-    X, y, tasks = train
+        return _level(seed, quick, **problem)
+    train, test = school_rows(seed, 30 if quick else None) if data == SCHOOL else _hospitals(seed)
     grid: dict[str, Any] = {"lambdas": [0.2, 0.6, 1.8], "cv": 3} if quick else {}
-    model = MTRLRegressorCV(**grid, n_jobs=-1).fit(X, y, tasks=tasks)
-    X, y, tasks = test
-    ends = model.predict_interval(X, tasks, coverage=COVERAGE)
-    inside = (ends[:, 0] <= y) & (y <= ends[:, 1])
-    per_task = np.array([inside[tasks == task].mean() for task in np.unique(tasks)])
+    model = MTRLRegressorCV(**grid, n_jobs=-1).fit(train.X, train.y, tasks=train.task)
+    ends = model.predict_interval(test.X, test.task, coverage=COVERAGE)
+    inside = (ends[:, 0] <= test.y) & (test.y <= ends[:, 1])
+    per_task = np.array([inside[test.task == task].mean() for task in np.unique(test.task)])
     return {
         "coverage": float(inside.mean()),
         "per_task": float(per_task.mean()),
         "width": float(np.median(ends[:, 1] - ends[:, 0])),
-        "spread": float(np.std(y)),
+        "spread": float(np.std(test.y)),
     }
 
 
-Rows = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-def _school(split: int, quick: bool) -> tuple[Rows, Rows]:
-    school = load_school()
-    train, test = school.splits[split]
-    if quick:
-        train, test = (rows[school.task[rows] < 30] for rows in (train, test))
-    X, y, task = school.X[:, :-1].astype(float), school.y.astype(float), school.task
-    X = StandardScaler().fit(X[train]).transform(X)
-    return (X[train], y[train], task[train]), (X[test], y[test], task[test])
-
-
-def _hospitals(seed: int) -> tuple[Rows, Rows]:
+def _hospitals(seed: int) -> Split:
     """Four hospitals with as many rows as those of the heart data, of different noise and with a heavy tail."""
     rng = np.random.default_rng(seed)
     sizes, noise = np.array([199, 172, 30, 85]), np.array([1.0, 0.6, 1.5, 0.8])
@@ -80,7 +61,7 @@ def _hospitals(seed: int) -> tuple[Rows, Rows]:
         tasks = np.repeat(np.arange(4), rows)
         X = rng.normal(size=(len(tasks), 13))
         y = (X * weights[tasks]).sum(axis=1) + noise[tasks] * rng.standard_t(5, size=len(tasks))
-        return X, y, tasks
+        return Rows(X, y, tasks)
 
     return draw(sizes), draw(np.full(4, 1000))
 
@@ -100,7 +81,7 @@ def families(
     return X, (X * weights[tasks]).sum(axis=1) + noise * rng.normal(size=len(tasks)), tasks, weights
 
 
-def _level(seed: int, rows: int, noise: float, neighbours: float, quick: bool) -> Mapping[str, Any]:
+def _level(seed: int, quick: bool, rows: int, noise: float, neighbours: float) -> Figures:
     X, y, tasks, _ = families(seed, rows, 10, noise, neighbours)
     grid: dict[str, Any] = {"lambdas": [1.0, 0.1], "commons": [0.0], "owns": [0.0], "cv": 3} if quick else {}
     model = MTRLRegressorCV(**grid, n_jobs=-1).fit(X, y, tasks=tasks)
@@ -116,44 +97,48 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f}{error}"
 
 
-def section(records: Sequence[Record]) -> Section:
-    predictions, relations = [], []
+def items(records: Records) -> list[Item]:
+    predictions: list[dict[str, object]] = []
+    relations: list[dict[str, object]] = []
     for data in (SCHOOL, HOSPITALS):
-        mine = [record.figures for record in records if record.params["data"] == data]
+        mine = [record.figures for record in select(records, data=data)]
         width = np.mean([figures["width"] / figures["spread"] for figures in mine])
-        columns = [_mean([figures[name] for figures in mine]) for name in ("coverage", "per_task")]
-        predictions.append([data, len(mine), *columns, f"{width:.2f}"])
-    for problem in PROBLEMS:
-        keys = ("rows", "noise", "neighbours")
-        mine = [record.figures for record in records if tuple(record.params.get(key) for key in keys) == problem]
+        predictions.append(
+            {
+                "data": data,
+                "runs": len(mine),
+                "coverage of rows": _mean([figures["coverage"] for figures in mine]),
+                "mean coverage of tasks": _mean([figures["per_task"] for figures in mine]),
+                "median width / standard deviation of y": f"{width:.2f}",
+            }
+        )
+    for rows, noise, neighbours in PROBLEMS:
+        mine = [one.figures for one in select(records, rows=rows, noise=noise, neighbours=neighbours)]
         if mine:  # the quick mode has one of the problems
-            columns = [_mean([figures[name] for figures in mine]) for name in ("unrelated", "related")]
-            relations.append([*(f"{number:g}" for number in problem), len(mine), *columns])
-    return Section(
-        TITLE,
-        [
-            Text("How often 90 % intervals of default estimators are right, mean ± standard error over runs."),
-            Table(
-                "Coverage of prediction intervals",
-                [
-                    "data",
-                    "runs",
-                    "coverage of rows",
-                    "mean coverage of tasks",
-                    "median width / standard deviation of y",
-                ],
-                predictions,
-                "School: test rows of the published splits. Hospitals: 1,000 new rows of each of four tasks.",
-            ),
-            Table(
-                "Correlation intervals without zero",
-                ["rows of a task", "noise", "correlation of features", "runs", "unrelated pairs", "related pairs"],
-                relations,
-                "Fourteen tasks, ten features, squared loss; the correlation is that of neighbouring features. "
-                "Unrelated pairs have orthogonal weights and should be at 0.1; for related pairs, more is better.",
-            ),
-        ],
-    )
+            relations.append(
+                {
+                    "rows of a task": f"{rows:g}",
+                    "noise": f"{noise:g}",
+                    "correlation of features": f"{neighbours:g}",
+                    "runs": len(mine),
+                    "unrelated pairs": _mean([figures["unrelated"] for figures in mine]),
+                    "related pairs": _mean([figures["related"] for figures in mine]),
+                }
+            )
+    return [
+        Text("How often 90 % intervals of default estimators are right, mean ± standard error over runs."),
+        table(
+            "Coverage of prediction intervals",
+            predictions,
+            "School: test rows of the published splits. Hospitals: 1,000 new rows of each of four tasks.",
+        ),
+        table(
+            "Correlation intervals without zero",
+            relations,
+            "Fourteen tasks, ten features, squared loss; the correlation is that of neighbouring features. Unrelated "
+            "pairs have orthogonal weights and should be at 0.1; for related pairs, more is better.",
+        ),
+    ]
 
 
-INTERVALS = Experiment("intervals", runs, measure, section, {"coverage": COVERAGE})
+INTERVALS = Experiment("intervals", "Intervals", runs, measure, items, {"coverage": COVERAGE})

@@ -6,9 +6,13 @@ Scaling uses the training rows only. The quick versions have fewer rows or tasks
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from scipy import sparse
+from sklearn.feature_extraction.text import TfidfTransformer
+from sklearn.preprocessing import StandardScaler
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import TaskSplit, load_mds, load_mnist_tasks, load_school, make_synthetic
@@ -23,13 +27,9 @@ class PaperProblem:
     loss: str
 
     def error(self, W: np.ndarray) -> float:
-        """Return the test error of weights (m, d): the mean error rate over tasks, or the RMSE for squared loss."""
-        z = np.concatenate(
-            [self.test.X[a:b] @ w for (a, b), w in zip(itertools.pairwise(self.test.starts), W, strict=True)]
-        )
-        if self.loss == "squared":
-            return float(np.sqrt(np.mean((self.test.y - z) ** 2)))
-        return mean_error_rate(self.test, (self.test.y > 0) != (z > 0))
+        """Return the test error of weights (m, d)."""
+        rows = zip(itertools.pairwise(self.test.starts), W, strict=True)
+        return prediction_error(self.test, np.concatenate([self.test.X[a:b] @ w for (a, b), w in rows]), self.loss)
 
 
 def load_problem(name: str, *, quick: bool = False, seed: int = 0) -> PaperProblem:
@@ -37,9 +37,19 @@ def load_problem(name: str, *, quick: bool = False, seed: int = 0) -> PaperProbl
     return PROBLEMS[name](quick, seed)
 
 
-def mean_error_rate(test: TaskData, wrong: np.ndarray) -> float:
-    """Return the share of wrong rows, averaged over tasks."""
+def prediction_error(test: TaskData, z: np.ndarray, loss: str) -> float:
+    """Return the RMSE for squared loss, else the share of rows with a wrong sign, averaged over tasks."""
+    if loss == "squared":
+        return float(np.sqrt(np.mean((test.y - z) ** 2)))
+    wrong = (test.y > 0) != (z > 0)
     return float(np.mean([wrong[a:b].mean() for a, b in itertools.pairwise(test.starts)]))
+
+
+def first_rows(data: TaskData, sizes: int | np.ndarray) -> TaskData:
+    """Return the first rows of every task: as many as `sizes` says, or all."""
+    sizes = np.minimum(sizes, np.diff(data.starts))
+    rows = np.concatenate([start + np.arange(size) for start, size in zip(data.starts[:-1], sizes, strict=True)])
+    return replace(data, X=data.X[rows], y=data.y[rows], starts=np.append(0, np.cumsum(sizes)))
 
 
 def labels(data: TaskData) -> np.ndarray:
@@ -47,12 +57,43 @@ def labels(data: TaskData) -> np.ndarray:
     return np.repeat(data.names, np.diff(data.starts))
 
 
-def _synthetic(kind: int) -> Callable[[bool, int], PaperProblem]:
-    def make(quick: bool, seed: int) -> PaperProblem:
-        tasks = make_synthetic(kind, seed, **(QUICK_SYNTHETIC if quick else {}))
-        return PaperProblem(tasks.train, tasks.test, "hinge")
+def error_text(problem: str, error: float) -> str:
+    """Return an RMSE on School, and an error rate elsewhere."""
+    return f"{error:.3f}" if problem == "school" else f"{error:.2%}"
 
-    return make
+
+@dataclass(frozen=True)
+class Rows:
+    """Training or test rows for an estimator. Tasks are numbers from 0."""
+
+    X: Any
+    y: np.ndarray
+    task: np.ndarray
+
+    @classmethod
+    def of(cls, data: TaskData) -> "Rows":
+        return cls(data.X, data.y, np.repeat(np.arange(data.m), np.diff(data.starts)))
+
+
+Split = tuple[Rows, Rows]
+
+
+def standardised(train: Rows, test: Rows) -> Split:
+    scaler = StandardScaler().fit(train.X)
+    return replace(train, X=scaler.transform(train.X)), replace(test, X=scaler.transform(test.X))
+
+
+def school_rows(split: int, schools: int | None = None) -> Split:
+    """A published split of School, without its constant column; `schools`: only the first of them."""
+    school = load_school()
+    X, y = school.X[:, :-1].astype(float), school.y.astype(float)
+    parts = [rows[school.task[rows] < schools] if schools else rows for rows in school.splits[split]]
+    return standardised(*(Rows(X[rows], y[rows], school.task[rows]) for rows in parts))
+
+
+def _synthetic(kind: int, quick: bool, seed: int) -> PaperProblem:
+    tasks = make_synthetic(kind, seed, **(QUICK_SYNTHETIC if quick else {}))
+    return PaperProblem(tasks.train, tasks.test, "hinge")
 
 
 def _school(quick: bool, seed: int) -> PaperProblem:
@@ -70,42 +111,43 @@ def _school(quick: bool, seed: int) -> PaperProblem:
 
 
 def _mnist(quick: bool, seed: int) -> PaperProblem:
-    split = load_mnist_tasks(seed=seed, max_positives=60 if quick else None)
+    split = load_split("mnist", quick, seed)
     return PaperProblem(with_constant(split.train), with_constant(split.test), "hinge")
 
 
 def _mds(quick: bool, seed: int) -> PaperProblem:
-    split = mds_split(seed, quick)
+    split = load_split("mds", quick, seed)
     return PaperProblem(split.train, split.test, "hinge")
 
 
-def mds_split(seed: int, quick: bool = False) -> TaskSplit:
-    """Balanced rows, three of the ten folds for testing, tf-idf with sublinear term frequency, rows of length one."""
-    from sklearn.feature_extraction.text import TfidfTransformer
+def load_split(name: str, quick: bool, seed: int = 0) -> TaskSplit:
+    """Load MNIST or MDS without a constant column.
 
+    MDS: balanced rows, three of the ten folds for testing, tf-idf with sublinear term frequency, rows of length one.
+    """
+    if name == "mnist":
+        return load_mnist_tasks(seed=seed, max_positives=60 if quick else None)
     folds = [(2 * seed + k) % 10 for k in range(3)]  # five seeds test every fold, some of them twice
     split = load_mds(tfidf=False, test_folds=folds, domains=4 if quick else None)
     weights = TfidfTransformer(sublinear_tf=True).fit(split.train.X)
-
-    def weigh(data: TaskData) -> TaskData:
-        return replace(data, X=weights.transform(data.X).astype(np.float32))
-
-    return TaskSplit(weigh(split.train), weigh(split.test))
+    parts = [replace(part, X=weights.transform(part.X).astype(np.float32)) for part in (split.train, split.test)]
+    return TaskSplit(*parts)
 
 
 def with_constant(data: TaskData) -> TaskData:
     """Return the same rows with a column of ones appended."""
-    n = len(data.y)
-    if sparse.issparse(data.X):
-        X = sparse.hstack([data.X, np.ones((n, 1), data.X.dtype)], format="csr")
-    else:
-        X = np.hstack([data.X, np.ones((n, 1), data.X.dtype)])
-    return replace(data, X=X)
+    ones = np.ones((len(data.y), 1), data.X.dtype)
+    return replace(data, X=beside(data.X, ones))
+
+
+def beside(X: Any, more: np.ndarray) -> Any:
+    """Return the columns of both, in the format of X."""
+    return sparse.hstack([X, more], format="csr") if sparse.issparse(X) else np.hstack([X, more])
 
 
 PROBLEMS: dict[str, Callable[[bool, int], PaperProblem]] = {
-    "synthetic 1": _synthetic(1),
-    "synthetic 2": _synthetic(2),
+    "synthetic 1": partial(_synthetic, 1),
+    "synthetic 2": partial(_synthetic, 2),
     "school": _school,
     "mnist": _mnist,
     "mds": _mds,

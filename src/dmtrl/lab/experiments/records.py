@@ -6,51 +6,11 @@ Pages are made from records alone, so they can be made again without computing.
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-Params = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Record:
-    """One run of an experiment.
-
-    Attributes
-    ----------
-    experiment : str
-    params : dict
-        What distinguishes this run from the others of its experiment.
-    settings : dict
-        What all runs have in common: loss, lambdas, seed, rounds.
-    figures : dict
-        The results: numbers, lists of numbers, names.
-    seconds : float
-    versions, machine
-        Where the run took place.
-    """
-
-    experiment: str
-    params: Params
-    settings: Params
-    figures: Mapping[str, Any]
-    seconds: float
-    versions: Mapping[str, str] = field(default_factory=dict)
-    machine: str = ""
-
-    @property
-    def key(self) -> str:
-        return run_key(self.experiment, self.params, self.settings)
-
-
-def run_key(experiment: str, params: Params, settings: Params) -> str:
-    """Two runs with the same key are the same run. Other settings give another key."""
-    return json.dumps([experiment, _plain(params), _plain(settings)], sort_keys=True)
+from dmtrl.lab.experiments.experiment import Record, plain
 
 
 def versions() -> dict[str, str]:
@@ -70,15 +30,12 @@ def machine() -> str:
     return f"{model}, {cores} cores"
 
 
-def machines(records: Sequence[Record]) -> str:
-    """Return where the runs took place."""
-    return "; ".join(sorted({record.machine for record in records}))
-
-
 class Store:
     """The records in one folder. An incomplete last line, from a killed run, is ignored and overwritten."""
 
     def __init__(self, folder: Path):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file; --out must name a folder")
         self.path = folder / "records.jsonl"
 
     def read(self) -> dict[str, Record]:
@@ -101,35 +58,9 @@ class Store:
 
     def append(self, record: Record) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps(_plain(asdict(record)), allow_nan=True) + "\n"
         with open(self.path, "ab+") as file:
-            _drop_incomplete_line(file)
-            file.write(line.encode())
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(json.dumps(plain(asdict(record))).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def _drop_incomplete_line(file: Any) -> None:
-    end = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    file.seek(end - 1)
-    if file.read(1) == b"\n":
-        return
-    file.seek(0)
-    whole = file.read().rfind(b"\n") + 1
-    file.truncate(whole)
-    file.seek(0, os.SEEK_END)
-
-
-def _plain(value: Any) -> Any:
-    """Convert numpy numbers and arrays, tuples and mappings to JSON types. Floats keep seven digits."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    return float(f"{value:.7g}") if isinstance(value, float) else value

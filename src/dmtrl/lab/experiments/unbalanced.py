@@ -5,20 +5,17 @@ differs.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
-from dmtrl.lab.experiments.problems import load_problem
-from dmtrl.lab.experiments.records import Record
-from dmtrl.lab.experiments.runner import Experiment, Run
+from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, table
+from dmtrl.lab.experiments.problems import first_rows, load_problem
 from dmtrl.lab.theory import TaskFacts, rho, steps_per_task
 from dmtrl.relationship import Fixed
-from dmtrl.report.content import LineChart, Section, Series, Table, Text
+from dmtrl.report.content import Item, LineChart, Series, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 
@@ -33,24 +30,20 @@ def unbalanced(data: TaskData) -> TaskData:
     """Return the tasks with sizes between all rows and one in forty, geometrically spaced, in random order."""
     share = np.geomspace(1.0, 1 / 40, data.m)[np.random.default_rng(0).permutation(data.m)]
     sizes = np.maximum((np.diff(data.starts) * share).astype(int), 10)
-    rows = np.concatenate([start + np.arange(size) for start, size in zip(data.starts[:-1], sizes, strict=True)])
-    return replace(data, X=data.X[rows], y=data.y[rows], starts=np.concatenate([[0], np.cumsum(sizes)]))
+    return first_rows(data, sizes)
 
 
 def runs(quick: bool) -> list[Run]:
-    return [
-        Run({"allocation": allocation, "quick": quick}, 1 if quick else 6) for allocation in (ONE_H, BY_ROWS, BY_THEORY)
-    ]
+    return grid(quick, 1 if quick else 6, allocation=(ONE_H, BY_ROWS, BY_THEORY))
 
 
-def measure(allocation: str, quick: bool) -> Mapping[str, Any]:
+def measure(allocation: str, quick: bool) -> Figures:
     data = unbalanced(load_problem("synthetic 1", quick=quick).train)
-    learned = solve(data, loss=LOSS, reg_lambda=LAMBDA, n_jobs=-1).covariance
+    how: dict[str, Any] = {"loss": LOSS, "reg_lambda": LAMBDA, "n_jobs": -1}
+    learned = solve(data, **how).covariance
     steps = allocate_steps(allocation, data, learned)
     settings = Settings.paper(T=100 if quick else 400, P=1, H=tuple(int(h) for h in steps))
-    outcome = solve(
-        data, loss=LOSS, reg_lambda=LAMBDA, relationship=Fixed(learned), workers=data.m, n_jobs=-1, settings=settings
-    )
+    outcome = solve(data, relationship=Fixed(learned), workers=data.m, settings=settings, **how)
     return {
         **history_curves(outcome.history, before=True),
         "rows": np.diff(data.starts),
@@ -74,50 +67,48 @@ def allocate_steps(allocation: str, data: TaskData, sigma: Any) -> np.ndarray:
     return np.maximum(np.round(rows.sum() * weight / weight.sum()), 1).astype(int)
 
 
-def section(records: Sequence[Record]) -> Section:
-    rows = []
+def items(records: Records) -> list[Item]:
+    rows: list[dict[str, object]] = []
     for record in records:
-        figures = record.figures
-        reached = [rounds_to(figures, "w_gap", target) for target in TARGETS]
-        path = figures["busiest"] * reached[-1] if isinstance(reached[-1], int) else ""
-        rows.append([record.params["allocation"], figures["total"], figures["busiest"], *reached, path])
+        f = record.figures
+        reached = {target: rounds_to(f, "w_gap", target) for target in TARGETS}
+        last = reached[TARGETS[-1]]
+        rows.append(
+            {
+                "allocation": record.params["allocation"],
+                "steps per round": f["total"],
+                "steps of the busiest task": f["busiest"],
+                **{f"rounds to {target:g}": rounds for target, rounds in reached.items()},
+                "busiest x rounds": f["busiest"] * last if isinstance(last, int) else "",
+            }
+        )
     sizes = records[0].figures["rows"]
-    chart = LineChart(
-        "Unbalanced tasks: gap over rounds at the same work per round",
-        "round",
-        "relative W-step gap",
-        [Series(r.params["allocation"], r.figures["round"], r.figures["w_gap"]) for r in records],
-        "The gap over rounds for three allocations of the same number of steps to tasks of very different size.",
-        log_y=True,
-        caption=f"Synthetic 1 cut to {min(sizes)} to {max(sizes)} rows per task, {LOSS} loss, lambda {LAMBDA:g}, paper "
-        "preset.",
-    )
-    table = Table(
-        "Rounds by allocation of steps",
-        [
-            *("allocation", "steps per round", "steps of the busiest task"),
-            *(f"rounds to {target:g}" for target in TARGETS),
-            "busiest x rounds",
-        ],
-        rows,
-        "All allocations take the same number of coordinate steps per round over all tasks. With one worker per task, "
-        "the busiest task determines the time of a round; with several tasks per worker, the total does.",
-    )
-    return Section(
-        "Unbalanced tasks",
-        [
-            Text(
-                "The paper leaves open how to choose H for tasks of unequal size. By the bound on local steps, equal "
-                "Theta needs steps that grow with a task's rows and with the condition number of its local problem. "
-                "Whether that pays depends on the cost of a round. With several tasks per worker the total counts, "
-                "and H for equal Theta needs the fewest rounds. With one worker per task the busiest one counts, and "
-                "one H for all is hard to beat."
-            ),
-            chart,
-            table,
-        ],
-    )
+    return [
+        Text(
+            "The paper leaves open how to choose H for tasks of unequal size. By the bound on local steps, equal Theta "
+            "needs steps that grow with a task's rows and with the condition number of its local problem. Whether that "
+            "pays depends on the cost of a round. With several tasks per worker the total counts, and H for equal "
+            "Theta needs the fewest rounds. With one worker per task the busiest one counts, and one H for all is hard "
+            "to beat."
+        ),
+        LineChart(
+            "Unbalanced tasks: gap over rounds at the same work per round",
+            "round",
+            "relative W-step gap",
+            [Series(r.params["allocation"], r.figures["round"], r.figures["w_gap"]) for r in records],
+            "The gap over rounds for three allocations of the same number of steps to tasks of very different size.",
+            log_y=True,
+            caption=f"Synthetic 1 cut to {min(sizes)} to {max(sizes)} rows per task, {LOSS} loss, lambda {LAMBDA:g}, "
+            "paper preset.",
+        ),
+        table(
+            "Rounds by allocation of steps",
+            rows,
+            "All allocations take the same number of coordinate steps per round over all tasks. With one worker per "
+            "task, the busiest task determines the time of a round; with several tasks per worker, the total does.",
+        ),
+    ]
 
 
 SETTINGS = {"loss": LOSS, "reg_lambda": LAMBDA, "theta": THETA, "eta": 1.0, "rho": "paper", "solver_seed": 0}
-UNBALANCED = Experiment("unbalanced", runs, measure, section, SETTINGS)
+UNBALANCED = Experiment("unbalanced", "Unbalanced tasks", runs, measure, items, SETTINGS)
