@@ -202,8 +202,11 @@ class RecoveringEngine(Engine):
                 worker.log.missing,
             )
         worker.request, worker.fault = None, ""
-        worker.losses, worker.unreadable_since = 0, 0.0
+        self._recovered(k)
         return k, answer
+
+    def _recovered(self, k: int) -> None:
+        self._workers[k].losses, self._workers[k].unreadable_since = 0, 0.0
 
     def _handle_loss(self, lost: Lost) -> None:
         k, worker = lost.worker, self._workers[lost.worker]
@@ -268,7 +271,7 @@ class RecoveringEngine(Engine):
             )
         worker.digest = digest
         if worker.request is None:
-            worker.losses, worker.unreadable_since = 0, 0.0
+            self._recovered(k)
         else:
             worker.replaying = worker.log.batches()
             self._replay(k)
