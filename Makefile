@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-to-run
 PIP_FLAGS := -qq --disable-pip-version-check
-PYTEST_FLAGS := -q -n 2 --dist loadscope --no-loadscope-reorder
+# Three processes on two cores: many tests wait for the processes of a cluster or a federation.
+PYTEST_FLAGS := -q -n 3 --dist loadscope --no-loadscope-reorder
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
