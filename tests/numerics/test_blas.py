@@ -74,7 +74,10 @@ def a_limit_of_the_caller_comes_back() -> None:
         assert blas_threads() == of_caller
 
 
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="BLAS has one thread on one core")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@pytest.mark.skipif(CORES < 2 or not blas_threads(), reason="BLAS has one thread, or a number that cannot be set")
 @pytest.mark.parametrize(
     "scenario",
     [
@@ -85,7 +88,8 @@ def a_limit_of_the_caller_comes_back() -> None:
 )
 def test_in_a_new_process(scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the tests before have done to the number of threads of this process."""
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    for library in ("OPENBLAS", "MKL", "OMP"):
+        monkeypatch.setenv(f"{library}_NUM_THREADS", "2")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         pool.submit(scenario).result(timeout=60)
 

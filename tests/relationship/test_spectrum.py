@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dmtrl.numerics.rowwise import gram
 from dmtrl.relationship import FreeIntercept, Learned
+from dmtrl.relationship.base import Prox
 from dmtrl.relationship.nuclear import nuclear_prox
 from dmtrl.relationship.spectrum import largest_singular_value, nuclear_norm, short_side
 
@@ -116,6 +117,21 @@ def test_the_common_part_follows_a_moving_argument(shape: tuple[int, int], t: fl
     assert found.penalty >= relationship.penalty(found.W, found.common) * (1 - 1e-6)
 
 
+class Apart(Learned):
+    """Does not write over its argument."""
+
+    def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
+        return super().prox(V.copy(), t, common)
+
+
+@pytest.mark.parametrize("dtype", [int, np.float32])
+@pytest.mark.parametrize("tau", [0.0, 0.5])
+def test_the_prox_of_other_numbers_is_that_of_float64(dtype: type, tau: float) -> None:
+    V = np.arange(12).reshape(4, 3)
+    expected = Learned(tau).prox(V.astype(float), 0.1, np.zeros(3)).W
+    np.testing.assert_array_equal(Learned(tau).prox(V.astype(dtype), 0.1, np.zeros(3)).W, expected)
+
+
 @pytest.mark.parametrize("shape", [(50, 7), (7, 50)])
 @pytest.mark.parametrize("tau", [0.0, 0.5])
 @pytest.mark.parametrize("t", [0.05, 1e3])  # 1e3: all singular values are shrunk to next to nothing
@@ -128,9 +144,12 @@ def test_the_prox_is_written_over_its_argument(shape: tuple[int, int], tau: floa
     if tau == 0:
         np.testing.assert_allclose(over, nuclear_prox(V, t)[0], atol=1e-12)
     assert found.penalty == pytest.approx(Learned(tau).penalty(over, found.common), rel=1e-6)
-    # beside a free intercept, also from another's relationship that knows nothing of this
+    dual = (V - over) / t  # optimal for the proximal map: Fenchel-Young holds with equality
+    both = found.penalty + Learned(tau).conjugate(dual)
+    assert both == pytest.approx(float(np.vdot(over, dual)), rel=1e-4, abs=1e-9)
+    # beside a free intercept, also from a relationship that does not write over V
     wide, ridge = np.column_stack([V, np.arange(len(V))]), 0.3
-    for base in (Learned(tau), type("Mine", (Learned,), {})(tau)):
+    for base in (Learned(tau), Apart(tau)):
         found = FreeIntercept(base, ridge).prox(wide.copy(), t, np.append(start, 0.0))
         np.testing.assert_allclose(found.W[:, :-1], over, atol=1e-12)
         np.testing.assert_allclose(found.W[:, -1], wide[:, -1] / (1 + t * ridge), rtol=1e-14)

@@ -117,7 +117,9 @@ class SourcePlan:
 
         Parameters
         ----------
-        workers, shards : int
+        workers : int
+            Number of sources.
+        shards : int or sequence of int, default=1
             As in `TaskData.sources`.
         """
         per_task = shards_per_task(self.m, workers, shards)
@@ -223,8 +225,11 @@ class SourcePlan:
             The column to predict.
         task : str
             The column with the task names.
-        features, weights, positive, constant : optional
-            As in `from_files`.
+        features : list of str, default=None
+            As in `from_files`, like the parameters below.
+        weights : str, default=None
+        positive : object, default=None
+        constant : float, default=None
         """
         names = open_dataset(str(url)).schema.names
         roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant)

@@ -78,7 +78,7 @@ def _download(name: str, target: Path, folder: str | Path | None) -> None:
     if os.environ.get("DMTRL_OFFLINE", "0") not in ("", "0"):
         failures = ["the environment variable DMTRL_OFFLINE forbids it"]
     else:
-        with _cache_errors(target.parent):  # before the download
+        with _cache_errors(target.parent):  # fails before the download if the cache is not writable
             target.parent.mkdir(parents=True, exist_ok=True)
         for mirror in dataset.mirrors:
             try:

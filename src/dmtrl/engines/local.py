@@ -7,12 +7,21 @@ import queue
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine, begin_request, require_pending
 from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker
+
+
+class Answering(Protocol):
+    """What the engine needs of a worker."""
+
+    def answer(self, message: Message) -> Message: ...
+
+    def sibling(self, number: int) -> "Answering": ...
 
 
 class LocalEngine(Engine):
@@ -23,13 +32,13 @@ class LocalEngine(Engine):
         sources: Sequence[Source],
         losses: AnyLoss | Sequence[AnyLoss],
         threads: int = 1,
-        workers: Sequence[Worker] | None = None,
+        workers: Sequence[Answering] | None = None,
     ):
         if threads < 1:
             raise ValueError(f"the local engine needs at least one thread, got {threads}")
         self.threads = threads
         self.pending: set[int] = set()
-        self._workers = [Worker(source, losses) for source in sources] if workers is None else list(workers)
+        self._workers: list[Answering] = list(workers or (Worker(source, losses) for source in sources))
         self._pool = ThreadPoolExecutor(threads) if min(threads, len(self._workers)) > 1 else None
         self._queued: deque[tuple[int, Message]] = deque()  # without a pool
         self._done: queue.SimpleQueue[tuple[int, Future[Message]]] = queue.SimpleQueue()

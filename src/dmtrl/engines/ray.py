@@ -363,9 +363,11 @@ def _check_sendable(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLos
     """Raise TypeError for what cannot be pickled, before anything is started."""
     cloudpickle = import_ray().cloudpickle
     every = losses if isinstance(losses, Sequence) else [losses]
-    sent: dict[str, object] = {f"the loss {loss.name!r}": loss for loss in every if isinstance(loss, CustomLoss)}
-    own = {f"the source of worker {k}": source for k, source in enumerate(sources) if not isinstance(source, Blocks)}
-    for what, thing in (sent | own).items():
+    things: list[tuple[str, object]] = [
+        *((f"the loss {loss.name!r}", loss) for loss in every if isinstance(loss, CustomLoss)),
+        *((f"the source of worker {k}", source) for k, source in enumerate(sources) if not isinstance(source, Blocks)),
+    ]
+    for what, thing in things:
         try:
             cloudpickle.dumps(thing)
         except Exception as error:

@@ -238,7 +238,6 @@ class MTRLBase(TaskModel):
         ----------
         coordinates : Coordinates
             The coordinates of the problem.
-
         """
         if self.fit_intercept is not True:
             return None

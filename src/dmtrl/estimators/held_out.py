@@ -153,21 +153,21 @@ class HeldOutRows:
             several = np.count_nonzero(np.bincount(codes * k + y, minlength=m * k).reshape(m, k), axis=1) > 1
             learned = np.flatnonzero(several[codes[labels]])
             labels, predicted, baseline = labels[learned], predicted.take(learned), baseline.take(learned)
-        y, weight, codes = y[labels], weight[labels], codes[labels]
-        order = np.argsort(codes, kind="stable")
-        rows_of = np.split(order, np.searchsorted(codes[order], np.arange(1, m)))
+        held_y, held_weight, held_codes = y[labels], weight[labels], codes[labels]
+        order = np.argsort(held_codes, kind="stable")
+        rows_of = np.split(order, np.searchsorted(held_codes[order], np.arange(1, m)))
 
         def evaluate(of: Predicted) -> tuple[dict[str, float], dict[str, np.ndarray]]:
             """The metrics of all rows together, and of each task."""
 
-            def metrics(rows: np.ndarray) -> dict[str, float]:
-                share = weight[rows] / weight[rows].sum()
+            def metrics_of(chosen: np.ndarray) -> dict[str, float]:
+                share = held_weight[chosen] / held_weight[chosen].sum()
                 if classes is None:
-                    return _regression(y[rows], of.value[rows], share, counts)
-                return _classification(y[rows], of.take(rows), share, k)
+                    return _regression(held_y[chosen], of.value[chosen], share, counts)
+                return _classification(held_y[chosen], of.take(chosen), share, k)
 
-            overall = metrics(np.arange(len(y)))
-            each = [metrics(rows) if len(rows) else {} for rows in rows_of]
+            overall = metrics_of(np.arange(len(held_y)))
+            each = [metrics_of(chosen) if len(chosen) else {} for chosen in rows_of]
             return overall, {name: np.array([one.get(name, np.nan) for one in each]) for name in overall}
 
         return Metrics(np.asarray(table.names), rows, *evaluate(predicted), *evaluate(baseline))

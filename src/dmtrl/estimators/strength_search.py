@@ -85,6 +85,9 @@ def warn_of_scores(folds: np.ndarray, undefined: dict[int, ValueError]) -> None:
     )
 
 
+_OWN_PARAMETERS = ("lambdas", "commons", "owns", "cv", "scoring", "choice", "exhaustive")
+
+
 class StrengthSearch(MTRLBase):
     """Chooses lambda, common and own before the final fit."""
 
@@ -119,8 +122,7 @@ class StrengthSearch(MTRLBase):
         task_column: Any = None,
         unknown_tasks: str = "raise",
     ):
-        mine = ("lambdas", "commons", "owns", "cv", "scoring", "choice", "exhaustive")
-        super().__init__(**init_parameters(locals(), exclude=(*mine, "mine")))
+        super().__init__(**init_parameters(locals(), exclude=_OWN_PARAMETERS))
         self.lambdas = lambdas
         self.commons = commons
         self.owns = owns

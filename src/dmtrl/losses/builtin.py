@@ -129,7 +129,7 @@ class Loss:
             raise ValueError(f"{where}, row {row}: the {self.name} loss needs {rule}, found {y[row]:g}")
 
     def invalid_labels(self, y: np.ndarray) -> tuple[np.ndarray, str]:
-        """Return for which labels the loss is not defined, and what it needs.
+        """Return a mask of the labels for which the loss is not defined, and the rule in words.
 
         Parameters
         ----------
@@ -306,11 +306,9 @@ def poisson() -> Loss:
     return Loss("poisson", scalar.POISSON, REGRESSION, math.inf, math.inf)
 
 
-_FACTORIES: tuple[Callable[..., Loss], ...] = (
-    *(hinge, smoothed_hinge, squared_hinge, logistic),
-    *(squared, absolute, epsilon_insensitive, huber, quantile, poisson),
-)
-BUILTIN = {factory.__name__: factory for factory in _FACTORIES}
+_FOR_CLASSES: tuple[Callable[..., Loss], ...] = (hinge, smoothed_hinge, squared_hinge, logistic)
+_FOR_NUMBERS: tuple[Callable[..., Loss], ...] = (squared, absolute, epsilon_insensitive, huber, quantile, poisson)
+BUILTIN = {factory.__name__: factory for factory in (*_FOR_CLASSES, *_FOR_NUMBERS)}
 
 
 def get_loss(loss: str | AnyLoss) -> AnyLoss:

@@ -19,8 +19,7 @@ from dmtrl.losses.vector import softmax_chances, softmax_conjugate, softmax_step
 
 @dataclass(frozen=True)
 class ClassLoss(ABC):
-    """What both have in common. `value`, `conjugate`, `step` and `domain` have the meaning of `AnyLoss`, for vectors of
-    k scores z and of k dual variables a."""
+    """What both have in common: rows have vectors of k scores z and of k dual variables a."""
 
     outputs: int
     possible: tuple[int, ...] | None = None
@@ -39,6 +38,22 @@ class ClassLoss(ABC):
     @property
     @abstractmethod
     def name(self) -> str: ...
+
+    @abstractmethod
+    def value(self, z: Any, y: int) -> float:
+        """Return l(z, y) for k scores z and the class number y."""
+
+    @abstractmethod
+    def conjugate(self, a: Any, y: int) -> float:
+        """Return l*(-a) for k dual variables a; infinite outside the domain."""
+
+    @abstractmethod
+    def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
+        """Return the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2."""
+
+    @abstractmethod
+    def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the smallest and the largest feasible a of each class."""
 
     @cached_property
     def mask(self) -> np.ndarray:
@@ -59,7 +74,7 @@ class ClassLoss(ABC):
 
 @dataclass(frozen=True)
 class Softmax(ClassLoss):
-    """For several classes at once, with probabilities: l(z, y) = log sum_c exp(z_c) - z_y of k scores z (41).
+    """The multinomial logistic loss of k classes, with probabilities: l(z, y) = log sum_c exp(z_c) - z_y (41).
 
     The conjugate is infinite unless e_y - a is a distribution over the possible classes.
 
@@ -103,7 +118,7 @@ class Softmax(ClassLoss):
 
 @dataclass(frozen=True)
 class OneVsRest(ClassLoss):
-    """For several classes: the sum over the possible ones of a two-class loss of this class against the rest.
+    """The sum, over the possible classes, of a two-class loss: this class against the rest.
 
     Parameters
     ----------
@@ -119,7 +134,7 @@ class OneVsRest(ClassLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.binary.kind != self.kind or self.binary.outputs != 1:
+        if getattr(self.binary, "kind", None) != self.kind or self.binary.outputs != 1:
             raise ValueError("OneVsRest needs a loss for two classes, such as logistic or hinge")
 
     @property

@@ -12,6 +12,6 @@ def is_number(value: object) -> bool:
 
 
 def require(ok: bool, name: str, rule: str, value: object) -> None:
-    """Raise ValueError unless a parameter is as its rule says."""
+    """Raise ValueError if a parameter breaks its rule."""
     if not ok:
         raise ValueError(f"{name} must be {rule}, got {value!r}")

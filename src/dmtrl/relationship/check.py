@@ -45,12 +45,10 @@ def check_relationship(
     if check.members():
         with np.errstate(all="ignore"):
             check.run(check.start)
-            for d, part in (
-                ()
-                if check.violations
-                else itertools.product(features, (check.values, check.proximal_map, check.covariances))
-            ):
-                check.run(part, d)
+            if not check.violations:
+                parts = (check.values, check.proximal_map, check.covariances)
+                for d, part in itertools.product(features, parts):
+                    check.run(part, d)
             check.run(check.subset)
     if check.violations:
         raise RelationshipError(check.violations.message(f"the relationship {check.name!r} violates its contract:"))

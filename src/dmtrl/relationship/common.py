@@ -33,8 +33,8 @@ class CommonProx(NamedTuple):
 def common_prox(V: np.ndarray, t: float, tau: float, start: np.ndarray) -> CommonProx:
     """Return argmin |W - V|^2 / 2 + t (|W - w_0|_*^2 + |w_0|^2 / tau) / 2 over W and w_0.
 
-    W is written over V. A start other than zero comes from the round before: its error
-    falls with the distance between the rounds, so a tenth of it is enough.
+    W is written over V. A start other than zero comes from the round before: its error falls with the distance between
+    the rounds, so a tenth of it is enough.
     """
     rows = (_Narrow if len(V) > V.shape[1] else _Wide)(V)
     strength, warm = len(V) * tau / t, bool(start.any())
@@ -176,7 +176,7 @@ class _Narrow(_Rows):
 
 
 class _Wide(_Rows):
-    """At least as many features as tasks. V holds V - mean until the end, and V - w_0 is that plus 1 away^T."""
+    """At least as many features as tasks. `self.V` is V - mean until the end, and V - w_0 is that plus 1 away^T."""
 
     def __init__(self, V: np.ndarray):
         super().__init__(V)

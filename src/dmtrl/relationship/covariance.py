@@ -120,7 +120,7 @@ class TaskCovariance:
         return len(self.basis)
 
     def apply(self, B: np.ndarray) -> np.ndarray:
-        """Return Sigma B.
+        """Return Sigma B, of shape (m, d).
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class TaskCovariance:
         return self.basis @ (self.values[:, None] * gram(self.basis, B)) + self.floor * B
 
     def shrink(self, V: np.ndarray, t: float) -> np.ndarray:
-        """Return Sigma (Sigma + t I)^-1 V, the proximal map of a fixed Sigma (19).
+        """Return Sigma (Sigma + t I)^-1 V, the proximal map of a fixed Sigma (19), of shape (m, d).
 
         Parameters
         ----------
@@ -171,7 +171,7 @@ class TaskCovariance:
         return float((inside**2 / (self.values + self.floor)[:, None]).sum() + outside)
 
     def solve(self, W: np.ndarray) -> np.ndarray:
-        """Return Sigma^-1 W, for a singular Sigma its pseudo-inverse times W.
+        """Return Sigma^-1 W, of shape (m, d); for a singular Sigma its pseudo-inverse times W.
 
         Parameters
         ----------

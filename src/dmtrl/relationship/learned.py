@@ -49,7 +49,8 @@ class Learned:
         return TaskCovariance(basis, values / trace, smoothing / trace)
 
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
-        """Return the proximal point, which is written over V."""
+        """Return the proximal point, which is written over V if V is an array of float64."""
+        V = np.asarray(V, dtype=float)
         if self.kappa == 0:
             return self._prox_shared(V, t, common)
         # (39): the related and common parts take a longer step, and a share of what they leave is the own part

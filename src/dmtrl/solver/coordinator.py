@@ -17,7 +17,7 @@ from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of
 from dmtrl.solver.checkpoint.paths import RunSession
-from dmtrl.solver.checkpoint.session import FIT, UnderWay
+from dmtrl.solver.checkpoint.session import FIT, RunInProgress
 from dmtrl.solver.checkpoint.state import from_arrays, to_arrays
 from dmtrl.solver.checkpoint.versions import Version
 from dmtrl.solver.layout import Layout
@@ -100,7 +100,7 @@ class Coordinator:
                 self._learn(run, late)
             return to_arrays(run)
 
-        under_way = UnderWay(name, problem, state)
+        under_way = RunInProgress(name, problem, state)
         while not self._is_over(run):
             began = time.perf_counter()
             run.accuracy = _sharpened(run.accuracy, run.history)
@@ -220,7 +220,7 @@ class Coordinator:
                 f"{version.folder}: the workers' dual variables do not belong to the coordinator's state; the version "
                 "is damaged, resume from another one"
             )
-        run.method.b = b.copy()  # a method may write into it
+        run.method.b = b.copy()  # b may be a worker's own array, and asynchronous rounds write into it
         return method, run
 
     def _gap_to_close(self, run: RunState) -> GapToClose:

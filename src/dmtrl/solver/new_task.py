@@ -6,7 +6,6 @@ so the dual bound of the whole problem can still be computed: it bounds what a f
 """
 
 from dataclasses import dataclass, replace
-from typing import cast
 
 import numpy as np
 
@@ -27,6 +26,9 @@ class _FixedTasks:
 
     def __init__(self, W: np.ndarray, B: np.ndarray, features: int, outputs: int):
         self._W, self._b, self._u, self._features, self._outputs, self._ridge = W, B, W, features, outputs, -1.0
+
+    def sibling(self, number: int) -> "_FixedTasks":
+        return self
 
     def answer(self, message: Message) -> Message:
         request, m = decode(message), len(self._W)
@@ -102,7 +104,7 @@ def extend(
         raise ValueError(f"the new task has {new.X.shape[1]} features, which does not fit the weights of the model")
     blocks = replace(new.sources(1)[0], tasks=np.array([m]))
     fixed = _FixedTasks(W, dual.B, new.X.shape[1], spec.outputs)
-    engine = LocalEngine((), (), workers=[cast(Worker, fixed), Worker(blocks, spec.losses)])
+    engine = LocalEngine((), (), workers=[fixed, Worker(blocks, spec.losses)])
     spec = replace(spec, settings=replace(spec.settings, method="splitting", max_staleness=0))
     outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession())
     # the dual of the whole problem at the old tasks' B and the new one's; any scaling of it is valid as well

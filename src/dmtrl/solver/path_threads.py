@@ -1,4 +1,4 @@
-"""Runs the paths of a cross-validation in threads, of which a limited number computes at a time."""
+"""Runs the paths of a cross-validation in threads; only a limited number of them compute at a time."""
 
 import sys
 import threading

@@ -1,4 +1,4 @@
-"""pyarrow, imported on first use: it is optional, and slow to import before the names of files are checked."""
+"""pyarrow, imported on first use: it is optional, and a misspelled file name should not wait for its slow import."""
 
 from importlib import import_module
 from typing import Any
@@ -11,6 +11,8 @@ class _Module:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
         try:
             return getattr(import_module(self._name), name)
         except ImportError as error:

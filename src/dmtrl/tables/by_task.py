@@ -244,11 +244,11 @@ class DatasetReader:
         return self
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
-        dataset = open_dataset(self.url)
-        kind = dataset.schema.field(self.roles.task).type
+        opened = open_dataset(self.url)
+        kind = opened.schema.field(self.roles.task).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         wanted = pc.field(self.roles.task).isin(pc.cast(pa.array(list(names), pa.string()), kind))
-        return self.roles.split(decode_dictionaries(dataset.to_table(columns=self.roles.all, filter=wanted)))
+        return self.roles.split(decode_dictionaries(opened.to_table(columns=self.roles.all, filter=wanted)))
 
 
 def open_dataset(url: str) -> Any:

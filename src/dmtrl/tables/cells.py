@@ -62,10 +62,10 @@ class CellSummary:
         elif self.mostly == DATE and self.date_format is not None:
             hint = f" (dates are read like {dates.DateFormat(self.date_format).example})"
         missing = Setting("missing", [self.first_bad])
-        advice: tuple[str | Setting, ...] = Setting("drop", [column]), " to leave the column out, or "
-        advice += Setting("category", [column]), " if its values are names"
+        drop, category = Setting("drop", [column]), Setting("category", [column])
+        advice: list[str | Setting] = [drop, " to leave the column out, or ", category, " if its values are names"]
         if is_target:
-            advice = "or ", Setting("kind", "classification"), " if its values are classes"
+            advice = ["or ", Setting("kind", "classification"), " if its values are classes"]
         problem = Note(f"{hint}; correct it, or pass ", missing, " if it means missing, ", *advice)
         return self.cell_error(subject, problem)
 

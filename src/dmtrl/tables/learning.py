@@ -88,10 +88,10 @@ def learn(
 ) -> Preparation:
     """Learn a Preparation from a pyarrow, pandas or polars frame, or a dict of columns.
 
-    untyped: columns that are text only because their file has no types. reserved: columns that are not features, with
-    the reason. missing: texts that count as missing. semicolons: whether these separate the columns of the file; then
-    commas are decimal signs. fill: "median" or "mean", which replaces missing numbers. notes: remarks for the user are
-    appended.
+    choices: what the user decided about columns. untyped: columns that are text only because their file has no types.
+    reserved: columns that are not features, with the reason. missing: texts that count as missing. semicolons: whether
+    these separate the columns of the file; then commas are decimal signs. fill: "median" or "mean", which replaces
+    missing numbers. notes: remarks for the user are appended.
     """
     frame, untyped = without_missing(as_arrow(frame), missing), set(untyped)
     choices = choices or Choices()

@@ -23,7 +23,7 @@ _DAMPING = 1e-11  # of the diagonal: A may be singular, and then a step along it
 
 
 class SpanWork(NamedTuple):
-    """Memory for one unit at a time, here and in span.py."""
+    """Memory for one unit at a time, for this file and span.py, which imports it."""
 
     M: np.ndarray
     rows: np.ndarray  # that enter the linear system

@@ -47,9 +47,9 @@ def _labels_fit(blocks: Blocks, losses: Sequence[AnyLoss]) -> bool:
 
 
 def _check_finite(X: Any, y: np.ndarray, where: str) -> None:
-    entries = sparse.coo_matrix(X)
-    bad = np.flatnonzero(~np.isfinite(entries.data))
-    if len(bad):
+    if not all_finite(X.data if sparse.issparse(X) else X):
+        entries = sparse.coo_matrix(X)
+        bad = np.flatnonzero(~np.isfinite(entries.data))
         row, column = entries.row[bad[0]], entries.col[bad[0]]
         raise ValueError(f"{where}, row {row}, column {column}: X holds NaN or infinity; fill it in or drop the row")
     if not np.isfinite(y).all():

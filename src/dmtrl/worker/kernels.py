@@ -376,4 +376,4 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     for builtin in (*inlined, *called):
         name, code = builtin.__name__, builtin.py_func.__code__
         scope[name] = jit(**builtin.targetoptions)(python_types.FunctionType(code, scope, name))
-    return python_types.SimpleNamespace(**scope)
+    return python_types.SimpleNamespace(**{kernel.__name__: scope[kernel.__name__] for kernel in called})

@@ -43,7 +43,7 @@ from dmtrl.worker.softmax import SoftmaxProblem
 _FILE_KIND = "dmtrl worker 3"
 _KEPT = ("total_weight", "steps", "task_weight")  # arrays of `Prepare` that a file holds
 
-UnitProblem = RoundProblem | OneVsRestProblem  # with the same questions
+UnitProblem = RoundProblem | OneVsRestProblem  # Worker calls the same methods of both
 
 
 def hold_rows(blocks: Blocks, losses: Sequence[AnyLoss]) -> LocalRows:

@@ -6,10 +6,8 @@ machine holds those of its tasks.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import add
 from typing import Any
 
 import numpy as np
@@ -87,12 +85,12 @@ class RowReader:
     def read(self, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         wanted, found = set(names), dict[str, list[tuple[Any, ...]]]()
         for frame, block, start in self.batches([*self.preparation.used, *self.label_columns]):
-            with self.table.located(partial(add, start)):
+            with self.table.located(_row_numbers(start + np.arange(frame.num_rows))):
                 tasks, y, weight, known = self.labels(frame)
             keep = np.flatnonzero(known & np.array([name in wanted for name in tasks], dtype=bool))
             if len(keep) == 0:
                 continue
-            with self.table.located((start + keep).item):
+            with self.table.located(_row_numbers(start + keep)):
                 X = self.preparation.transform(frame.take(keep), None if block is None else block[keep])
             X = X if self.x_centre is None else X - self.x_centre
             parts = [X, y[keep] - self.y_centre, *([] if weight is None else [weight[keep]])]
@@ -158,6 +156,11 @@ def _classes(reader: RowReader) -> tuple[str, ...]:
     return tuple(str(label) for label in np.sort(labels).tolist())
 
 
+def _row_numbers(rows: np.ndarray) -> Callable[[int], int]:
+    """From a row of a batch to its number in the table."""
+    return lambda row: int(rows[row])
+
+
 def _scan(reader: RowReader) -> tuple[Counter[str], Counter[str], dict[str, frozenset[int]], int]:
     """Rows and positive rows of each task, the files that hold them, and how many rows are left out."""
     counts, positive = Counter[str](), Counter[str]()
@@ -166,7 +169,7 @@ def _scan(reader: RowReader) -> tuple[Counter[str], Counter[str], dict[str, froz
     for number, file in enumerate(reader.table.files):
         one = replace(reader, table=TableFiles((file,)))
         for frame, _, start in one.batches(one.label_columns):
-            with one.table.located(partial(add, start)):
+            with one.table.located(_row_numbers(start + np.arange(frame.num_rows))):
                 tasks, y, _, known = one.labels(frame)
             left_out += int((~known).sum())
             mine = tasks[known].astype(str)

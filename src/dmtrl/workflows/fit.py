@@ -136,7 +136,8 @@ def fit(
         _clean_up(session, out, prepared.notes, replaced=False)  # nothing to resume from
         raise Interrupted(resume) from None
     prepared.seconds["fitting"] = time.perf_counter() - began - prepared.seconds.get("choosing", 0.0)
-    single = int((getattr(model, "seen_classes_", np.zeros((0, 2))).sum(axis=1) == 1).sum())
+    seen = getattr(model, "seen_classes_", None)  # not for regression, nor for rows in files
+    single = 0 if seen is None else int((seen.sum(axis=1) == 1).sum())
     if single:
         prepared.notes.append(
             f"{single} of {len(model.tasks_)} tasks have rows of only one class and always predict it"

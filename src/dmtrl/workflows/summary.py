@@ -64,11 +64,7 @@ def model_figures(
         "shares": dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
         "chosen": None if path is None else _choice(path, cv_measure(model)),
         **_held_out(model, X, y, tasks, weight),
-        "metrics": metrics
-        and {
-            name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
-            for name, value in metrics.overall.items()
-        },
+        "metrics": None if metrics is None else _overall(metrics),
         "certificate": {
             "primal": certificate.primal,
             "dual": certificate.dual,
@@ -80,6 +76,13 @@ def model_figures(
         "relations": _relations(model),
         "compared": None if comparison is None else str(comparison),
         "per_task": per_task,
+    }
+
+
+def _overall(metrics: Any) -> dict[str, Any]:
+    return {
+        name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
+        for name, value in metrics.overall.items()
     }
 
 

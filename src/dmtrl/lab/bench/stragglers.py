@@ -66,6 +66,9 @@ class PacedWorker:
         self._busy, self._since = 0.0, np.inf  # seconds of past answers, and the start of the current one
         self.answered: list[str] = []  # names of the answered messages
 
+    def sibling(self, number: int) -> "PacedWorker":
+        return PacedWorker(self._worker.sibling(number), self._pace)
+
     def answer(self, message: Message) -> Message:
         began, processor = time.perf_counter(), time.thread_time()
         if message.name == "round":
@@ -86,9 +89,9 @@ class PacedEngine(LocalEngine):
 
     def __init__(self, task: PaperProblem, slowness: Sequence[float], stretch: float):
         k = len(slowness)
-        super().__init__(task.train.sources(k), get_loss(task.loss), threads=k)
-        self.paced = [PacedWorker(one, stretch * k * slow) for one, slow in zip(self._workers, slowness, strict=True)]
-        self._workers = self.paced  # type: ignore[assignment]
+        workers = [Worker(source, get_loss(task.loss)) for source in task.train.sources(k)]
+        self.paced = [PacedWorker(one, stretch * k * slow) for one, slow in zip(workers, slowness, strict=True)]
+        super().__init__((), (), threads=k, workers=self.paced)
 
 
 @dataclass(frozen=True)

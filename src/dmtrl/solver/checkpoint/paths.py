@@ -13,7 +13,7 @@ import numpy as np
 
 from dmtrl.engines.base import Engine
 from dmtrl.protocol.messages import Restore
-from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd, UnderWay, require_same_run
+from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd, RunInProgress, require_same_run
 from dmtrl.solver.checkpoint.versions import Arrays, Version
 from dmtrl.solver.path_threads import PathStopped, Turns
 
@@ -25,7 +25,7 @@ class PathGroup:
         self.session, self.turns = session, turns
         self._changed = threading.Condition()
         self._engines: dict[int, Engine] = {}
-        self._waiting: dict[int, tuple[UnderWay, Arrays]] = {}
+        self._waiting: dict[int, tuple[RunInProgress, Arrays]] = {}
         self._save_wanted = self._stopped = False
 
     def enter(self, fold: int, engine: Engine) -> "PathSession":
@@ -54,7 +54,7 @@ class PathGroup:
             self._stopped = True
             self._changed.notify_all()
 
-    def pause(self, fold: int, path: UnderWay, stopping: bool) -> None:
+    def pause(self, fold: int, path: RunInProgress, stopping: bool) -> None:
         """At the end of a round or fit: take part in a checkpoint if one is due, or if the computation is stopping."""
         writer = self.session.writer
         with self._changed:
@@ -115,7 +115,7 @@ class PathSession:
             require_same_run(resumed, name, problem)
         return resumed
 
-    def round_done(self, engine: Engine, run: UnderWay, over: bool, stopping: bool) -> None:
+    def round_done(self, engine: Engine, run: RunInProgress, over: bool, stopping: bool) -> None:
         """After every round."""
         self.group.count_round()
         if stopping or not over:  # else fit_done comes next
@@ -124,7 +124,7 @@ class PathSession:
     def fit_done(self, cell: Cell, scores: dict[str, np.ndarray], end: PathEnd, stopping: bool) -> None:
         """After every finished fit."""
         self.group.keep(self.fold, cell, scores, end)
-        self.group.pause(self.fold, UnderWay(), stopping)
+        self.group.pause(self.fold, RunInProgress(), stopping)
 
 
-RunSession = CheckpointSession | PathSession  # of one run
+RunSession = CheckpointSession | PathSession  # what a coordinator gets as its session

@@ -45,10 +45,10 @@ class FinishedFits:
 
 
 @dataclass(frozen=True)
-class UnderWay:
+class RunInProgress:
     """A run between two rounds; without a name, a path between two runs."""
 
-    run: str | None = None
+    name: str | None = None
     problem: Mapping[str, Any] = field(default_factory=dict)
     state: Callable[[], Arrays] = dict
 
@@ -172,19 +172,19 @@ class CheckpointSession:
         require_same_run(resumed, name, problem)
         return Version(resumed.folder, resumed.header, _under("run", resumed.arrays))
 
-    def round_done(self, engine: Engine, run: UnderWay, over: bool, stopping: bool) -> None:
+    def round_done(self, engine: Engine, run: RunInProgress, over: bool, stopping: bool) -> None:
         """After every round. `over`: it was the last one; `stopping`: the computation is about to be interrupted."""
         if self.writer is None:
             return
         self.writer.count_round()
         if over or stopping or self.writer.is_due():
             arrays = {f"run.{key}": values for key, values in run.state().items()}
-            self._save([engine], {"run": run.run, "problem": run.problem, "paths": {}}, arrays)
+            self._save([engine], {"run": run.name, "problem": run.problem, "paths": {}}, arrays)
 
-    def save_paths(self, engines: Mapping[int, Engine], paths: Mapping[int, tuple[UnderWay, Arrays]]) -> None:
+    def save_paths(self, engines: Mapping[int, Engine], paths: Mapping[int, tuple[RunInProgress, Arrays]]) -> None:
         """Write a version of a cross-validation; both arguments are by fold."""
         arrays = {f"path-{fold}.{key}": values for fold, (_, state) in paths.items() for key, values in state.items()}
-        under_way = {str(fold): {"run": path.run, "problem": path.problem} for fold, (path, _) in paths.items()}
+        under_way = {str(fold): {"run": path.name, "problem": path.problem} for fold, (path, _) in paths.items()}
         self._save(engines.values(), {"run": None, "problem": {}, "paths": under_way}, arrays)
 
     def _save(self, engines: Iterable[Engine], header: Mapping[str, Any], arrays: Arrays) -> None:
@@ -235,8 +235,8 @@ def open_session(
     if checkpoint is None:
         return CheckpointSession()
     # a run removes the versions that it replaces: those of another run must not be among them
-    same = source is not None and checkpoint.folder.rstrip("/") in (source, versions.home_of(source))
-    if not (same or replace_others) and versions.newest(checkpoint.folder) is not None:
+    own = resume is True or (source is not None and checkpoint.folder.rstrip("/") == versions.home_of(source))
+    if not (own or replace_others) and versions.newest(checkpoint.folder) is not None:
         raise CheckpointExistsError(checkpoint.folder)
     resumed = None if source is None else versions.read(source)
     return CheckpointSession(CheckpointWriter(checkpoint, resumed), resumed)

@@ -138,9 +138,9 @@ class AsynchronousSplitting:
         layout, settings = self._context.layout, self._context.settings
         units, answered = layout.positions[k], state.answered[k]
         # The first answer is based on the start of the run and should arrive soon: one pass, no factors that pay only
-        # over many answers, and no evaluation, because the loss there is known. A worker that lags, with less
-        # than half the answers of the others, continues with one pass for two more: the others have not yet adapted to
-        # what it sent before.
+        # over many answers, and no evaluation, because the loss there is known. A worker that lags (fewer than half the
+        # answers of the median worker) keeps to one pass for two more answers: the others have not yet adapted to what
+        # it sent before.
         first, lags = bool(answered == 0), bool(2 * answered < np.median(state.answered))
         brief = first or (lags and answered == 1)
         one_pass = first or (lags and answered <= 2)

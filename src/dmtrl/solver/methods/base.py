@@ -3,7 +3,8 @@
 A method has no state of its own. `init` makes the state of a run, a dataclass; `requests` says what to send to the
 workers that are idle; `step` updates the state with answers and returns a `Report` when a round is complete. The state
 is updated in place, because for 100,000 tasks a second copy would not fit into memory. A checkpoint holds that
-dataclass, but for its field `b`, which the workers recompute.
+dataclass. Every state has a field `b`: on resume it is compared with the `b` that the workers recompute, and replaced
+by it.
 """
 
 from collections.abc import Collection
