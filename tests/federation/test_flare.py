@@ -395,7 +395,7 @@ def test_who_may_connect(federation: Loopback, folder: Path) -> None:
 
 
 def test_a_signature_of_another_authority(federation: Loopback, folder: Path, tmp_path: Path) -> None:
-    other = coordinators.Coordinator.open(folder / "other")
+    other = coordinators.StudyServer.open(folder / "other")
     request = members.ask(tmp_path / "new", coordinators.invite(federation.coordinator, "new"))
     coordinators.invite(other, "new")
     with pytest.raises(FederationError, match=r"package.*failed"):

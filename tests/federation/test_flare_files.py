@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
 
 from dmtrl.federation.approval import create_site
-from dmtrl.federation.flare.coordinator import Coordinator, Invitation, admit, provision
+from dmtrl.federation.flare.coordinator import Invitation, StudyServer, admit, provision
 from dmtrl.federation.flare.services import compose_file
 from dmtrl.federation.privacy.accounting import mu_of
 from dmtrl.federation.privacy.budget import Budget
@@ -130,17 +130,17 @@ def coordinator(folder: Path, **changes: Any) -> Path:
 
 
 def test_a_changed_coordinator_file_gives_one_sentence(tmp_path: Path) -> None:
-    assert Coordinator.open(coordinator(tmp_path)).port == 8102
+    assert StudyServer.open(coordinator(tmp_path)).port == 8102
     for changes, words in (
         ({"port": "x"}, "the port must be"), ({"host": "a b"}, "the host must be"), 
         ({"project": 5}, "the project must"), ({"more": 1}, "is not what 'dmtrl study provision' wrote"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
-            Coordinator.open(coordinator(tmp_path, **changes))
+            StudyServer.open(coordinator(tmp_path, **changes))
     for text in ("5", "[]", "{", '{"project": "clinic"}'):
         (tmp_path / "federation.json").write_text(text)
         with pytest.raises(ValueError, match="is not what 'dmtrl study provision' wrote"):
-            Coordinator.open(tmp_path)
+            StudyServer.open(tmp_path)
 
 
 def test_a_wrong_host_makes_no_folder(tmp_path: Path) -> None:
@@ -167,11 +167,11 @@ def test_a_wrong_request_gives_one_sentence(tmp_path: Path, content: Any, words:
     with zipfile.ZipFile(request, "w") as archive:
         archive.writestr("request.json", json.dumps(content))
     with pytest.raises(ValueError, match=words):
-        admit(Coordinator.open(coordinator(tmp_path)), request)
+        admit(StudyServer.open(coordinator(tmp_path)), request)
 
 
 def test_a_request_that_is_no_archive_gives_one_sentence(tmp_path: Path) -> None:
     request = tmp_path / "request.zip"
     request.write_bytes(b"PK nothing")
     with pytest.raises(ValueError, match="is not a request"):
-        admit(Coordinator.open(coordinator(tmp_path)), request)
+        admit(StudyServer.open(coordinator(tmp_path)), request)

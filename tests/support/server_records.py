@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from dmtrl.federation.flare.coordinator import Coordinator
+from dmtrl.federation.flare.coordinator import StudyServer
 from dmtrl.protocol.message import MAGIC, Message
 
 HOOK = Path(__file__).resolve().parent / "server_recorder"
@@ -26,7 +26,7 @@ class ServerRecords:
         self.folder, self._sites = folder, sites
         folder.mkdir()
 
-    def start(self, coordinator: Coordinator) -> None:
+    def start(self, coordinator: StudyServer) -> None:
         """Start a server that keeps records."""
         path = os.pathsep.join([str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])])
         variables = {"PYTHONPATH": path, "DMTRL_RECORD": str(self.folder), "DMTRL_RECORD_SITES": str(self._sites)}

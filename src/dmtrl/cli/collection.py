@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import exit_on_error
+from dmtrl.cli.errors import exit_on_interrupt
 
 if TYPE_CHECKING:
     from dmtrl.lab.experiments.collection import Collection, Output
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run(collection: "Collection", which: str, quick: bool, folder: Path) -> "Output":
     """Run and return the results. Raises SystemExit(1) at the end if data was missing."""
-    with exit_on_error():
+    with exit_on_interrupt("run the command again to continue"):
         plan = collection.plan(which, quick, folder)
         if plan.pending:
             done = plan.runs - len(plan.pending)

@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from dmtrl.cli.display import display
-from dmtrl.cli.errors import exit_on_error
 
 
 @click.command(name="demo")
@@ -33,11 +32,10 @@ def command(seed: int, paper: bool, quick: bool, out: str, no_page: bool) -> Non
     from dmtrl.report.page import require_packages, write_page
     from dmtrl.tables.output import check_output
 
-    with exit_on_error():
-        if not no_page:
-            check_output(Path(out), force=True)
-        with display() as progress:
-            result = run_demo(seed, quick, progress.stage, paper)
+    if not no_page:
+        check_output(Path(out), force=True)
+    with display() as progress:
+        result = run_demo(seed, quick, progress.stage, paper)
     render(result, Console(highlight=False))
     if no_page:
         return
@@ -46,6 +44,5 @@ def command(seed: int, paper: bool, quick: bool, out: str, no_page: bool) -> Non
     except ImportError as missing:  # the demo itself needs no page
         click.echo(f"\n  no page was written: {missing}")
         return
-    with exit_on_error():
-        written = write_page(demo_page(result), out)
+    written = write_page(demo_page(result), out)
     click.echo(f"\n  page: {written}")

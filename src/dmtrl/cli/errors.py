@@ -1,4 +1,4 @@
-"""Errors of a command: one message and exit code 1 for bad input, a traceback for a bug."""
+"""Errors of a command: one message and exit code 1 for what users can correct, a traceback for other errors."""
 
 import errno
 import shlex

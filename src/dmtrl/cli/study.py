@@ -155,7 +155,7 @@ def invite(site: str, folder: Path) -> None:
     """
     from dmtrl.federation.flare import coordinator as flare
 
-    path = flare.invite(flare.Coordinator.open(folder), site)
+    path = flare.invite(flare.StudyServer.open(folder), site)
     click.echo(f"Send {path} to the site. Its people run:")
     click.echo(f"  dmtrl site join {path.name} --data FILE --site {site}")
 
@@ -172,7 +172,7 @@ def admit(request: Path, folder: Path, verbose: bool) -> None:
     """
     from dmtrl.federation.flare import coordinator as flare
 
-    path = flare.admit(flare.Coordinator.open(folder), request, echo_commands(verbose))
+    path = flare.admit(flare.StudyServer.open(folder), request, echo_commands(verbose))
     click.echo(f"Send {path} back to the site. Its people run:")
     click.echo(f"  dmtrl site join {path.name} --site {path.name.removesuffix('.signed.zip')}")
 
@@ -189,9 +189,9 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
     Example: dmtrl study start -C study
     """
     from dmtrl.federation.flare import services
-    from dmtrl.federation.flare.coordinator import Coordinator
+    from dmtrl.federation.flare.coordinator import StudyServer
 
-    coordinator = Coordinator.open(folder)
+    coordinator = StudyServer.open(folder)
     if service:
         click.echo(services.systemd_unit("study", coordinator.project, folder))
         click.echo(services.compose_file("study", coordinator.project, folder, coordinator.port), nl=False)
@@ -218,10 +218,10 @@ def run(folder: Path, resume: bool, wait: float, patience: float, quiet: bool, v
     \b
     Example: dmtrl study run -C study
     """
-    from dmtrl.federation.flare.coordinator import Coordinator
+    from dmtrl.federation.flare.coordinator import StudyServer
     from dmtrl.federation.flare.supervisor import run_study_job
 
-    coordinator = Coordinator.open(folder)
+    coordinator = StudyServer.open(folder)
     advice = f"continue with: dmtrl study run --resume -C {folder}"
     with exit_on_interrupt(advice), display(quiet) as progress:
         done = run_study_job(coordinator, progress, resume, wait, patience, echo_commands(verbose))
@@ -239,11 +239,11 @@ def status(folder: Path) -> None:
     Example: dmtrl study status -C study
     """
     from dmtrl.federation.flare import processes
-    from dmtrl.federation.flare.coordinator import Coordinator
+    from dmtrl.federation.flare.coordinator import StudyServer
     from dmtrl.federation.flare.runs import runs
     from dmtrl.federation.flare.supervisor import connected_sites, session
 
-    coordinator = Coordinator.open(folder)
+    coordinator = StudyServer.open(folder)
     process = processes.running(coordinator.kit)
     present: list[str] = []
     if process is None:
@@ -269,17 +269,20 @@ def log(folder: Path, as_json: bool) -> None:
     \b
     Example: dmtrl study log -C study
     """
-    from dmtrl.federation.flare.coordinator import Coordinator
+    from dmtrl.federation.flare.coordinator import StudyServer
     from dmtrl.federation.flare.runs import describe, runs
 
-    Coordinator.open(folder)
+    StudyServer.open(folder)
     for entry in (entry for last in runs(folder)[-1:] for entry in last.progress()):
+        if as_json:
+            click.echo(json.dumps(entry))
+            continue
         text = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.get("time", 0)))
         if "job" in entry:
             text += f"  job {entry['job']} with {', '.join(entry['sites'])}"
         elif "stage" in entry:  # else a line that a killed process left
             text += f"  {entry['stage']}: {describe(entry)}"
-        click.echo(json.dumps(entry) if as_json else printable(text))
+        click.echo(printable(text))
 
 
 @command.command()
@@ -290,10 +293,10 @@ def stop(folder: Path) -> None:
     \b
     Example: dmtrl study stop -C study
     """
-    from dmtrl.federation.flare.coordinator import Coordinator
+    from dmtrl.federation.flare.coordinator import StudyServer
     from dmtrl.federation.flare.supervisor import stop_run
 
-    coordinator = Coordinator.open(folder)
+    coordinator = StudyServer.open(folder)
     if stop_run(coordinator):
         click.echo(f"The run was stopped. Continue it with: dmtrl study run --resume -C {folder}")
     click.echo("The server was stopped." if coordinator.stop() else "The server was not running.")
@@ -309,11 +312,11 @@ def fetch(folder: Path, out: Path, force: bool) -> None:
     \b
     Example: dmtrl study fetch -o model.dmtrl -C study
     """
-    from dmtrl.federation.flare.coordinator import Coordinator
+    from dmtrl.federation.flare.coordinator import StudyServer
     from dmtrl.federation.flare.runs import FINISHED, runs
     from dmtrl.federation.results import MODEL
 
-    Coordinator.open(folder)
+    StudyServer.open(folder)
     finished = [one for one in runs(folder) if (state := one.state()) is not None and state.state == FINISHED]
     if not finished:
         raise FederationError("no run has finished yet; see 'dmtrl study status'")

@@ -88,6 +88,9 @@ class RecoveringEngine(Engine):
     A lost worker must answer again within `recovery_timeout` seconds; reading its rows may then take longer. An answer,
     or reading rows, may take `answer_timeout` seconds before the worker counts as lost (None: no limit). `names`: of
     the tasks, for error messages.
+
+    A subclass for workers of another kind overrides `_await_workers`, `_handle_sign_of_life`, `_take`,
+    `_handle_refusal`, `_give_up` and `_describe` (`Asker` of federation/asking.py does).
     """
 
     def __init__(
@@ -107,11 +110,15 @@ class RecoveringEngine(Engine):
         try:
             for k in range(carrier.n_workers):
                 self._renew(k)
-            while any(worker.starting or worker.introducing for worker in self._workers):
-                self._step(None)
+            self._await_workers()
         except BaseException:
             self.close()
             raise
+
+    def _await_workers(self) -> None:
+        """Wait until all workers have said what they hold."""
+        while any(worker.starting or worker.introducing for worker in self._workers):
+            self._step(None)
 
     @property
     def n_workers(self) -> int:
@@ -120,7 +127,8 @@ class RecoveringEngine(Engine):
     def send(self, worker: int, message: Message) -> None:
         begin_request(self.pending, worker)
         self._workers[worker].request = message
-        self._post(worker, [message])
+        if not self._workers[worker].starting:  # else it is posted after the sign of life
+            self._post(worker, [message])
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
         require_pending(self.pending)

@@ -48,10 +48,14 @@ class Subset:
 
 class Asker(RecoveringEngine):
     """Asks the sites of a carrier, whose names are in its order. A site that is lost meanwhile is started again from
-    its folder and simply asked again: the requests are idempotent."""
+    its folder and simply asked again: the requests are idempotent.
+
+    A site must give a sign of life within `patience` seconds; after that it may take its time to answer, at most
+    `answer_timeout` seconds (None: no limit).
+    """
 
     def __init__(self, carrier: Carrier, names: Sequence[str], patience: float, answer_timeout: float | None = None):
-        self._site_names = names
+        self._site_names = names  # before the base class, which may already report a lost site
         super().__init__(carrier, patience, answer_timeout=answer_timeout)
 
     def ask_all(self, request: Any) -> list[Any]:
@@ -75,9 +79,14 @@ class Asker(RecoveringEngine):
             raise RefusedBySiteError(f"answered {answer.name!r} to another question", site=name)
         return content
 
+    def _await_workers(self) -> None:
+        """Not before the first question: the refusal of one site need not wait for another to start."""
+
     def _handle_sign_of_life(self, k: int) -> None:
         request = self._workers[k].request
-        if request is not None:
+        if request is None:
+            self._recovered(k)
+        else:
             self._post(k, [request])
 
     def _take(self, k: int, request: Message, answer: Message) -> tuple[int, Message]:

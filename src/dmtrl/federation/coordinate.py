@@ -225,13 +225,14 @@ class _Run:
         ask: returns the answers of all sites to a request, or only their sum.
         """
         study = self._study
-        self._report("adding up statistics", 0.2)
+        stage = "adding up masked statistics" if self._study.privacy.masked else "adding up statistics"
+        self._report(stage, 0.2)
         counts = ask(messages.CountCells())
         spreads = ask(messages.MeasureSpread(means=preparation.means_of(counts)))
         prepared = preparation.prepare(study, rows, counts, spreads)
         if not prepared.feature_names:
             raise ValueError("no column of the study can be used: all are empty or constant at the sites together")
-        self._report("adding up statistics", 0.6)
+        self._report(stage, 0.6)
         text = preparation.to_json(prepared)
         sums = ask(messages.SumFeatures(preparation=text))
         x_centre, y_centre = preparation.centres_of(study, rows, sums)

@@ -40,7 +40,7 @@ class Entry:
     study: str  # the hash of the study
     name: str  # of the message, or "refused"
     shapes: dict[str, list[int]]  # of each array
-    numbers: int  # that the message holds
+    numbers: int  # how many numbers the message holds
     bytes: int  # its length
     digest: str  # SHA-256 of its bytes
     repeated: bool  # whether the same bytes left the site before, so that nothing new left it

@@ -273,6 +273,7 @@ class Site:
         if request.question == "rows":
             return np.array([float(self.data.rows_per_task.sum())])
         answer = self._statistics(preparation.request_of(request))
+        # in the order of the fields, which the coordinator expects (preparation.split_counts, MaskedSums.ask_all)
         return np.concatenate([np.ravel(values) for values in vars(answer).values()])
 
     def _check_begin(self, begin: messages.Begin) -> None:

@@ -202,16 +202,16 @@ def parse_study(source: bytes, where: str = "the study") -> Study:
     for required in ("target", "fit", "columns"):
         if not isinstance(file.content.get(required), dict):
             file.fail(f"the table [{required}] is missing", required)
-    target = _target(file.table("target", _names(Target)))
+    target = _target(file.table("target", _keys(Target)))
     columns = file.table("columns")
     study = Study(
         name,
-        tuple(_column(column, columns.table(column, _names(StudyColumn)[1:])) for column in columns.content),
+        tuple(_column(column, columns.table(column, _keys(StudyColumn, without="name"))) for column in columns.content),
         target,
-        _tasks(file.table("tasks", _names(Tasks))),
-        _fit(file.table("fit", ["lambda", *_names(FitOptions)]), target),
-        _limits(file.table("limits", _names(Limits))),
-        _results(file.table("results", _names(Results))),
+        _tasks(file.table("tasks", _keys(Tasks))),
+        _fit(file.table("fit", ["lambda", *_keys(FitOptions, without="reg_lambda")]), target),
+        _limits(file.table("limits", _keys(Limits))),
+        _results(file.table("results", _keys(Results))),
         source,
         file.text("description", ""),
         file.texts("missing", ()),
@@ -223,9 +223,9 @@ def parse_study(source: bytes, where: str = "the study") -> Study:
     return study
 
 
-def _names(kind: type) -> list[str]:
-    """The keys of a table: the fields of its dataclass, but for reg_lambda, which a file calls lambda."""
-    return [field.name for field in fields(kind) if field.name != "reg_lambda"]
+def _keys(kind: type, without: str = "") -> list[str]:
+    """The keys of a table: the fields of its dataclass, except `without`."""
+    return [field.name for field in fields(kind) if field.name != without]
 
 
 def _check_roles(file: TomlTable, study: Study) -> None:

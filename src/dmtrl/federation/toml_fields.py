@@ -16,7 +16,7 @@ _NOT_TOML = (
     'this is not TOML, which has lines such as [target], name = "text in quotes", name = 3 and name = ["a", "b"]'
 )
 _TWICE = "this key or table is defined twice; remove one of them"
-At = tuple[str, ...]
+At = tuple[str, ...]  # the names of a table, as in its header
 
 
 class TomlTable:
@@ -30,7 +30,7 @@ class TomlTable:
         self.content, self._where, self._lines, self._at = content, where, lines, at
 
     def table(self, key: str, known: Sequence[str] = ()) -> "TomlTable":
-        """The table `key` in this one, empty if it is missing. known: its keys; none: any."""
+        """The table `key` in this one, empty if it is missing. known: the allowed keys; empty: any key."""
         at, content = (*self._at, key), self.content.get(key, {})
         if not isinstance(content, dict):
             self.fail(f"{'.'.join(at)} must be a table such as [{'.'.join(at)}]", key)

@@ -108,7 +108,7 @@ def _trace(chart: LineChart, series: Series, index: int) -> dict[str, Any]:
 def _scale(chart: LineChart, axis: str, narrow: bool = False) -> dict[str, Any]:
     if not (chart.log_x if axis == "x" else chart.log_y):
         return {}
-    values = [chart.drawn(series)["xy".index(axis)] for series in chart.series]
+    values = [x if axis == "x" else y for x, y, *_ in (chart.drawn(series) for series in chart.series)]
     heights = [height for _, height in chart.references] if axis == "y" else []
     drawn = np.concatenate([*values, heights])
     scale: dict[str, Any] = {"type": "log", "exponentformat": "power"}

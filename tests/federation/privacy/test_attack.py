@@ -40,7 +40,7 @@ def _neighbours(loss: str) -> tuple[TaskData, TaskData]:
 def _transcripts(privacy: Privacy, loss: str, data: TaskData, noise: Noise, trials: int) -> np.ndarray:
     """All releases of a run, as one vector of numbers in units of their noise."""
     made, rng, found = get_loss(loss), np.random.default_rng(5), []
-    ask, width = ask_in_process(privacy, made, data, noise), data.X.shape[1] + 1
+    ask, width = ask_in_process(privacy, made, data, noise, float(np.abs(data.y).max())), data.X.shape[1] + 1
     points = [0.1 * t * rng.standard_normal((1, width)) for t in range(privacy.releases)]
     for _ in range(trials):
         answers = [ask(t, point, step_size(privacy, made)) for t, point in enumerate(points)]

@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -214,12 +216,38 @@ def test_budgets_add_up_over_studies_as_mu_does(tmp_path: Path) -> None:
         budget.charge(f"study {i}", "s", 2.0, 1e-5, 0.5)
         budget.charge(f"study {i}", "s", 2.0, 1e-5, 0.5)
     assert budget.spent == pytest.approx(epsilon_of(0.5 * 3**0.5, 1e-5))
-    with open(tmp_path / "budget.jsonl", "ab") as file:
-        file.write(b'{"time": "cut sho')  # a crash
     budget.charge("study 3", "s", 2.0, 1e-5, 0.5)
     assert budget.left() == pytest.approx(epsilon_of((mu_of(8.0, 1e-5) ** 2 - 4 * 0.5**2) ** 0.5, 1e-5))
     assert budget.left(2.0) == 0.0
     assert [charge.study for charge in budget.charges()] == [f"study {i}" for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-1],
+        lambda text: text + '{"time": "cut sho',
+        lambda text: re.sub('"mu": [^}]*', '"mu": NaN', text),
+    ],
+    ids=["no end of line", "cut short", "not a number"],
+)
+def test_a_damaged_budget_file_is_refused_and_left_alone(tmp_path: Path, damage: Callable[[str], str]) -> None:
+    budget, path = Budget(tmp_path, 8.0, 1e-5), tmp_path / "budget.jsonl"
+    budget.charge("one", "s", 2.0, 1e-5, 0.5)
+    path.write_text(damage(path.read_text()))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="is damaged; restore it from a backup"):
+        budget.charge("two", "s", 2.0, 1e-5, 0.5)
+    assert path.read_bytes() == before
+
+
+def test_a_budget_file_may_be_a_link(tmp_path: Path) -> None:
+    """For example to a volume of which backups are made."""
+    link, target = tmp_path / "budget.jsonl", tmp_path / "elsewhere.jsonl"
+    link.symlink_to(target)
+    Budget(tmp_path, 8.0, 1e-5).charge("one", "s", 2.0, 1e-5, 0.5)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["study"] == "one"
 
 
 def test_a_budget_file_that_was_removed_is_noticed(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from dmtrl.exceptions import FederationError
 from dmtrl.federation.flare import kits, processes
-from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
+from dmtrl.federation.flare.kits import ADMIN
+from dmtrl.federation.flare.processes import Echo, quiet
 from dmtrl.federation.study import SITE_NAME, check_site_name, parse_study, read_study
 
 _FILE = "federation.json"
@@ -66,7 +67,7 @@ def check_address(where: Path | str, host: Any, port: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Coordinator(processes.KitProcess):
+class StudyServer(processes.KitProcess):
     """The coordinator's folder, the name of its study, and where its server listens."""
 
     folder: Path
@@ -75,7 +76,7 @@ class Coordinator(processes.KitProcess):
     port: int
 
     @classmethod
-    def open(cls, folder: Path) -> "Coordinator":
+    def open(cls, folder: Path) -> "StudyServer":
         path = folder / _FILE
         if not path.exists():
             raise FileNotFoundError(
@@ -97,7 +98,7 @@ class Coordinator(processes.KitProcess):
 
     @property
     def kit(self) -> Path:
-        """The kit of the server."""
+        """The kit of the server; that of the coordinator's own commands is `admin`."""
         return self.folder / "server"
 
     @property
@@ -135,7 +136,7 @@ class Coordinator(processes.KitProcess):
         return True
 
 
-def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo = quiet) -> Coordinator:
+def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo = quiet) -> StudyServer:
     """Make the coordinator's folder: authority, server and coordinator's kit. The study file is copied into it."""
     study = read_study(study_file)
     check_address("the server", host, port)
@@ -145,7 +146,7 @@ def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo =
     shutil.copyfile(study_file, folder / "study.toml")
     expected = kits.make_authority(folder, study.name, host, port, echo)
     ports = {"fed_learn_port": port, "admin_port": port}
-    coordinator = Coordinator(folder, study.name, host, port)
+    coordinator = StudyServer(folder, study.name, host, port)
     server: dict[str, Any] = {"name": host, "org": processes.organisation(host), "type": "server", **ports}
     admin: dict[str, Any] = {"name": ADMIN, "org": "coordinator", "type": "admin", "role": "lead"}
     for participant, kit in ((server, coordinator.kit), (admin, coordinator.admin)):
@@ -158,7 +159,7 @@ def provision(study_file: Path, folder: Path, host: str, port: int, echo: Echo =
     return coordinator
 
 
-def invite(coordinator: Coordinator, site: str) -> Path:
+def invite(coordinator: StudyServer, site: str) -> Path:
     """Write the invitation of a site."""
     check_site_name(site)
     study = read_study(coordinator.study_file).source.decode("utf-8")  # the hash is that of the bytes
@@ -169,7 +170,7 @@ def invite(coordinator: Coordinator, site: str) -> Path:
     return path
 
 
-def admit(coordinator: Coordinator, request: Path, echo: Echo = quiet) -> Path:
+def admit(coordinator: StudyServer, request: Path, echo: Echo = quiet) -> Path:
     """Sign the request of an invited site; returns the file to send back."""
     try:
         with zipfile.ZipFile(request) as archive:

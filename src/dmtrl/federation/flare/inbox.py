@@ -41,7 +41,7 @@ class Request:
     messages: Sequence[bytes] = ()
 
     def fields(self) -> dict[str, Any]:
-        return {**vars(self), "messages": list(self.messages)}
+        return {"life": self.life, "number": self.number, "begin": self.begin, "messages": list(self.messages)}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
@@ -58,7 +58,7 @@ class Reply:
     text: str = ""
 
     def fields(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {"state": self.state, "body": self.body, "kind": self.kind, "text": self.text}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:

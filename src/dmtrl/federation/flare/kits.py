@@ -8,21 +8,17 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dmtrl.exceptions import FederationError
+from dmtrl.federation.flare.processes import Echo, quiet
 
-Echo = Callable[[str], None]
 ADMIN = "coordinator@dmtrl.org"  # FLARE wants an e-mail address; nothing is sent there
 _HEARTBEAT_TIMEOUT = 60  # seconds after which the server shows a silent site as not connected
 _MESSAGE_TIMEOUT = 10.0  # seconds after which a site sends its sign of life again, to a server that was restarted
 _PREFIX = "dmtrl.federation.flare."
-
-
-def quiet(command: str) -> None:
-    """Prints nothing; the default `echo`."""
 
 
 def nvflare(*arguments: str | Path, echo: Echo = quiet) -> None:

@@ -37,7 +37,7 @@ logger = logging.getLogger("dmtrl")
 
 
 class RestartingHandle(JobHandleSpec):
-    """A job process, and its replacements. start: starts the process."""
+    """A job process, and its replacements. start: a function that starts the process and returns it."""
 
     def __init__(self, start: Callable[[], subprocess.Popen[bytes]]):
         super().__init__()

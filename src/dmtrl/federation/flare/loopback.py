@@ -14,9 +14,9 @@ from dmtrl.exceptions import FederationError
 from dmtrl.federation.approval import approval_text, approve, create_site
 from dmtrl.federation.flare import coordinator as coordinators
 from dmtrl.federation.flare import member as members
-from dmtrl.federation.flare.coordinator import Coordinator
-from dmtrl.federation.flare.kits import Echo, quiet
+from dmtrl.federation.flare.coordinator import StudyServer
 from dmtrl.federation.flare.member import Member
+from dmtrl.federation.flare.processes import Echo, quiet
 from dmtrl.federation.site_data import check_file
 from dmtrl.federation.study import read_study
 
@@ -25,7 +25,7 @@ from dmtrl.federation.study import read_study
 class Loopback:
     """The coordinator and the sites. A context that stops all processes at its end."""
 
-    coordinator: Coordinator
+    coordinator: StudyServer
     members: Mapping[str, Member]
 
     def start(self, echo: Echo = quiet) -> None:
@@ -50,7 +50,9 @@ class Loopback:
 
 
 def set_up(folder: Path, study_file: Path, files: Mapping[str, Path]) -> Loopback:
-    """Make the folders `coordinator` and `sites/NAME`; every site joins and approves the study. files: of each site."""
+    """Make the folders `coordinator` and `sites/NAME`; every site joins and approves the study.
+
+    files: the data file of each site, by name."""
     made = coordinators.provision(study_file, folder / "coordinator", "localhost", free_port())
 
     def join(name: str) -> Member:

@@ -10,7 +10,7 @@ from dmtrl.engines.warm_up import warm_up
 from dmtrl.exceptions import FederationError
 from dmtrl.federation.flare import kits, processes
 from dmtrl.federation.flare.coordinator import Invitation
-from dmtrl.federation.flare.kits import Echo, quiet
+from dmtrl.federation.flare.processes import Echo, quiet
 from dmtrl.federation.study import read_study
 
 _KIT = "flare"
@@ -50,7 +50,8 @@ class Member(processes.KitProcess):
         return f"allow outgoing TCP to {self.invitation.host} port {self.invitation.port}; no incoming port is needed"
 
     def prepare(self) -> list[str]:
-        """Also compiles the kernels, so that the first round does not wait for them."""
+        """Compile the kernels, so that the first round does not wait for them, apply the settings of the kit, and
+        return the command that runs the site."""
         if not self.admitted:
             raise FederationError(
                 f"{self.folder} was not admitted yet: send its request to the coordinator and join with the answer"

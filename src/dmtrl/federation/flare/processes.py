@@ -17,6 +17,13 @@ _GRACE = 15.0  # seconds in which processes may end on their own
 _FILE = "process.json"  # in the kit
 
 
+Echo = Callable[[str], None]  # receives a command before it runs
+
+
+def quiet(command: str) -> None:
+    """Prints nothing; the default `echo`."""
+
+
 class KitProcess(ABC):
     """What runs a kit: the server of a study, or a site."""
 
@@ -28,7 +35,7 @@ class KitProcess(ABC):
     def prepare(self) -> list[str]:
         """Apply the settings of the kit, and return the command that runs it."""
 
-    def start(self, echo: Callable[[str], None] = lambda command: None) -> bool:
+    def start(self, echo: Echo = quiet) -> bool:
         """Start the process in the background; False if it is running already. echo: receives the command."""
         if running(self.kit) is not None:
             return False
@@ -37,8 +44,8 @@ class KitProcess(ABC):
         start(self.kit, command)
         return True
 
-    def run(self, echo: Callable[[str], None]) -> NoReturn:
-        """Replace the present process. For systemd and containers."""
+    def run(self, echo: Echo = quiet) -> NoReturn:
+        """Run the kit in this process; does not return. For systemd and containers."""
         command = self.prepare()
         echo(" ".join(command))
         become(self.kit, command)

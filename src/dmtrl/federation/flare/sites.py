@@ -32,9 +32,9 @@ class Sites:
     message then decides how long to wait for it to come back. A suspended site or a short network failure is therefore
     no loss.
 
-    names: of the sites, in the order of the workers. send: `send(name, fields)` delivers a request and returns the
-    fields of the reply, or None if there was none; it is called from several threads. stopped: whether the run is to
-    end; `fetch` then raises StudyStoppedError.
+    names: the names of the sites, in the order of the workers. send: `send(name, fields)` delivers a request and
+    returns the fields of the reply, or None if there was none; it is called from several threads. stopped: whether the
+    run is to end; `fetch` then raises StudyStoppedError.
     """
 
     def __init__(

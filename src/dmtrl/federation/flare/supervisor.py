@@ -11,9 +11,10 @@ from nvflare.fuel.flare_api.flare_api import new_secure_session
 
 from dmtrl.exceptions import FederationError, StudyStoppedError
 from dmtrl.federation.flare import processes
-from dmtrl.federation.flare.coordinator import Coordinator
+from dmtrl.federation.flare.coordinator import StudyServer
 from dmtrl.federation.flare.jobs import write_job
-from dmtrl.federation.flare.kits import ADMIN, Echo, quiet
+from dmtrl.federation.flare.kits import ADMIN
+from dmtrl.federation.flare.processes import Echo, quiet
 from dmtrl.federation.flare.runs import FAILED, FINISHED, RUNNING, STOPPED, Run, describe, new_run, runs, set_current
 from dmtrl.federation.study import Study, read_study
 from dmtrl.progress import Progress
@@ -26,7 +27,7 @@ _GRACE = 10.0  # seconds that FLARE has to end a job
 
 
 @contextmanager
-def session(coordinator: Coordinator) -> Iterator[Any]:
+def session(coordinator: StudyServer) -> Iterator[Any]:
     """A session with the server. An open one would keep the program alive after the server died."""
     with redirect_stdout(StringIO()):  # it prints that it connects
         try:
@@ -48,7 +49,7 @@ def connected_sites(opened: Any) -> list[str]:
 
 
 def run_study_job(
-    coordinator: Coordinator,
+    coordinator: StudyServer,
     progress: Progress,
     resume: bool = False,
     wait: float = 60.0,
@@ -59,7 +60,7 @@ def run_study_job(
 
     Parameters
     ----------
-    coordinator : Coordinator
+    coordinator : StudyServer
     progress : Progress
     resume : bool
         Continue the last run from its checkpoint.
@@ -112,7 +113,7 @@ def run_study_job(
         raise
 
 
-def _choose(coordinator: Coordinator, resume: bool) -> Run:
+def _choose(coordinator: StudyServer, resume: bool) -> Run:
     before = runs(coordinator.folder)
     state = before[-1].state() if before else None
     if not resume:
@@ -129,7 +130,7 @@ def _choose(coordinator: Coordinator, resume: bool) -> Run:
     return before[-1]
 
 
-def running_job(opened: Any, coordinator: Coordinator, run: Run) -> str | None:
+def running_job(opened: Any, coordinator: StudyServer, run: Run) -> str | None:
     """The job of a run that a command left behind. Jobs from before the server was started are lost, whatever FLARE
     says."""
     server = processes.running(coordinator.kit)
@@ -144,7 +145,7 @@ def _is_over(opened: Any, job: str) -> bool:
     return str(opened.get_job_status(job)).startswith("FINISHED")
 
 
-def _gather(opened: Any, coordinator: Coordinator, study: Study, progress: Progress, wait: float) -> list[str]:
+def _gather(opened: Any, coordinator: StudyServer, study: Study, progress: Progress, wait: float) -> list[str]:
     """The sites that take part: all admitted ones, or after `wait` seconds those that are connected."""
     admitted = coordinator.admitted
     if not admitted:
@@ -168,7 +169,7 @@ def _gather(opened: Any, coordinator: Coordinator, study: Study, progress: Progr
         time.sleep(_POLL)
 
 
-def _submit(opened: Any, coordinator: Coordinator, sites: Sequence[str], run: Run) -> str:
+def _submit(opened: Any, coordinator: StudyServer, sites: Sequence[str], run: Run) -> str:
     job = coordinator.folder / "job"
     write_job(job, sites)
     job_id = str(opened.submit_job(str(job.resolve())))
@@ -176,7 +177,7 @@ def _submit(opened: Any, coordinator: Coordinator, sites: Sequence[str], run: Ru
     return job_id
 
 
-def _follow(opened: Any, coordinator: Coordinator, job: str, run: Run, progress: Progress) -> bool:
+def _follow(opened: Any, coordinator: StudyServer, job: str, run: Run, progress: Progress) -> bool:
     """Show the progress of a job until it ends. False: the server was lost. Raises if the run failed or was stopped."""
     seen, shown = len(list(run.progress())), ""
     asked, over = time.monotonic(), math.inf
@@ -231,7 +232,7 @@ def _abort(opened: Any, job: str) -> None:
             processes.wait_until(lambda: _is_over(opened, job), _GRACE)
 
 
-def stop_run(coordinator: Coordinator) -> bool:
+def stop_run(coordinator: StudyServer) -> bool:
     """Stop the present run; False if there is none."""
     before = runs(coordinator.folder)
     state = before[-1].state() if before else None

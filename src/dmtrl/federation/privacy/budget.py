@@ -47,11 +47,16 @@ class Budget:
                     "from a backup"
                 )
             return []
-        lines = path.read_bytes().split(b"\n")  # a line that a crash cut short was no charge: nothing left then
+        content = path.read_bytes()
         try:
-            return [Charge(**json.loads(line)) for line in lines[:-1] if line]
+            found = [Charge(**json.loads(line)) for line in content.splitlines()]
+            # the file is replaced as a whole, so a last line without an end is damage, not the trace of a crash
+            intact = content.endswith(b"\n") and all(math.isfinite(charge.mu) and charge.mu > 0 for charge in found)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged; restore it from a backup") from error
+        if not intact:
+            raise ValueError(f"{path} is damaged; restore it from a backup")
+        return found
 
     @property
     def spent(self) -> float:
@@ -102,7 +107,8 @@ class Budget:
         charge = Charge(datetime.now(UTC).isoformat(timespec="seconds"), study, name, epsilon, delta, mu)
         charges = [*self.charges(), charge]
         lines = [json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in charges]
-        storage.write(str(self._folder / _BUDGET), b"".join(lines))
+        with storage.whole_file((self._folder / _BUDGET).resolve()) as file:  # a link stays a link
+            file.write(b"".join(lines))
 
     def _is_charged(self, study: str) -> bool:
         return any(charge.study == study for charge in self.charges())

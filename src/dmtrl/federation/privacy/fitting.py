@@ -1,4 +1,5 @@
-"""The coordinator's side of a private fit: what it makes of noisy releases. Everything here is post-processing.
+"""The coordinator's side of a private fit: asks the sites for noisy releases and fits the model from them, which is
+post-processing. `ask_in_process` and `private_moments` make the releases themselves, from rows in this process.
 
 Every mode asks for a fixed number of releases, and nothing else is asked for. A release is made at a point that the
 coordinator chooses, but if a site has made it before, the site answers with the numbers and the point of that time.
@@ -147,12 +148,12 @@ def _check(answer: Released, point: np.ndarray, size: int, site: str) -> None:
         raise RefusedBySiteError("sent a release that does not fit the study", site=site)
 
 
-def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise) -> Ask:
-    """Releases of tasks whose rows are in this process, each with the noise of its own guarantee."""
+def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise, label: float) -> Ask:
+    """Releases of tasks whose rows are in this process, each with the noise of its own guarantee. label: the largest
+    absolute label, which for a guarantee must not be read from the data."""
     blocks = data.sources(1)[0]
     clipped = type(blocks)(clip_rows(dense(blocks.X), privacy.row_norm), blocks.y, None,
                            blocks.starts, blocks.tasks, blocks.shards, blocks.names)  # fmt: skip
-    label = float(np.abs(data.y).max())  # an experiment may read it from the data; a site does not
     releases, mu = Releases(privacy, loss, clipped, label), privacy.mu()
 
     def ask(number: int, point: np.ndarray, step: float) -> Answer:
@@ -196,5 +197,5 @@ def private_moments(
     if data.sample_weight is not None:
         raise ValueError("private moments need rows of equal weight; remove sample_weight")
     privacy, loss, d = Privacy(MOMENTS, epsilon, delta, row_norm, label_bound, 1), get_loss("squared"), data.X.shape[1]
-    ask = ask_in_process(privacy, loss, data, noise or system_noise)
+    ask = ask_in_process(privacy, loss, data, noise or system_noise, label_bound)
     return _quadratics(moment_format(privacy, loss, d), ask(0, np.zeros((data.m, d + 1)), 0.0))

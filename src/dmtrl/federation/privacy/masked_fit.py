@@ -136,6 +136,8 @@ def fit_masked(
             change = step_change(_change(t, s, *lengths), s, longest_step)
             changes += change != 1.0
             s *= change
+    if not math.isfinite(best):
+        raise ValueError("no round of the masked sums gave a finite objective")
     return np.append(best_w0, 0.0), Certificate(best, dual), gaps
 
 

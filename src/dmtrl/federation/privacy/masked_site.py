@@ -31,7 +31,7 @@ Statistics = Callable[[SumUp], np.ndarray]
 class MaskedSite:
     """The part of one site in masked sums. Use it while holding the lock of the ledger.
 
-    statistics: the numbers of the site for questions about the preparation. blocks, ridge: the rows of the prepared
+    statistics: returns the site's numbers for a question about the preparation. blocks, ridge: the rows of the prepared
     problem, and the penalty on an intercept in it.
     """
 

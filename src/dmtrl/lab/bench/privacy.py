@@ -88,7 +88,9 @@ def private_fit(sites: Sites, method: str, epsilon: float, seed: int) -> np.ndar
     names = [str(i) for i in range(len(sites.train))]
     problem = PrivateProblem(privacy, loss, names, sites.train[0][0].shape[1], sites.reg_lambda, COMMON)
     noise = np.random.default_rng([seed, 1]).standard_normal
-    return fit(problem, ask_in_process(privacy, loss, TaskData.from_list(sites.train), noise)).W
+    data = TaskData.from_list(sites.train)
+    label = float(np.abs(data.y).max())  # an experiment may read it from the data; a site does not
+    return fit(problem, ask_in_process(privacy, loss, data, noise, label)).W
 
 
 def noisy_average(sites: Sites, method: str, epsilon: float, seed: int) -> np.ndarray:

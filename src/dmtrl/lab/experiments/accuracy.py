@@ -235,11 +235,12 @@ def items(records: Records) -> list[Item]:
         against_best = standard_errors(figures, best)
         words = "ahead of" if against_best > 2 else "behind" if against_best < -2 else "level with"
         how = ".2f" if case.regression else ".2%"
-        errors = {name: [one[name]["error"] for one in figures if name in one] for name in (OURS, MAPPED, *METHODS)}
+        everywhere = [name for name in (OURS, MAPPED, *METHODS) if all(name in one for one in figures)]
+        errors = {name: Spread([one[name]["error"] for one in figures]) for name in everywhere}
         rows.append(
             {
                 "data": data,
-                **{name: f"{Spread(values):{how}}" if values else "" for name, values in errors.items()},
+                **{name: f"{errors[name]:{how}}" if name in errors else "" for name in (OURS, MAPPED, *METHODS)},
                 "verdict": f"{words} {best} ({against_best:+.1f})",
                 "against alone": f"{standard_errors(figures, ALONE):+.1f}",
             }

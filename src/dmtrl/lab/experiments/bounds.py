@@ -72,7 +72,7 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
 
 def items(records: Records) -> list[Item]:
     lines = [
-        Series(f"{loss}, {what}", LAMBDAS[loss][: len(mine)], [r.figures[what] for r in mine], style, group)
+        Series(f"{loss}, {what}", [r.params["reg_lambda"] for r in mine], [r.figures[what] for r in mine], style, group)
         for group, (loss, mine) in enumerate((loss, select(records, loss=loss)) for loss in REGIMES)
         for what, style in (("measured", "line"), ("predicted", "dashes"))
     ]

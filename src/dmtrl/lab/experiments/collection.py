@@ -45,6 +45,8 @@ class Collection:
 
     def experiments(self, which: str) -> list[Experiment]:
         """Return those of one group, or `all`."""
+        if which != "all" and which not in self.groups:
+            raise ValueError(f"unknown experiment {which!r}; choose one of all, {', '.join(self.groups)}")
         groups = self.groups.values() if which == "all" else [self.groups[which]]
         return [experiment for group in groups for experiment in group]
 

@@ -66,13 +66,14 @@ def measure(problem: str, reg_lambda: float, method: str, quick: bool) -> Figure
 
 
 def _fit(method: str, task: PaperProblem, reg_lambda: float, quick: bool, watch: Watch) -> None:
-    data, omega_steps, rounds = task.train, *((3, 4) if quick else (OMEGA_STEPS, W_ROUNDS))
+    data = task.train
+    omega_steps, rounds = (3, 4) if quick else (OMEGA_STEPS, W_ROUNDS)
     if method == SSDCA:
         ssdca(data, task.loss, reg_lambda, omega_steps=omega_steps, passes=rounds, watch=watch)
         return
     if method == CENTRAL:
-        limits: dict[str, Any] = {"omega_steps": 2, "max_passes": 20, "w_tol": 1e-2}
-        limits = limits if quick else {"omega_steps": OMEGA_STEPS, "max_passes": 200, "w_tol": 1e-3}
+        omega_steps, passes, w_tol = (2, 20, 1e-2) if quick else (OMEGA_STEPS, 200, 1e-3)
+        limits: dict[str, Any] = {"omega_steps": omega_steps, "max_passes": passes, "w_tol": w_tol}
         centralised_mtrl(data, task.loss, reg_lambda, watch=watch, **limits)
         return
     if method == DEFAULT:

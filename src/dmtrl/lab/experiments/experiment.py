@@ -64,7 +64,8 @@ def machines(records: Records) -> str:
 
 def table(title: str, rows: Sequence[Mapping[str, object]], caption: str = "") -> Table:
     """Return a table from rows that map the name of each column to a cell."""
-    return Table(title, list(rows[0]) if rows else [], [list(row.values()) for row in rows], caption)
+    columns = list(rows[0]) if rows else []
+    return Table(title, columns, [[row[name] for name in columns] for row in rows], caption)
 
 
 @dataclass(frozen=True)

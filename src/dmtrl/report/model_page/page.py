@@ -140,7 +140,7 @@ def _accuracy(facts: ModelFacts) -> Section:
         *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and len(facts.names) > 1 else []),
         *facts.more,
     ]
-    given = "and no task covariance" if facts.relations_learned else "with the given task covariance"
+    rest = "and no task covariance" if facts.relations_learned else "with the given task covariance"
     if np.isinf(certificate.relative_gap):
         text = (
             "**There is no certificate.** Its sums would be further releases about the rows of the sites, and were "
@@ -150,7 +150,7 @@ def _accuracy(facts: ModelFacts) -> Section:
     text = (
         f"**The certificate.** The objective of this model is {format_number(certificate.primal)}, and the optimum is "
         f"at least {format_number(certificate.dual)}, so the model is **within {percent(certificate.relative_gap)} of "
-        f"the optimum**. This is proven, not estimated: no weights {given} can do better on this data with the "
+        f"the optimum**. This is proven, not estimated: no weights {rest} can do better on this data with the "
         f"{facts.loss} loss and these strengths."
     )
     if facts.noisy:

@@ -159,7 +159,7 @@ def relation_section(facts: ModelFacts, found: Relations) -> Section:
         )
     source = "learned from the data" if facts.relations_learned else "given, not learned from the data"
     reading = (
-        f"The correlation of two tasks measures how similar their models are. +1 means that features have the "
+        "The correlation of two tasks measures how similar their models are. +1 means that features have the "
         "same effect in both. 0 means unrelated: neither learns from the other. −1 means **opposed**: features have "
         f"opposite effects, and each still learns from the other. These correlations were {source}."
     )
