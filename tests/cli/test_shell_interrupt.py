@@ -365,3 +365,27 @@ def test_ctrl_c_before_anything_is_found_writes_nothing(
     assert result.exit_code == 130
     assert "nothing was written" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("work", "words"),
+    [
+        ("dmtrl.lab.demo.run_demo", ("demo", "--no-page")),
+        ("dmtrl.workflows.study.simulate_study", ("study", "simulate", "s.toml", "a=a.csv", "-o", "out")),
+        ("dmtrl.cli.export.check_model", ("export", "m.dmtrl", "-o", "m.csv")),
+        ("dmtrl.lab.experiments.collection.Collection.run", ("reproduce", "synthetic", "--quick", "--out", "out")),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_ctrl_c_ends_every_command_with_130(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str, words: tuple[str, ...]
+) -> None:
+    def pressed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(work, pressed)
+    result = run(*words)
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -43,6 +43,7 @@ def section(doc: str, title: str) -> dict[str, str]:
         if line and not line.startswith(" "):
             entry = ENTRY.fullmatch(line)
             assert entry, f"{line!r} in the section {title} is not of the form 'name : type'"
+            assert not entry["type"].startswith("as in"), f"{line!r} has no type"
             entries |= {name.lstrip("*"): entry["type"] for name in entry["names"].split(", ")}
     return entries
 

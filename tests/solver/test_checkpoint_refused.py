@@ -9,6 +9,7 @@ import pytest
 from numba import njit
 
 from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
+from dmtrl.exceptions import CheckpointExistsError
 from dmtrl.losses import AnyLoss
 from dmtrl.protocol.messages import Describe, decode, encode
 from dmtrl.relationship import Learned, Prox
@@ -183,3 +184,12 @@ def test_another_cross_validation_is_refused(tmp_path: Path) -> None:
     single.fit(X, y, tasks=tasks, checkpoint=Checkpoint(tmp_path / "single", every_rounds=1))
     with pytest.raises(ValueError, match=r"lambda is .* here and None there"):
         model.fit(X, y, tasks=tasks, resume=tmp_path / "single")
+
+
+def test_new_versions_are_not_written_into_an_old_one(tmp_path: Path) -> None:
+    data = random_problem()
+    how = halfway(data, tmp_path)
+    inside = max(tmp_path.glob("version-*"))
+    with pytest.raises(CheckpointExistsError):
+        solve(data, **how, checkpoint=inside, resume=inside)
+    solve(data, **how, checkpoint=tmp_path, resume=inside)

@@ -87,8 +87,10 @@ class MTRLRegressorCV(StrengthSearch, MTRLRegressor):
 
         Parameters
         ----------
-        X, tasks : as in `predict`
-            The rows to predict, and the task label of each.
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of these for each task
+            The rows to predict.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row, as in `predict`.
         coverage : float, default=0.9
             The probability, between 0 and 1.
 

@@ -131,8 +131,10 @@ class Diagnostics(MTRLBase):
 
         Parameters
         ----------
-        X, y, tasks, sample_weight : as in `fit`
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of (X_i, y_i)
             Rows of the tasks of the model.
+        y, tasks, sample_weight : array-like of shape (n,), default=None
+            Labels, task labels and weights of the rows, in any form that `fit` accepts.
         cv : int, splitter or iterable, default=5
             Number of folds, a scikit-learn splitter, or an iterable of (train, test) row numbers.
         groups : array-like of shape (n,), default=None
@@ -205,8 +207,10 @@ class Diagnostics(MTRLBase):
 
         Parameters
         ----------
-        X, y, tasks, sample_weight : as in `fit`
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of (X_i, y_i)
             Rows of the tasks of the model.
+        y, tasks, sample_weight : array-like of shape (n,), default=None
+            Labels, task labels and weights of the rows, in any form that `fit` accepts.
         n_groups : int, default=30
             Number of groups, at least 2. Each takes a fit of the model and of the tasks alone.
         level : float, default=0.9

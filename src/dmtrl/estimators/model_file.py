@@ -285,8 +285,10 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     ----------
     model : MTRLRegressor, MTRLClassifier, MTRLRegressorCV or MTRLClassifierCV
         A fitted model.
-    X, y, tasks, sample_weight : as in `fit`
+    X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of (X_i, y_i)
         The data of the fit.
+    y, tasks, sample_weight : array-like of shape (n,), default=None
+        Labels, task labels and weights of the rows, in any form that `fit` accepts.
 
     Returns
     -------

@@ -188,8 +188,10 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X, tasks : as in `predict`
-            The rows to score, and the task label of each.
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of these for each task
+            The rows to score.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row, as in `predict`.
 
         Returns
         -------
@@ -211,8 +213,10 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X, tasks : as in `predict`
-            The rows to predict, and the task label of each.
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of these for each task
+            The rows to predict.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row, as in `predict`.
 
         Returns
         -------
@@ -232,8 +236,10 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X, tasks : as in `predict`
-            The rows to predict, and the task label of each.
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of these for each task
+            The rows to predict.
+        tasks : array-like of shape (n,), default=None
+            The task label of each row, as in `predict`.
 
         Returns
         -------

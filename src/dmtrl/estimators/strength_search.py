@@ -145,8 +145,14 @@ class StrengthSearch(MTRLBase):
 
         Parameters
         ----------
-        X, y, tasks, sample_weight, checkpoint, resume : as in `MTRLRegressor.fit`
-            The rows, and where to keep checkpoints.
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of (X_i, y_i)
+            Rows, as in `MTRLRegressor.fit`.
+        y, tasks, sample_weight : array-like of shape (n,), default=None
+            Labels, task labels and weights of the rows.
+        checkpoint : path, URL or Checkpoint, default=None
+            Where to write checkpoints.
+        resume : bool, path or URL, default=None
+            The checkpoint to continue from; True means the newest one in `checkpoint`.
         groups : array-like of shape (n,), default=None
             The group of each row, for a splitter that needs groups such as GroupKFold.
 

@@ -106,8 +106,10 @@ class TaskModel(ABC):
 
         Parameters
         ----------
-        X, y, tasks, sample_weight : as in `fit`
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of (X_i, y_i)
             Rows with the features of `fit`.
+        y, tasks, sample_weight : array-like of shape (n,), default=None
+            Labels, task labels and weights of the rows, in any form that `fit` accepts.
 
         Returns
         -------
@@ -191,8 +193,10 @@ class TaskModel(ABC):
 
         Parameters
         ----------
-        X, y, sample_weight, tasks : as in `fit`
+        X : array-like, sparse matrix or data frame of shape (n, d), or a list or dict of (X_i, y_i)
             Test rows.
+        y, sample_weight, tasks : array-like of shape (n,), default=None
+            Labels, task labels and weights of the rows, in any form that `fit` accepts.
 
         Returns
         -------
