@@ -3,7 +3,8 @@
 Each page runs from top to bottom in a temporary folder of its own:
 - ```python blocks run and share their names. A ```text block right after one shows its output.
 - ```console blocks are sessions. bash runs the lines that begin with "$ ", with the commands of this environment first
-  on PATH. The lines below a command show its standard output; without such lines any output is accepted.
+  on PATH; commands of dmtrl alone run in this process, except on the README. The lines below a command show its
+  standard output; without such lines any output is accepted.
 - tests/support/printed.py compares output with what the page shows, with a tolerance for numbers.
 - Other ```text blocks only illustrate. A block without a kind is a session if its lines are commands, otherwise text.
 `make`, `git` and `pip` do not run: they change the environment or run this test. NOT_RUN lists the other commands that
@@ -15,6 +16,7 @@ import importlib.util
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tokenize
@@ -25,6 +27,7 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from conftest import SharedData
 from dmtrl.cli.main import main
@@ -104,10 +107,16 @@ def assert_printed(shown: list[str], printed: str, where: str) -> None:
         pytest.fail(f"{where}: {found}", pytrace=False)
 
 
-def run_command(command: str, folder: Path) -> str:
-    """Run by bash as a newcomer would, in a terminal of 80 columns; what it printed."""
+def run_command(command: str, folder: Path, in_process: bool) -> str:
+    """What a command printed, in a terminal of 80 columns. in_process: run dmtrl without a new process, if no other
+    program or file takes part."""
+    terminal = {"COLUMNS": "80", "TERM": "dumb"}
+    if in_process and command.startswith("dmtrl ") and not set(command) & set("|<>&;$`*"):
+        result = CliRunner(env=terminal).invoke(main, shlex.split(command)[1:])
+        assert result.exit_code == 0, f"$ {command}\nended with {result.exit_code}:\n{result.output}"
+        return result.stdout
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "80", "TERM": "dumb", "PYTHONWARNINGS": "error"}
+    environment = {**os.environ, **terminal, "PATH": path, "PYTHONWARNINGS": "error"}
     done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"$ {command}\nended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -140,7 +149,7 @@ def test_blocks_and_commands_do_what_the_page_says(
                 assert_printed(after.lines, printed.getvalue(), f"{page.name}:{after.line}")
         for line, command, said in sessions(block) if block.kind == "console" else ():
             if command not in NOT_RUN and not SET_UP.fullmatch(command):
-                printed_there = run_command(command, tmp_path)
+                printed_there = run_command(command, tmp_path, in_process=name != "README.md")
                 if any(text.strip() for text in said):
                     assert_printed(said, printed_there, f"{page.name}:{line}")
 
