@@ -42,8 +42,14 @@ class MTRLBase(TaskModel):
     _outcome: Outcome
 
     @abstractmethod
-    def _label_units(self, rows: LabelledRows) -> UnitLabels:
-        """Assign rows and numeric labels to the units of the problem."""
+    def label_units(self, rows: LabelledRows) -> UnitLabels:
+        """Assign rows and numeric labels to the units of the problem.
+
+        Parameters
+        ----------
+        rows : LabelledRows
+            The rows of all tasks.
+        """
 
     def fit(
         self,
@@ -187,7 +193,7 @@ class MTRLBase(TaskModel):
         """`splits`: of a cross-validation, for each label."""
         feature_map = get_feature_map(self._map_of_fit(), self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
-        units, weight = self._label_units(rows), rows.sample_weight
+        units, weight = self.label_units(rows), rows.sample_weight
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
         coordinates = Coordinates.for_rows(X, units, weight, self.fit_intercept, centre_y)
         problem = build_problem(X, units, weight, coordinates, feature_map)
@@ -207,12 +213,20 @@ class MTRLBase(TaskModel):
 
     def _solve(self, problem: FitProblem, strengths: Strengths, place: Placement) -> Outcome:
         lam, common, own = strengths
-        spec = self._problem_spec(problem, self._settings(self._seed()))
+        spec = self.problem_spec(problem, self._settings(self._seed()))
         spec = replace(spec, start=self._start(problem), own=own)
         return solve_problem(spec, lam, common, place, callbacks=self.callbacks or (), verbose=int(self.verbose))
 
-    def _problem_spec(self, problem: FitProblem, settings: Settings) -> ProblemSpec:
-        """Describe a problem for the solver, with the relationship and the intercept of this estimator."""
+    def problem_spec(self, problem: FitProblem, settings: Settings) -> ProblemSpec:
+        """Describe a problem for the solver, with the relationship and the intercept of this estimator.
+
+        Parameters
+        ----------
+        problem : FitProblem
+            The problem to solve.
+        settings : Settings
+            Settings of the algorithm.
+        """
         relationship = restrict(self.relationship, problem)
         if is_learned(relationship):  # for a single unit "independent" is equivalent and faster
             relationship = "learned" if problem.data.m > 1 else "independent"
@@ -255,12 +269,17 @@ class MTRLBase(TaskModel):
         columns = problem.outputs * (problem.data.X.shape[1] + (self.fit_intercept is True))
         if before.W.shape != (problem.data.m, columns):
             return None
-        return StartPoint(self._weights_of(problem, np.arange(len(problem.tasks))), before.common)
+        return StartPoint(self.weights_of(problem, np.arange(len(problem.tasks))), before.common)
 
-    def _weights_of(self, problem: FitProblem, order: np.ndarray) -> np.ndarray:
-        """The coefficients of the fitted model as weights of the units of a problem.
+    def weights_of(self, problem: FitProblem, order: np.ndarray) -> np.ndarray:
+        """Return the coefficients of the fitted model as weights in a problem, a row per unit.
 
-        order: the number in the model of each task of the problem.
+        Parameters
+        ----------
+        problem : FitProblem
+            A problem with the tasks of the model.
+        order : ndarray of int
+            The number in the model of each task of the problem.
         """
         coef, intercept = self.coef_[order][problem.used], self.intercept_[order][problem.used]
         W = problem.coordinates.weights(coef.astype(float), intercept)

@@ -154,7 +154,7 @@ class Diagnostics(MTRLBase):
         equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
 
-        spec = self._problem_spec(problem, settings)
+        spec = self.problem_spec(problem, settings)
         measure = default_measure(self.loss)
         race = Race(measure, "tasks")
         mine = replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_
@@ -240,7 +240,7 @@ class Diagnostics(MTRLBase):
         m, worst = problem.data.m, list[Outcome]()
 
         def solve_with(data: TaskData, lam: float, common: float, **changes: Any) -> Outcome:
-            spec = replace(self._problem_spec(replace(problem, data=data), settings), **changes)
+            spec = replace(self.problem_spec(replace(problem, data=data), settings), **changes)
             outcome = solve_problem(spec, lam, common)
             if not outcome.converged:
                 worst[:] = [max([*worst, outcome], key=lambda one: one.certificate.relative_gap)]

@@ -142,7 +142,7 @@ def formulas(model: Any, tasks: Sequence[int] | np.ndarray) -> Iterator[Formula]
             f"the coefficients of a model with a feature map ({type(model.feature_map_).__name__}) do not multiply "
             f"columns of the data; {onnx}save the model"
         )
-    patterns, intercepts = _patterns(model), model._score_intercepts()
+    patterns, intercepts = _patterns(model), model.score_intercepts()
     labels = [None] if model.coef_.ndim == 2 else model.classes_.tolist()
     for i in tasks:
         scores = zip(labels, np.atleast_2d(model.coef_[i]), np.atleast_1d(intercepts[i]), strict=True)

@@ -305,17 +305,17 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     check_is_fitted(model)
     stored, lam, tau, coordinates = model.certificate_, model.reg_lambda_, model.common_strength_, model.coordinates_
     rows = model.read_rows(X, y, tasks, sample_weight)
-    units = model._label_units(rows)
+    units = model.label_units(rows)
     order = lookup(rows.names, model.tasks_)  # a task that was added later is the last one in the model
     same = np.array_equal(np.sort(order), np.arange(len(model.tasks_)))
     if not same or (units.classes is not None and not np.array_equal(units.classes, model.classes_)):
         raise ValueError("the data have other tasks or classes than the model; verify needs the data of the fit")
     mapped = as_rows(rows.X if model.feature_map_ is None else model.feature_map_.transform(rows.X))
     problem = build_problem(mapped, units, rows.sample_weight, coordinates)
-    W = model._weights_of(problem, order)
+    W = model.weights_of(problem, order)
     common = coordinates.weights(model.common_coef_[None].astype(float), np.asarray([model.common_intercept_]))[0]
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
-    spec = replace(model._problem_spec(problem, settings), start=StartPoint(W, common))
+    spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
     spec = replace(spec, own=model.own_strength_, task_weight=model.task_weights_[order][problem.used])
     outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself

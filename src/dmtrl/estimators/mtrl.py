@@ -76,7 +76,7 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
 
     _kind = REGRESSION
 
-    def _label_units(self, rows: LabelledRows) -> UnitLabels:
+    def label_units(self, rows: LabelledRows) -> UnitLabels:
         order, starts = by_task(rows.codes, len(rows.names))
         numbers = np.arange(len(rows.names))
         y, loss = rows.numeric_y(), get_loss(self.loss)
@@ -142,7 +142,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         check_choice("multi_class", self.multi_class, ("auto", "softmax", "ovr"))
         resolve_multi_class(self.multi_class, get_loss(self.loss))
 
-    def _label_units(self, rows: LabelledRows) -> UnitLabels:
+    def label_units(self, rows: LabelledRows) -> UnitLabels:
         check_classification_targets(rows.y)
         class_names, labels = np.unique(rows.y, return_inverse=True)
         m, k = len(rows.names), len(class_names)
@@ -174,7 +174,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         loss = get_loss(self.loss)
         return loss if seen is None or seen.shape[1] == 2 else class_losses(loss, self.multi_class, seen)
 
-    def _score_intercepts(self) -> np.ndarray:
+    def score_intercepts(self) -> np.ndarray:
         if self._outputs == 1 or self.absent_classes == "share":
             return self.intercept_
         return np.where(self.seen_classes_, self.intercept_, self.intercept_.dtype.type(ABSENT_CLASS_SCORE))

@@ -77,7 +77,7 @@ class _Graph:
 
 def _row_scores(graph: _Graph, model: Any, task: int) -> str:
     """The scores (rows, 1 or k) from the input X."""
-    coef, intercept = model.coef_[task].astype(float), np.asarray(model._score_intercepts()[task], dtype=float)
+    coef, intercept = model.coef_[task].astype(float), np.asarray(model.score_intercepts()[task], dtype=float)
     rows = graph.input("X", model.n_features_in_)
     if isinstance(model.feature_map_, RFF):
         rows = _fourier_features(graph, rows, model.feature_map_)

@@ -299,7 +299,7 @@ class StrengthSearch(MTRLBase):
                     self._predict_held_out(engine, spec, strengths, problem, held)
                 return path
 
-            path, _ = on_engine(self._problem_spec(problem, settings), run, for_paths(place, folds, race))
+            path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
         if scorer is not None and not path.scored.all():
             warn_of_scores(np.flatnonzero(~path.scored), undefined)
         self.cv_path_: Path = path

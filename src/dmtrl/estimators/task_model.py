@@ -231,15 +231,15 @@ class TaskModel(ABC):
         all_tasks = labels is None and self.layout_ == "wide"
         return X, None if all_tasks else self._task_numbers(names)[codes]
 
-    def _score_intercepts(self) -> np.ndarray:
-        """`intercept_`; for a class that is never predicted in a task a number below all scores."""
+    def score_intercepts(self) -> np.ndarray:
+        """Return `intercept_`; for a class that is never predicted in a task a number below all scores."""
         return self.intercept_
 
     def _score_rows(self, rows: Any, codes: np.ndarray | None) -> np.ndarray:
         """The scores of rows that belong to the tasks `codes`; None means all tasks for each row."""
         if self.feature_map_ is not None:
             rows = as_rows(self.feature_map_.transform(rows))
-        coef, intercept = self.coef_, self._score_intercepts()
+        coef, intercept = self.coef_, self.score_intercepts()
         if codes is None:
             return (rows @ coef.reshape(-1, coef.shape[-1]).T + intercept.ravel()).reshape(-1, *intercept.shape)
         if (codes < 0).any():  # -1 indexes the common component, appended as the last task
