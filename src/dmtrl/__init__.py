@@ -1,6 +1,6 @@
 """dmtrl: one linear model per task and the covariance between tasks, learned where the data lies, and certified.
 
-A name is loaded when it is first used, so that `import dmtrl` and the shell's help are there at once.
+A name is imported when it is first used, so that `import dmtrl` and `dmtrl --help` are fast.
 """
 
 from importlib import import_module

@@ -21,14 +21,13 @@ DmtrlWarning
 └── TasksLeftOutWarning    tasks were left out because their worker was lost
 
 A wrong argument or wrong data raises a plain ValueError or TypeError, as in scikit-learn, unless a caller needs to tell
-it apart: then it has a class here, with typed fields. Messages are written in Python terms; the shell builds its own
-from the fields.
+it apart: then it has a class here, with typed fields. Messages are written in Python terms. The command line writes the
+parameters that a message names as options.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import ClassVar
 
 
 class DmtrlError(Exception):
@@ -37,19 +36,6 @@ class DmtrlError(Exception):
 
 class DmtrlWarning(UserWarning):
     """Base class of all warnings of dmtrl."""
-
-
-class _PathError(DmtrlError):
-    """Base class of errors about one file or folder, `path`."""
-
-    text: ClassVar[str]
-
-    def __init__(self, path: str | PathLike[str]) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return self.text.format(path=self.path)
 
 
 @dataclass(frozen=True)
@@ -63,8 +49,8 @@ class Setting:
         return self.name if self.value is None else f"{self.name}={self.value!r}"
 
 
-class _InPieces:
-    """A message in pieces, so that the shell can write each `Setting` as a command-line option."""
+class Advice:
+    """A message that may name parameters, which the command line writes as options."""
 
     parts: tuple[str | Setting, ...]
 
@@ -72,9 +58,12 @@ class _InPieces:
         """The message with each setting as `write` returns it."""
         return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
 
+    def __str__(self) -> str:
+        return self.message(str)
 
-class Note(_InPieces, str):
-    """A remark for the user, in pieces as `InputError`."""
+
+class Note(Advice, str):
+    """A remark for the user."""
 
     def __new__(cls, *parts: str | Setting) -> "Note":
         note = super().__new__(cls, "".join(map(str, parts)))
@@ -82,14 +71,22 @@ class Note(_InPieces, str):
         return note
 
 
-class CellError(DmtrlError, ValueError):
+class _PathError(Advice, DmtrlError):
+    """Base class of errors about one file or folder, `path`."""
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class CellError(Advice, DmtrlError, ValueError):
     """A cell of a table cannot be read.
 
     Attributes
     ----------
     subject, problem : str
         How the message begins and ends, such as "column 'age' holds" and ", which is not a number". The end may be a
-        `Note`, whose settings the shell writes as options.
+        `Note`.
     value : str
         The text of the cell.
     row : int
@@ -104,28 +101,26 @@ class CellError(DmtrlError, ValueError):
         self.where: str | None = None
 
     def message(self, write: Callable[[Setting], str]) -> str:
-        """What is wrong and where, with each setting as `write` returns it."""
         problem = self.problem.message(write) if isinstance(self.problem, Note) else self.problem
         return f"{self.subject} {self.value!r} ({self.where or f'row {self.row + 1}'}){problem}"
-
-    def __str__(self) -> str:
-        return self.message(str)
 
 
 class CheckpointExistsError(_PathError, FileExistsError):
     """A run would replace the checkpoint of another one; `path` is where that checkpoint is."""
 
-    text = (
-        "{path} already holds the checkpoint of another run; continue that run with resume={path!r}, or name another "
-        "folder"
-    )
+    def message(self, write: Callable[[Setting], str]) -> str:
+        resume = write(Setting("resume", str(self.path)))
+        return (
+            f"{self.path} already holds the checkpoint of another run; continue that run with {resume}, "
+            "or name another folder"
+        )
 
 
 class FederationError(DmtrlError, RuntimeError):
     """A server, a site or the connection between them failed."""
 
 
-class InputError(_InPieces, DmtrlError, ValueError):
+class InputError(Advice, DmtrlError, ValueError):
     """Wrong input that a parameter can fix.
 
     Attributes
@@ -135,7 +130,7 @@ class InputError(_InPieces, DmtrlError, ValueError):
     """
 
     def __init__(self, *parts: str | Setting) -> None:
-        super().__init__("".join(map(str, parts)))
+        super().__init__(*parts)
         self.parts = parts
 
 
@@ -146,7 +141,9 @@ class LossError(DmtrlError, ValueError):
 class NoCheckpointError(_PathError, FileNotFoundError):
     """A run cannot be resumed, because there is no complete checkpoint at `path`."""
 
-    text = "there is no complete checkpoint at {path}; check the path, or leave out resume to start again"
+    def message(self, write: Callable[[Setting], str]) -> str:
+        problem = f"there is no complete checkpoint at {self.path}"
+        return f"{problem}; check the path, or leave out {write(Setting('resume'))} to start again"
 
 
 class RelationshipError(DmtrlError, ValueError):
@@ -156,13 +153,15 @@ class RelationshipError(DmtrlError, ValueError):
 class NotAModelError(_PathError, ValueError):
     """A file is not a saved model; `path` is its path."""
 
-    text = "{path} is not a dmtrl model; load reads files written by save"
+    def message(self, write: Callable[[Setting], str]) -> str:
+        return f"{self.path} is not a dmtrl model; load reads files written by save"
 
 
 class OutputExistsError(_PathError, FileExistsError):
     """An output file already exists; `path` names it."""
 
-    text = "{path} already exists; choose another name, or pass force=True to replace it"
+    def message(self, write: Callable[[Setting], str]) -> str:
+        return f"{self.path} already exists; choose another name, or pass {write(Setting('force', True))} to replace it"
 
 
 class RefusedBySiteError(DmtrlError, RuntimeError):
@@ -209,7 +208,7 @@ class StudyStoppedError(DmtrlError, RuntimeError):
     """A study was stopped by its coordinator."""
 
 
-class WorkerLostError(DmtrlError, RuntimeError):
+class WorkerLostError(Advice, DmtrlError, RuntimeError):
     """A worker could not be brought back, or keeps sending invalid answers.
 
     Attributes
@@ -229,8 +228,8 @@ class WorkerLostError(DmtrlError, RuntimeError):
         super().__init__(message, worker, tasks, alive, checkpoint)  # all of them, so that it can be pickled
         self.worker, self.tasks, self.alive, self.checkpoint = worker, list(tasks), alive, checkpoint
 
-    def __str__(self) -> str:
-        resume = f"; resume from its last checkpoint with resume={self.checkpoint!r}" if self.checkpoint else ""
+    def message(self, write: Callable[[Setting], str]) -> str:
+        resume = f"; resume with {write(Setting('resume', self.checkpoint))}" if self.checkpoint else ""
         return f"{self.args[0]}{resume}"
 
 

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -27,7 +27,7 @@ except ImportError:  # Windows
 
 _HEADER = "header"
 _TEMPORARY = ".dmtrl-"
-_JUST_OPENED, _ABANDONED = 60, 7 * 86400  # seconds: a file may not be locked yet; a lock cannot be seen
+_JUST_OPENED, _ABANDONED = 60, 7 * 86400  # seconds: before the file is locked; where locks are not visible
 _DISK_ERRORS = {errno.ENOSPC, errno.EFBIG, errno.EIO, errno.EROFS, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
@@ -167,21 +167,23 @@ def _sync(folder: Path) -> None:
             os.close(opened)
 
 
-def write(path: str, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Write a whole file, or leave the old one unchanged. Behind a URL this is up to the store."""
-    if is_url(path):
-        if not isinstance(content, bytes):
-            buffer = io.BytesIO()
-            content(buffer)
-            content = buffer.getvalue()
-        with _remote(path, "write") as (file_system, root):
-            file_system.pipe_file(root, content)
+@contextmanager
+def _new_file(path: str) -> Iterator[IO[bytes]]:
+    """`whole_file` on a disk or behind a URL, where it is up to the store whether an error leaves the old file."""
+    if not is_url(path):
+        with whole_file(Path(path)) as file:
+            yield file
         return
-    with whole_file(Path(path)) as file:
-        if isinstance(content, bytes):
-            file.write(content)
-        else:
-            content(file)
+    buffer = io.BytesIO()
+    yield buffer
+    with _remote(path, "write") as (file_system, root):
+        file_system.pipe_file(root, buffer.getvalue())
+
+
+def write(path: str, content: bytes) -> None:
+    """Write a whole file, or leave the old one unchanged."""
+    with _new_file(path) as file:
+        file.write(content)
 
 
 def read(path: str) -> bytes:
@@ -216,8 +218,9 @@ def save(path: str, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray])
     wrong = [name for name, array in arrays.items() if array.dtype.kind not in "biufU"]
     if wrong:
         raise TypeError(f"checkpoint arrays must be numbers or text; {wrong[0]!r} has dtype {arrays[wrong[0]].dtype}")
-    entries = {_HEADER: np.array(json.dumps(header)), **arrays}
-    write(path, lambda file: np.savez(file, **entries))  # type: ignore[arg-type]
+    entries: dict[str, Any] = {_HEADER: np.array(json.dumps(header)), **arrays}
+    with _new_file(path) as file:
+        np.savez(file, **entries)
 
 
 def load(path: str, kind: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

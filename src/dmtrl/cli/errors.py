@@ -9,14 +9,10 @@ from contextlib import contextmanager
 import click
 
 from dmtrl.exceptions import (
-    CellError,
+    Advice,
     CheckpointExistsError,
     FederationError,
-    InputError,
-    NoCheckpointError,
     NotAModelError,
-    Note,
-    OutputExistsError,
     RefusedBySiteError,
     Setting,
     StudyStoppedError,
@@ -24,10 +20,8 @@ from dmtrl.exceptions import (
 )
 
 INTERRUPTED = 130
-_EXPECTED = (
-    OSError, ValueError, ArithmeticError, ImportError, MemoryError, FederationError, RefusedBySiteError,
-    StudyStoppedError, WorkerLostError,
-)  # fmt: skip
+_BUILTIN = (OSError, ValueError, ArithmeticError, ImportError, MemoryError)
+_EXPECTED = (*_BUILTIN, FederationError, RefusedBySiteError, StudyStoppedError, WorkerLostError)
 _OPTIONS = {"reg_lambda": "--lambda"}  # parameters whose option has another name
 _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
@@ -73,27 +67,19 @@ def one_line(text: str) -> str:
 
 def note_text(note: str) -> str:
     """A note in terms of command-line options, safe to print."""
-    return printable(one_line(note.message(option) if isinstance(note, Note) else note))
+    return printable(one_line(note.message(option) if isinstance(note, Advice) else note))
 
 
 def _message(error: Exception) -> str:
     """The message of an error, with advice in terms of command-line options."""
     if isinstance(error, NotAModelError):
         return f"{error.path} is not a dmtrl model; the first argument must be a model file, which 'dmtrl fit' writes"
-    if isinstance(error, InputError | CellError):
-        return error.message(option)
-    if isinstance(error, OutputExistsError):
-        return f"{error.path} already exists; choose another name, or pass --force to replace it"
     if isinstance(error, CheckpointExistsError):
         resume = option(Setting("resume", error.path))
         problem = f"{error.path} holds the checkpoint of an interrupted fit"
         return f"{problem}; pass {resume} to continue it, or --force to discard it"
-    if isinstance(error, NoCheckpointError):
-        again = f"leave out {option(Setting('resume'))} to start again"
-        return f"there is no complete checkpoint at {error.path}; check the path, or {again}"
-    if isinstance(error, WorkerLostError):
-        resume = f"; resume with {option(Setting('resume', error.checkpoint))}" if error.checkpoint else ""
-        return f"{error.args[0]}{resume}"
+    if isinstance(error, Advice):
+        return error.message(option)
     if isinstance(error, MemoryError):
         return "there is not enough memory; use fewer rows or columns"
     if isinstance(error, OSError) and error.strerror and error.filename:
