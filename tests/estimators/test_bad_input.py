@@ -8,6 +8,7 @@ import pytest
 from scipy import sparse
 
 from dmtrl import RFF, MTRLClassifier, MTRLRegressor, MTRLRegressorCV
+from dmtrl.data.labels import task_labels
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(12, 3))
@@ -136,6 +137,7 @@ def test_task_labels():
         MTRLRegressor().fit(X, Y, tasks=np.array([1, *TASKS[1:]], dtype=object))
     with refuses(r"the columns of a 2-D y are the tasks; pass a 1-D y"):
         MTRLRegressor().fit(X, np.column_stack([Y, Y]), tasks=TASKS)
+    assert task_labels([1e300, -1e300, 2.0], 3).tolist() == [1e300, -1e300, 2.0]  # not integers that overflow
 
 
 def test_task_column():
@@ -228,7 +230,8 @@ def test_strengths_to_try_must_be_a_list(name):
         ({"fit_intercept": "free"}, "fit_intercept must be True or False or 'penalised', got 'free'"),
         ({"feature_map": "fourier"}, "unknown feature_map 'fourier'; choose 'rff'"),
         ({"feature_map": 3}, "feature_map must be None, 'rff', 'splines' or a scikit-learn transformer, got 3"),
-        ({"feature_map": RFF(n_components=0)}, "n_components must be at least 1, got 0"),
+        ({"feature_map": RFF(n_components=0)}, "n_components must be a whole number of at least 1, got 0"),
+        ({"feature_map": RFF(n_components=2.5)}, "n_components must be a whole number of at least 1, got 2.5"),
         ({"feature_map": RFF(gamma=-1.0)}, "gamma must be 'scale' or a positive number, got -1.0"),
         ({"unknown_tasks": "guess"}, "unknown_tasks must be 'raise' or 'common', got 'guess'"),
         ({"engine": "steam"}, "engine must be 'local', 'ray' or"),

@@ -87,7 +87,7 @@ def task_labels(tasks: Any, n: int) -> np.ndarray:
             mixed = " and ".join(sorted(kind.__name__ for kind in kinds))
             raise ValueError(f"the task labels mix {mixed}; convert them to one type")
         labels = np.array(labels.tolist())
-    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
+    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all() and (np.abs(labels) < 2**63).all():
         labels = labels.astype(np.int64)
     return labels
 

@@ -79,8 +79,8 @@ class RFF(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             The fitted transformer.
         """
         X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
-        if self.n_components < 1:
-            raise ValueError(f"n_components must be at least 1, got {self.n_components!r}")
+        if not is_whole(self.n_components) or self.n_components < 1:
+            raise ValueError(f"n_components must be a whole number of at least 1, got {self.n_components!r}")
         if not self.width > 0:
             raise ValueError(f"width must be positive, got {self.width!r}")
         d = X.shape[1]

@@ -154,7 +154,7 @@ def csv_header(file: DataFile) -> _Header:
         raise ValueError(f"{file.path} is empty")
     blank, first = next((i, line) for i, line in enumerate(text.splitlines()) if line.strip())
     tabs = ".tsv" in file.path.name.lower()
-    delimiter = "\t" if tabs else max(",;\t|", key=first.count)
+    delimiter = "\t" if tabs else max(",;\t|", key=re.sub('"[^"]*"', "", first).count)
     lines = csv.reader(io.StringIO(text[text.index(first) :], newline=""), delimiter=delimiter)
     try:
         names = [name.strip() for name in next(lines)]
