@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 import dmtrl
+from dmtrl.progress import NoProgress
 from dmtrl.workflows.fit import fit
 from dmtrl.workflows.prepare import FitRequest, prepare
 from dmtrl.workflows.report import read_rows
@@ -48,7 +49,7 @@ def test_data_goes_through_the_models_preparation(folder: Path, target: str, tmp
     data = prepare(
         FitRequest([folder / "shops.csv"], "shop", target, drop=("sales" if target == "verdict" else "verdict",))
     )
-    X, y, tasks = read_rows(model, request.data, [])
+    X, y, tasks = read_rows(model, request.data, [], NoProgress(), None)
     assert np.array_equal(X, data.X)
     assert np.array_equal(y, data.y)
     assert np.array_equal(tasks, data.tasks)

@@ -164,6 +164,8 @@ def test_infinity_and_text_among_numbers_are_refused() -> None:
         preparation.transform({"x": pa.array([1.0, np.inf])})
     with pytest.raises(ValueError, match=r"column 'x' holds 'abc' \(row 2\), which is not a number"):
         preparation.transform({"x": pa.array(["1", "abc"])})
+    with pytest.raises(ValueError, match=r"column 'x' holds '1_000' \(row 1\), which is not a number"):
+        preparation.transform({"x": pa.array(["1_000", "2"])})
     with pytest.raises(ValueError, match="the model needs the column 'x'"):
         preparation.transform({"z": pa.array([1.0])})
 

@@ -12,6 +12,7 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 from dmtrl.tables import columns, find_files, nearest, open_files
+from dmtrl.tables.cells import summarize_cells
 from support.shell_data import run, shops, write
 
 
@@ -48,8 +49,8 @@ def test_csv_text_comes_back_as_what_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_what_an_untyped_column_holds(values: list[str], kind: str) -> None:
-    assert columns.kind_of(pa.chunked_array([values]), untyped=True) == kind
-    assert columns.kind_of(pa.chunked_array([values]), untyped=False) == "text"
+    assert summarize_cells(pa.chunked_array([values])).kind == kind
+    assert columns.kind_of(pa.chunked_array([values])) == "text"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_types_that_files_bring_along(tmp_path: Path) -> None:
     )
     for ending in (".parquet", ".arrow"):
         found = open_files([write(table, tmp_path / f"a{ending}")]).read().columns
-        kinds = {name: columns.kind_of(found.column(name), untyped=False) for name in found.column_names}
+        kinds = {name: columns.kind_of(found.column(name)) for name in found.column_names}
         assert kinds == {
             "category": "text", "large": "text", "decimal": "number", "small": "number", "moment": "date",
             "list": "nested",
@@ -118,6 +119,8 @@ def test_semicolons_bom_line_breaks_and_an_index_column(tmp_path: Path) -> None:
     assert columns.numbers(table.column("x"), "x").tolist() == [1, 2]
     (tmp_path / "b.csv").write_bytes(b"\n  \r\n\na,b\r\n1,2\r\n\r\n3,4\r\n")
     assert open_files([tmp_path / "b.csv"]).read().columns.to_pydict() == {"a": ["1", "3"], "b": ["2", "4"]}
+    (tmp_path / "c.csv").write_text('"Last, first, title";"Age, years"\nx;1,5\n', encoding="utf-8")
+    assert open_files([tmp_path / "c.csv"]).names == ["Last, first, title", "Age, years"]
 
 
 def test_a_folder_by_key_and_a_folder_of_files(tmp_path: Path) -> None:

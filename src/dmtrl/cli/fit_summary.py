@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dmtrl.cli.errors import note_text, printable
 from dmtrl.estimators.held_out import TITLES
+from dmtrl.tables.names import listed
 
 MAX_LINES = 20  # of the table of columns
 MAX_NAME = 40  # characters of a task name
@@ -88,8 +89,7 @@ def _rows_per_task(per_task: Sequence[dict[str, Any]]) -> str:
     text = f"{counts[0]:,} to {counts[-1]:,} rows, median {counts[len(counts) // 2]:,}"
     if not few:
         return text
-    some = ", ".join(map(_shortened, few[:3])) + (f" and {len(few) - 3:,} more" if len(few) > 3 else "")
-    return f"{text}; very few: {some} (left out below)"
+    return f"{text}; very few: {listed([_shortened(name) for name in few], 3)} (left out below)"
 
 
 def _held_out(summary: dict[str, Any]) -> str:

@@ -69,6 +69,13 @@ def as_rows(X: Any) -> Any:
     return np.ascontiguousarray(X)
 
 
+def stack_rows(parts: Sequence[Any]) -> Any:
+    """Concatenate arrays, or CSR matrices if at least one part is sparse."""
+    if any(sparse.issparse(part) for part in parts):
+        return sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
+    return np.concatenate([np.asarray(part) for part in parts])
+
+
 def all_finite(numbers: np.ndarray) -> bool:
     """Whether there is no NaN or infinity. Checks the sum first, which needs no temporary array."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import Blocks, as_rows
+from dmtrl.data.blocks import Blocks, as_rows, stack_rows
 from dmtrl.data.labels import check_one_per_row, read_task_list, task_labels
 
 
@@ -97,13 +97,9 @@ class TaskData:
             Task names for a list. None means 0 to m - 1.
         """
         found = read_task_list(tasks, names)
-        parts = [as_rows(X) for X in found.X]
+        X = as_rows(stack_rows([as_rows(part) for part in found.X]))
         labels = [_numbers(y, f"task {name!r}: y") for name, y in zip(found.names, found.y, strict=True)]
-        if any(sparse.issparse(part) for part in parts):
-            X = sparse.vstack([sparse.csr_matrix(part) for part in parts], format="csr")
-        else:
-            X = np.concatenate(parts)
-        return cls(as_rows(X), np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names))
+        return cls(X, np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names))
 
     def only(self, tasks: np.ndarray) -> "TaskData":
         """Select tasks by number, in the given order.

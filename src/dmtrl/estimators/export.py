@@ -20,13 +20,13 @@ from sklearn.utils.validation import check_is_fitted
 from dmtrl.data.labels import plain
 from dmtrl.estimators.classes import resolve_multi_class
 from dmtrl.estimators.feature_maps import RFF
-from dmtrl.estimators.inputs import first_names
 from dmtrl.estimators.model_file import MODELS, FilePath
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import get_loss
 from dmtrl.storage import whole_file
+from dmtrl.tables.names import quoted
 from dmtrl.tables.output import check_output
-from dmtrl.tables.preparation import Block, Category, Date, Number, Preparation, Words
+from dmtrl.tables.preparation import Category, Date, Number, Preparation, Words
 
 FORMAT = 1
 SUFFIXES = (".csv", ".json", ".onnx")
@@ -111,7 +111,7 @@ def export(model: Any, path: FilePath, task: Any = None, force: bool = False) ->
             raise InputError(
                 f"an ONNX graph holds the model of one task, and this model has {len(model.tasks_)}; pass ",
                 Setting("task"),
-                f" with one of {first_names(model.tasks_)}",
+                f" with one of {quoted(model.tasks_.tolist())}",
             )
         from dmtrl.estimators.onnx_graph import onnx_bytes
 
@@ -130,7 +130,7 @@ def _chosen_tasks(model: Any, task: Any) -> np.ndarray:
         return np.arange(len(model.tasks_))
     found = [i for i, name in enumerate(model.tasks_.tolist()) if name == task or str(name) == task]
     if not found:
-        raise ValueError(f"unknown task {task!r}: the model has {first_names(model.tasks_)}")
+        raise ValueError(f"unknown task {task!r}: the model has {quoted(model.tasks_.tolist())}")
     return np.array(found)
 
 
@@ -201,8 +201,8 @@ def _column_patterns(column: Any) -> Iterator[_Pattern]:
             else:
                 yield _Pattern(Term(name, "bucket", column.name, str(i)))
     else:
-        for name in column.features:
-            yield _Pattern(Term(name, "feature", name if isinstance(column, Block) else column.name))
+        for name in column.features:  # of a libsvm file
+            yield _Pattern(Term(name, "feature", name))
 
 
 def _number_patterns(number: Number, kind: str, column: str, value: str | None) -> Iterator[_Pattern]:

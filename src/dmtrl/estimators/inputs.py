@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl.data.blocks import all_finite
+from dmtrl.data.blocks import all_finite, stack_rows
 from dmtrl.data.labels import check_one_per_row, is_missing, plain, read_task_list, task_labels
 from dmtrl.losses import Loss
+from dmtrl.tables.names import quoted
 
 SINGLE_TASK = np.array([0])  # task names if the caller passed none; compared by identity
-_MAX_NAMES = 5  # task names to list in an error message
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,6 @@ def lookup(labels: np.ndarray, names: np.ndarray) -> np.ndarray:
     return np.array([number.get(label, -1) for label in distinct.tolist()], dtype=int)[inverse]
 
 
-def first_names(names: Sequence[Any] | np.ndarray) -> str:
-    """The first few names, for an error message."""
-    shown = ", ".join(repr(plain(name)) for name in names[:_MAX_NAMES])
-    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES} more"
-
-
 def _is_number(value: Any) -> bool:
     try:
         float(value)
@@ -225,7 +219,7 @@ def split_column(X: Any, column: Any) -> tuple[Any, Any]:
         return X[:, np.delete(np.arange(d), column)], (taken.toarray() if sparse.issparse(X) else taken)[:, 0]
     if column not in names:
         if isinstance(column, str) or not -len(names) <= column < len(names):
-            raise ValueError(f"task_column={column!r} is not a column of X, which has {first_names(names)}")
+            raise ValueError(f"task_column={column!r} is not a column of X, which has {quoted(names)}")
         column = names[column]
     if hasattr(X, "drop_columns"):  # pyarrow
         return X.drop_columns([column]), X.column(column)
@@ -302,6 +296,4 @@ def _stack(tables: list[Any]) -> Any:
         import pyarrow as pa
 
         return pa.concat_tables(tables)
-    if any(sparse.issparse(X) for X in tables):
-        return sparse.vstack([sparse.csr_matrix(X) for X in tables], format="csr")
-    return np.concatenate([np.asarray(X) for X in tables])
+    return stack_rows(tables)

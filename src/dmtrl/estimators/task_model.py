@@ -21,6 +21,7 @@ from dmtrl.relationship.covariance import DENSE_LIMIT
 from dmtrl.relationship.similarity import similarity_order
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import Callback
+from dmtrl.tables.names import quoted
 
 
 class TaskModel(ABC):
@@ -257,7 +258,7 @@ class TaskModel(ABC):
             if len(self.tasks_) == 1:
                 return np.zeros(1, dtype=int)
             raise ValueError(
-                f"the model has {len(self.tasks_)} tasks ({inputs.first_names(self.tasks_)}); "
+                f"the model has {len(self.tasks_)} tasks ({quoted(self.tasks_.tolist())}); "
                 "pass the task of each row as tasks="
             )
         if self.layout_ == "alone":
@@ -266,7 +267,7 @@ class TaskModel(ABC):
         if (numbers >= 0).all():
             return numbers
         unknown = plain(names[np.argmin(numbers)])
-        what = f"unknown task {unknown!r}: the model was fitted on {inputs.first_names(self.tasks_)}"
+        what = f"unknown task {unknown!r}: the model was fitted on {quoted(self.tasks_.tolist())}"
         if self.unknown_tasks == "raise":
             raise ValueError(
                 f"{what}; set unknown_tasks='common' to predict it from the common component, "

@@ -128,7 +128,7 @@ class _Draft:
     def _summary(self, name: str) -> CellSummary:
         cells = self._frame.column(name)
         if not read.is_text(cells.type):
-            return CellSummary(read.kind_of(cells, untyped=False))
+            return CellSummary(read.kind_of(cells))
         if not self._source.is_untyped(name):
             return CellSummary(TEXT)
         return summarize_cells(cells, self._source.has_semicolons)

@@ -8,7 +8,7 @@ rows, so it uses that decision.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -18,7 +18,7 @@ from dmtrl.exceptions import CellError
 from dmtrl.tables import cells
 from dmtrl.tables import columns as read
 from dmtrl.tables.arrow import dataset, pa, pc
-from dmtrl.tables.names import listed, nearest, require_column
+from dmtrl.tables.names import nearest, quoted, require_columns
 from dmtrl.tables.readers import MISSING, decode_dictionaries
 from dmtrl.tables.table_files import TableFiles
 
@@ -60,7 +60,7 @@ class ClassScan:
         if known and not found:
             close = nearest(text, known)
             hint = f"did you mean {close!r}? " if close is not None else ""
-            values = listed([repr(value) for value in sorted(known)], 20)
+            values = quoted(sorted(known), 20)
             raise ValueError(f"the target {target!r} is never {text!r}; {hint}its values are {values}")
         return frozenset(found)
 
@@ -113,8 +113,7 @@ class ColumnRoles:
     ) -> "ColumnRoles":
         """features None: all other columns, except the index columns of pandas."""
         others = [task, target, *([weights] if weights is not None else [])]
-        for name in (*others, *(features or ())):
-            require_column(name, names)
+        require_columns([*others, *(features or ())], names)
         rest = (name for name in names if name not in others and not _ROW_NUMBERS.match(name))
         chosen = tuple(rest if features is None else features)
         if not chosen:
@@ -190,7 +189,7 @@ class FileReader:
 
     table: TableFiles
     roles: ColumnRoles
-    files_of: Mapping[str, frozenset[int]] | None = None  # task -> numbers of the files with its rows
+    files_of: Mapping[str, frozenset[int]] = field(default_factory=dict)  # task -> numbers of the files with its rows
 
     def scan(self) -> tuple[Counter[str], "FileReader"]:
         """The number of rows of each task, and a reader that knows which files hold them.
@@ -211,9 +210,7 @@ class FileReader:
         return rows, replace(self, roles=roles, files_of={name: frozenset(files) for name, files in files_of.items()})
 
     def only(self, names: Sequence[str]) -> "FileReader":
-        if self.files_of is None:
-            return self
-        return replace(self, table=files_with(self.table, self.files_of, names), files_of=None)
+        return replace(self, table=files_with(self.table, self.files_of, names), files_of={})
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
         found: dict[str, list[tuple[np.ndarray, ...]]] = {}

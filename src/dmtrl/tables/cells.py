@@ -4,6 +4,7 @@ A column is judged as a whole. One mistyped cell must not silently turn a column
 names that cell.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,7 +146,7 @@ def has_decimal_commas(words: Any) -> bool:
     return bool(pc.any(certain).as_py())
 
 
-def without(column: Any, missing: tuple[str, ...]) -> Any:
+def without(column: Any, missing: Sequence[str]) -> Any:
     """The column with null instead of these texts; in a column of numbers, instead of the numbers that they write."""
     if not missing:
         return column

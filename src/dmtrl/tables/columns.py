@@ -19,16 +19,15 @@ from dmtrl.tables.dates import ISO, DateFormat
 _WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
 
 
-def kind_of(column: Any, untyped: bool) -> str:
-    """What a column holds. A column without values counts as numbers."""
-    kind = column.type
+def kind_of(column: Any) -> str:
+    """What a column holds by its type. A column without values counts as numbers."""
+    kind, types = column.type, pa.types
     if is_text(kind):
-        return cells.summarize_cells(column).kind if untyped else TEXT
-    if pa.types.is_null(kind) or pa.types.is_boolean(kind) or pa.types.is_decimal(kind):
+        return TEXT
+    numeric = (types.is_null, types.is_boolean, types.is_decimal, types.is_integer, types.is_floating)
+    if any(is_kind(kind) for is_kind in numeric):
         return NUMBER
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return NUMBER
-    return DATE if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else NESTED
+    return DATE if types.is_date(kind) or types.is_timestamp(kind) else NESTED
 
 
 def numbers(column: Any, name: str, comma: bool | None = None) -> np.ndarray:
@@ -40,7 +39,7 @@ def numbers(column: Any, name: str, comma: bool | None = None) -> np.ndarray:
         column = _numbers_of_texts(column, name, comma)
     elif pa.types.is_boolean(column.type):
         column = pc.cast(column, pa.uint8())
-    elif kind_of(column, untyped=False) != NUMBER:
+    elif kind_of(column) != NUMBER:
         raise ValueError(f"column {name!r} holds {column.type}, not numbers")
     values = np.asarray(pc.cast(column, pa.float64(), safe=False).to_numpy(zero_copy_only=False), dtype=float)
     if np.isinf(values).any():
@@ -67,6 +66,8 @@ def _numbers_of_texts(column: Any, name: str, comma: bool | None) -> Any:
 
 def _number(text: str) -> float | None:
     boolean = {"true": 1.0, "false": 0.0}.get(text.lower())
+    if "_" in text:  # Python reads 1_000 as a number
+        return None
     try:
         return float(text) if boolean is None else boolean
     except ValueError:
@@ -110,7 +111,7 @@ def dates(column: Any, name: str, format: str | None = None) -> np.ndarray:
         return moments
     if pa.types.is_null(column.type):
         return np.full(len(column), np.datetime64("NaT", "us"))
-    if kind_of(column, untyped=False) != DATE:
+    if kind_of(column) != DATE:
         raise ValueError(f"column {name!r} holds {column.type}, not dates")
     zone = getattr(column.type, "tz", None)
     column = pc.cast(column, pa.timestamp("us", zone), safe=False)

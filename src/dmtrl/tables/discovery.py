@@ -57,19 +57,16 @@ def find_files(paths: Sequence[str | Path], encoding: str | None = None) -> list
 
     encoding: of CSV files; None: UTF-8.
     """
-    files: list[DataFile] = []
     if encoding is not None:
         _check_encoding(encoding)
+    files: list[DataFile] = []
     for path in map(Path, paths):
-        if path.is_dir():
-            found = [_data_file(file) for file in _files_in(path)]
-            if not found:
-                raise FileNotFoundError(f"there is no data file in the folder {path}; supported: {', '.join(FORMATS)}")
-            files += found
-        elif not path.exists():
+        if not path.exists():
             raise FileNotFoundError(f"there is no file {path}; check its name and folder")
-        else:
-            files.append(_data_file(path))
+        found = _files_in(path) if path.is_dir() else [path]
+        if not found:
+            raise FileNotFoundError(f"there is no data file in the folder {path}; supported: {', '.join(FORMATS)}")
+        files += map(_data_file, found)
     formats = sorted({file.format for file in files})
     if len(formats) > 1:
         raise ValueError(f"the files have several formats ({', '.join(formats)}); pass files of one format")

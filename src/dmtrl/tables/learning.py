@@ -16,7 +16,7 @@ from dmtrl.exceptions import Note, Setting
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, CellSummary, summarize_cells
 from dmtrl.tables.dates import ISO, DateFormat
-from dmtrl.tables.names import listed, require_one_role
+from dmtrl.tables.names import quoted, require_one_role
 from dmtrl.tables.preparation import (
     WEEKDAYS,
     Category,
@@ -137,18 +137,17 @@ def reading_notes(summaries: Mapping[str, CellSummary], given: Iterable[str] = (
     notes: list[str] = []
     if commas:
         example = next(iter(commas.values()))
-        notes.append(f"decimal commas, as in {example!r}, are read as decimal points: {_quoted(list(commas))}")
+        notes.append(f"decimal commas, as in {example!r}, are read as decimal points: {quoted(list(commas), 3)}")
     for name, summary in summaries.items():
         if summary.other_format is not None and name not in given:
             day = "day" if str(summary.date_format).startswith("%d") else "month"
-            notes.append(Note(
-                f"column {name!r}: dates such as {summary.example!r} are ambiguous and are read with the {day} first; "
-                "if that is wrong, pass ", Setting("date", f"{name}={summary.other_format}"),
-            ))  # fmt: skip
+            words = f"column {name!r}: dates such as {summary.example!r} are ambiguous and are read with the {day} "
+            other = Setting("date", f"{name}={summary.other_format}")
+            notes.append(Note(words, "first; if that is wrong, pass ", other))
         if summary.n_missing:
             cells = "1 cell with" if summary.n_missing == 1 else f"{summary.n_missing:,} cells with"
             count = "counts" if summary.n_missing == 1 else "count"
-            notes.append(f"column {name!r}: {cells} {_quoted(summary.missing_words)} {count} as missing")
+            notes.append(f"column {name!r}: {cells} {quoted(summary.missing_words, 3)} {count} as missing")
     return notes
 
 
@@ -158,27 +157,21 @@ def _left_out_notes(columns: Iterable[Column]) -> list[str]:
     dropped = [column for column in columns if isinstance(column, Dropped) and column.keep is not None]
     texts = [column.name for column in dropped if column.keep == "text"]
     if texts:
-        notes.append(Note(
-            f"left out, free text: {_quoted(texts)}; to use its words, pass ", Setting("text", texts[0]),
-            ", and to use its values as they are, ", Setting("category", texts[0]),
-        ))  # fmt: skip
+        text, category = Setting("text", texts[0]), Setting("category", texts[0])
+        words = f"left out, free text: {quoted(texts, 3)}; to use its words, pass "
+        notes.append(Note(words, text, ", and to use its values as they are, ", category))
     for keep in ("number", "category"):
         names = [column.name for column in dropped if column.keep == keep]
         if names:
-            notes.append(Note(
-                f"left out, identifiers: {_quoted(names)}; to use one all the same, pass ", Setting(keep, names[0])
-            ))  # fmt: skip
+            words = f"left out, identifiers: {quoted(names, 3)}; to use one all the same, pass "
+            notes.append(Note(words, Setting(keep, names[0])))
     return notes
-
-
-def _quoted(names: Sequence[str]) -> str:
-    return listed([repr(name) for name in names], 3)
 
 
 def _learn_column(
     name: str, column: Any, summary: CellSummary | None, forced: str | None, choices: Choices, fill: str
 ) -> Column:
-    kind = summary.kind if summary is not None else read.kind_of(column, untyped=False)
+    kind = summary.kind if summary is not None else read.kind_of(column)
     if kind == NESTED:
         return Dropped(name, f"holds {column.type}, which is neither number, text nor date")
     if forced == "text":

@@ -1,7 +1,7 @@
 """Names in error messages: the closest match for a misspelled name, and short lists of names."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dmtrl.exceptions import InputError, Setting
 
@@ -13,10 +13,15 @@ def nearest(word: str, words: Sequence[str]) -> str | None:
     return folded[found[0]] if found else None
 
 
-def listed(names: Sequence[object], most: int = 8) -> str:
+def listed(names: Sequence[object], most: int = 8, write: Callable[[object], str] = str) -> str:
     """The first `most` names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + more
+    return ", ".join(map(write, names[:most])) + more
+
+
+def quoted(names: Sequence[object], most: int = 5) -> str:
+    """Like `listed`, with each name as Python writes it."""
+    return listed(names, most, repr)
 
 
 def require_column(name: str, names: Sequence[str]) -> None:

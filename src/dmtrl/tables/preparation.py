@@ -17,7 +17,7 @@ import numpy as np
 from dmtrl.tables import columns as read
 from dmtrl.tables.arrow import pa
 from dmtrl.tables.cells import without
-from dmtrl.tables.names import listed
+from dmtrl.tables.names import quoted
 
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _YEAR = 365.2425
@@ -45,7 +45,7 @@ class Replacements:
         """A sentence for each column, with the levels that the fit did not see."""
         notes = [f"column {name!r}: {count:,} {what}" for (name, what), count in self.counts.items()]
         for name, levels in self.unknown.items():
-            such = listed([repr(level) for level, _ in levels.most_common()], 3)
+            such = quoted([level for level, _ in levels.most_common()], 3)
             which, advice = f"{levels.total():,} of {self.rows:,} cells", ""
             if 2 * levels.total() > self.rows:
                 which = f"most cells ({levels.total():,} of {self.rows:,})"
@@ -326,8 +326,7 @@ def without_missing(frame: Any, missing: Sequence[str]) -> Any:
     """An arrow table with null instead of these texts."""
     if not missing:
         return frame
-    texts = tuple(missing)
-    return pa.table({name: without(frame.column(name), texts) for name in frame.column_names})
+    return pa.table({name: without(frame.column(name), missing) for name in frame.column_names})
 
 
 def days_since(first: str, moments: np.ndarray) -> np.ndarray:

@@ -7,11 +7,12 @@ machine holds those of its tasks.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dmtrl.data.blocks import stack_rows
 from dmtrl.data.sources import SourcePlan
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.base import SHIFT_INVARIANT
@@ -24,7 +25,7 @@ from dmtrl.tables import TableFiles, open_files
 from dmtrl.tables import columns as read
 from dmtrl.tables.by_task import files_with
 from dmtrl.tables.preparation import Preparation, without_missing
-from dmtrl.workflows.data_files import name_indices, stack_rows
+from dmtrl.workflows.data_files import name_indices
 from dmtrl.workflows.prepare import FitRequest, Prepared, RowsInFiles, check_tasks, prepare
 from dmtrl.workflows.target_column import check_numbers, read_weights
 
@@ -48,12 +49,10 @@ class RowReader:
     loss: Loss | None = None
     x_centre: np.ndarray | None = None
     y_centre: float = 0.0
-    files_of: Mapping[str, frozenset[int]] | None = None
+    files_of: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def only(self, names: Sequence[str]) -> "RowReader":
-        if self.files_of is None:
-            return self
-        return replace(self, table=files_with(self.table, self.files_of, names), files_of=None)
+        return replace(self, table=files_with(self.table, self.files_of, names), files_of={})
 
     def labels(self, frame: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
         """The task names, the targets, the weights, and which rows have all of them."""

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.tables import TableFiles, open_files, require_column
-from dmtrl.tables.names import column_hint, listed
+from dmtrl.tables.names import column_hint, listed, quoted
 from dmtrl.tables.preparation import Preparation
 
 FILE = "file"  # the task column if each file is a task
@@ -37,7 +36,7 @@ def open_with_tasks(source: TableFiles, task: str | None, notes: list[str]) -> t
     task = FILE
     while task in names:
         task += "_name"
-    stems = listed([repr(file.stem) for file in source.files], 3)
+    stems = quoted([file.stem for file in source.files], 3)
     notes.append(f"each of the {len(source.files):,} files is a task: {stems}")
     return source.with_file_names(task), task, True
 
@@ -57,11 +56,6 @@ def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str], enc
     if preparation.task not in source.names and preparation.task_is_file_name:
         return source.with_file_names(preparation.task)
     return open_with_tasks(source, preparation.task, notes)[0]
-
-
-def stack_rows(parts: Sequence[Any]) -> Any:
-    """Concatenate arrays or CSR matrices."""
-    return sparse.vstack(parts, format="csr") if sparse.issparse(parts[0]) else np.concatenate(parts)
 
 
 def name_indices(texts: np.ndarray, names: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from dmtrl.progress import NoProgress, Progress
 from dmtrl.tables import Batch, TableFiles, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.cells import without
-from dmtrl.tables.names import column_hint, listed
+from dmtrl.tables.names import column_hint, quoted
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation, Replacements
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
@@ -97,13 +97,12 @@ def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, not
         problem = f"there is no column {absent[0]!r}, which the model needs; {column_hint(absent[0], source.names)}"
         raise InputError(f"{problem}; to treat it as missing, pass ", Setting("fill", True))
     if absent:
-        which = listed([repr(name) for name in absent], 5)
-        columns = f"column {which} is" if len(absent) == 1 else f"columns {which} are"
+        columns = f"column {absent[0]!r} is" if len(absent) == 1 else f"columns {quoted(absent)} are"
         notes.append(f"{columns} not in the data; all values are missing")
     known = {*preparation.used, preparation.task, preparation.target, *(c.name for c in preparation.columns)}
     extra = [name for name in source.names if name not in known]
     if extra:
-        notes.append(f"columns that the model does not use: {listed([repr(name) for name in extra], 5)}")
+        notes.append(f"columns that the model does not use: {quoted(extra)}")
 
 
 def _chunks(batch: Batch, rows: int) -> list[Batch]:
@@ -178,5 +177,5 @@ class _Predictor:
         if not self.unknown_rows:
             return []
         done = "left empty" if self._unknown_option == "skip" else "predicted from what all tasks share"
-        which = listed([repr(name) for name in sorted(self.unknown)], 3) or "without a task"
+        which = quoted(sorted(self.unknown), 3) or "without a task"
         return [f"{self.unknown_rows:,} rows of unknown tasks ({which}): {done}"]

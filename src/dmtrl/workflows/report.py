@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.blocks import stack_rows
 from dmtrl.data.labels import plain
 from dmtrl.estimators.model_file import load
 from dmtrl.progress import NoProgress, Progress
@@ -20,7 +21,7 @@ from dmtrl.report.page import require_packages
 from dmtrl.tables import columns as read
 from dmtrl.tables import require_columns
 from dmtrl.tables.preparation import Preparation, Replacements, without_missing
-from dmtrl.workflows.data_files import name_indices, open_as_fitted, stack_rows
+from dmtrl.workflows.data_files import name_indices, open_as_fitted
 from dmtrl.workflows.fit import folds_for, rows_per_task
 from dmtrl.workflows.summary import model_figures
 
@@ -66,11 +67,10 @@ def read_rows(
     model: Any,
     data: Sequence[str | Path],
     notes: list[str],
-    progress: Progress | None = None,
-    encoding: str | None = None,
+    progress: Progress,
+    encoding: str | None,
 ) -> tuple[Any, np.ndarray, np.ndarray]:
     """X, y and tasks, prepared as in the fit. encoding: of CSV files."""
-    progress = progress or NoProgress()
     source = open_as_fitted(model, data, notes, encoding)
     preparation: Preparation = model.preparation_
     require_columns([*preparation.used, preparation.target], source.names)
@@ -92,19 +92,17 @@ def read_rows(
             y = name_indices(read.texts(target), classes)
             known = y >= 0
         keep = known & (task >= 0)
-        parts, targets, codes = [*parts, X[keep]], [*targets, y[keep]], [*codes, task[keep]]
+        parts.append(X[keep])
+        targets.append(y[keep])
+        codes.append(task[keep])
         left_out["no target value that the model knows"] += int((~known).sum())
         left_out["a task that the model does not have"] += int((known & (task < 0)).sum())
         progress.update(batch.done)
     notes += [f"left out: {count:,} rows with {what}" for what, count in left_out.items() if count]
     notes += tally.notes()
-    all_targets = np.concatenate(targets) if targets else np.zeros(0)
-    if len(all_targets) == 0:
+    if not any(len(some) for some in targets):
         raise ValueError(
             f"{source.files[0].path} has no row with a task of the model and a valid {preparation.target!r}"
         )
-    return (
-        stack_rows(parts),
-        all_targets if classes is None else classes[all_targets],
-        model.tasks_[np.concatenate(codes)],
-    )
+    y = np.concatenate(targets)
+    return stack_rows(parts), y if classes is None else classes[y], model.tasks_[np.concatenate(codes)]

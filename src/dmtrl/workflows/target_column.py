@@ -37,7 +37,7 @@ def read_target(
 ) -> tuple[np.ndarray, np.ndarray, Loss, CellSummary]:
     """The target, where it is missing, the loss, and the format of the cells."""
     is_text = read.is_text(column.type)
-    summary = summarize_cells(column, semicolons) if is_text else CellSummary(read.kind_of(column, untyped=False))
+    summary = summarize_cells(column, semicolons) if is_text else CellSummary(read.kind_of(column))
     holds = TEXT if is_text and not untyped else summary.kind
     if holds not in (NUMBER, TEXT):
         raise ValueError(
