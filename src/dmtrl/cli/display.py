@@ -5,17 +5,20 @@ Progress goes to stderr, so that stdout has only results.
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import click
 
+from dmtrl.progress import NoProgress, Progress
+
 LINE_EVERY = 10.0  # seconds between plain lines
 
 
-class Display:
-    """A `dmtrl.progress.Progress` that estimates the time left. This base class prints nothing."""
+class Display(ABC):
+    """A `dmtrl.progress.Progress` that estimates the time left."""
 
     def __init__(self) -> None:
         self._text, self._began, self._from, self._done = "", time.monotonic(), 0.0, 0.0
@@ -32,14 +35,16 @@ class Display:
         left = spent * (1 - self._done) / gained if gained > 0 and spent > 0.5 else None
         self._show(self._done, detail, left, False)
 
-    def _show(self, done: float, detail: str, left: float | None, fresh: bool) -> None:
-        pass
+    @abstractmethod
+    def _show(self, done: float, detail: str, left: float | None, fresh: bool) -> None: ...
 
 
 class Lines(Display):
     """A line when a stage begins, and one every few seconds."""
 
-    _last = 0.0
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = 0.0
 
     def _show(self, done: float, detail: str, left: float | None, fresh: bool) -> None:
         if fresh or time.monotonic() - self._last >= LINE_EVERY:
@@ -69,21 +74,17 @@ def _time_left(left: float | None) -> str:
 
 
 @contextmanager
-def display(quiet: bool = False) -> Iterator[Display]:
+def display(quiet: bool = False) -> Iterator[Progress]:
     """The display for the kind of stderr."""
     if quiet:
-        yield Display()
+        yield NoProgress()
     elif not sys.stderr.isatty():
         yield Lines()
     else:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn
+        from rich.progress import Progress as Bar
 
-        columns = (
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            TextColumn("{task.fields[detail]}"),
-        )
-        with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
-            yield Live(progress)
+        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[detail]}")
+        with Bar(*columns, console=Console(stderr=True, highlight=False), transient=True) as bar:
+            yield Live(bar)

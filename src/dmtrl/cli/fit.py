@@ -22,23 +22,8 @@ if TYPE_CHECKING:
     from dmtrl.solver.checkpoint.options import PathLike
     from dmtrl.workflows.prepare import FitRequest, Prepared
 
-LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson",
-          "logistic", "hinge", "smoothed_hinge", "squared_hinge")  # fmt: skip
-
-
-class Lambda(click.ParamType):  # not generic in click 8.2
-    name = "auto|NUMBER"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float | None:
-        if value is None or value == "auto":
-            return None
-        try:
-            number = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither auto nor a number", param, ctx)
-        if not 0 < number < float("inf"):
-            self.fail(f"{value} is not positive", param, ctx)
-        return number
+REGRESSION_LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson")
+LOSSES = (*REGRESSION_LOSSES, "logistic", "hinge", "smoothed_hinge", "squared_hinge")
 
 
 class Number(click.FloatRange):
@@ -51,19 +36,15 @@ class Number(click.FloatRange):
         return number
 
 
-class TaskWeight(click.ParamType):
-    name = "equal|rows|NUMBER"
+class WordOrNumber(Number):
+    """One of some words, each with its value, or a number."""
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> str | float:
-        if value in ("equal", "rows"):
-            return str(value)
-        try:
-            number = float(value)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number <= 1:
-            self.fail(f"{value!r} is neither equal nor rows nor a number from 0 to 1", param, ctx)
-        return number
+    def __init__(self, words: dict[str, str | None], **limits: Any):
+        super().__init__(**limits)
+        self.name, self._words = "|".join([*words, "NUMBER"]), words
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        return self._words[value] if value in self._words else super().convert(value, param, ctx)
 
 
 class ColumnSetting(click.ParamType):
@@ -82,6 +63,10 @@ class ColumnSetting(click.ParamType):
         return column, setting
 
 
+LAMBDA = WordOrNumber({"auto": None}, min=0, min_open=True)
+TASK_WEIGHT = WordOrNumber({"equal": "equal", "rows": "rows"}, min=0, max=1)
+
+
 def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
     return [loss for loss in LOSSES if loss.startswith(incomplete)]
 
@@ -94,16 +79,15 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option(
     "--loss", metavar="NAME[=X]", shell_complete=_losses, help="Loss, such as logistic, huber=2, quantile=0.9."
 )
-@click.option("--lambda", "reg_lambda", type=Lambda(), default="auto", help="Regularisation [auto: cross-validation].")
+@click.option("--lambda", "reg_lambda", type=LAMBDA, default="auto", help="Regularisation [cross-validation].")
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries 0, 1, 10].")
+@click.option("--own", metavar="NUMBER", type=Number(min=0), help="Strength of the tasks' own parts [tries 0 and 3].")
 @click.option(
-    "--own", metavar="NUMBER", type=Number(min=0),
-    help="Strength of the tasks' own parts, which nothing is shared with [tries 0 and 3].",
-)  # fmt: skip
-@click.option(
-    "--task-weight", type=TaskWeight(), default="0.5",
+    "--task-weight",
+    type=TASK_WEIGHT,
+    default="0.5",
     help="How much a task with n rows counts: equal, rows (each row the same), or n^NUMBER [0.5].",
-)  # fmt: skip
+)
 @click.option("--weights", metavar="COL", help="Column with the weight of each row.")
 @click.option("--drop", metavar="COL", multiple=True, help="Column to leave out.")
 @click.option("--category", metavar="COL", multiple=True, help="Column of numbers to use as categories.")
@@ -129,15 +113,20 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--address", metavar="HOST:PORT", help="Address of a running Ray cluster.")
 @click.option("--workers", metavar="N", type=click.IntRange(1), help="Number of Ray actors [one per CPU].")
 @click.option(
-    "--max-staleness", metavar="N", type=click.IntRange(0), default=0,
+    "--max-staleness",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
     help="Answers by which workers may be ahead of the slowest [0].",
-)  # fmt: skip
+)
 @click.option("--out", "-o", type=click.Path(), default="model.dmtrl", help="Model file [model.dmtrl].")
 @click.option("--force", is_flag=True, help="Overwrite an existing model or checkpoint.")
 @click.option(
-    "--checkpoint", type=click.Path(), metavar="PATH|URL",
+    "--checkpoint",
+    type=click.Path(),
+    metavar="PATH|URL",
     help="Checkpoint folder, visible to all machines [beside the model].",
-)  # fmt: skip
+)
 @click.option("--resume", type=click.Path(), metavar="PATH|URL", help="Resume from the checkpoint of a fit.")
 @click.option("--compare", is_flag=True, help="Also fit each task alone, to see where sharing helps.")
 @click.option("--no-page", is_flag=True, help="Do not write a page beside the model.")
@@ -145,9 +134,19 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 @click.pass_context
 def command(
-    ctx: click.Context, data: tuple[str, ...], out: str, force: bool, resume: str | None, checkpoint: str | None,
-    compare: bool, no_page: bool, as_json: bool, quiet: bool, by_task: bool, **options: Any,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    data: tuple[str, ...],
+    out: str,
+    force: bool,
+    resume: str | None,
+    checkpoint: str | None,
+    compare: bool,
+    no_page: bool,
+    as_json: bool,
+    quiet: bool,
+    by_task: bool,
+    **options: Any,
+) -> None:
     """Fit one model per task from data files.
 
     DATA: CSV, Parquet, Arrow, libsvm or npz files, or folders of them. Several files without --task: each is a task.
@@ -172,7 +171,8 @@ def command(
         options["date"] = dict(options["date"])
         options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
         request = FitRequest(data, **options)
-        summary = _fit(request, Path(out), page, resume, checkpoint, compare, as_json, quiet, by_task)
+        prepared = _prepare(request, by_task, quiet, as_json)
+        summary = _fit(prepared, request, Path(out), page, compare, quiet, resume=resume, checkpoint=checkpoint)
     except KeyboardInterrupt as interrupt:
         _print_resume_command(ctx.find_root().obj, getattr(interrupt, "checkpoint", None))
         ctx.exit(INTERRUPTED)
@@ -186,24 +186,29 @@ def command(
         print_summary(summary)
 
 
-def _fit(
-    request: "FitRequest", out: Path, page: Path | None, resume: str | None, checkpoint: str | None,
-    compare: bool, as_json: bool, quiet: bool, by_task: bool,
-) -> dict[str, Any]:  # fmt: skip
-    from dmtrl import __version__
+def _prepare(request: "FitRequest", by_task: bool, quiet: bool, as_json: bool) -> "Prepared":
     from dmtrl.workflows.by_task import prepare_by_task
-    from dmtrl.workflows.fit import fit, folds_for, rows_per_task
     from dmtrl.workflows.prepare import prepare
-    from dmtrl.workflows.summary import fit_summary
 
     began = time.perf_counter()
     with display(quiet) as progress:
         prepared = prepare_by_task(request, progress) if by_task else prepare(request, progress)
-    seconds = {"reading": time.perf_counter() - began}
+    prepared.seconds["reading"] = time.perf_counter() - began
     if not (quiet or as_json):
         from dmtrl.cli.fit_summary import print_columns
 
         print_columns(prepared.preparation.table(), prepared.notes)
+    return prepared
+
+
+def _fit(
+    prepared: "Prepared", request: "FitRequest", out: Path, page: Path | None, compare: bool, quiet: bool, **places: Any
+) -> dict[str, Any]:
+    """Fit, compare, write the page and return the summary. places: where to resume from and to write checkpoints."""
+    from dmtrl import __version__
+    from dmtrl.workflows.fit import fit, folds_for, rows_per_task
+    from dmtrl.workflows.summary import fit_summary
+
     comparison = None
     if compare:
         rows = rows_per_task(prepared.tasks, prepared.weight)
@@ -211,7 +216,7 @@ def _fit(
     with display(quiet) as progress:
         # Ray prints messages about lost processes to stdout, which is for results
         with redirect_stdout(sys.stderr) if request.engine == "ray" else nullcontext():
-            model = fit(prepared, request, progress, out, resume, checkpoint)
+            model = fit(prepared, request, progress, out, **places)
         if compare:
             progress.stage("comparing with each task alone and all tasks pooled (Ctrl-C skips this)")
             try:
@@ -221,7 +226,7 @@ def _fit(
         written = _write_page(page, model, prepared, comparison, progress)
     summary = fit_summary(model, prepared, comparison)
     more = {"dmtrl": __version__, "model": str(out), "data": list(map(str, request.data)), "report": written}
-    return {**more, **summary, "seconds": seconds | prepared.seconds}
+    return {**more, **summary, "seconds": prepared.seconds}
 
 
 def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison: Any, progress: Any) -> str | None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -16,8 +17,13 @@ from dmtrl.tables.output import check_output, check_table_name
 @click.argument("model", type=click.Path())
 @click.argument("data", nargs=-1, required=True, type=click.Path(), metavar="DATA...")
 @click.option("--out", "-o", type=click.Path(), help="Output file: CSV, Parquet or Arrow.  [default: CSV on stdout]")
-@click.option("--unknown", type=click.Choice(["raise", "common", "skip"]), default="raise", show_default=True,
-              help="Tasks not in the fit: fail, predict from what all tasks share, or leave empty.")  # fmt: skip
+@click.option(
+    "--unknown",
+    type=click.Choice(["raise", "common", "skip"]),
+    default="raise",
+    show_default=True,
+    help="Tasks not in the fit: fail, predict from what all tasks share, or leave empty.",
+)
 @click.option("--keep", metavar="COL", multiple=True, help="Copy a column to the output; '*' copies all.")
 @click.option("--fill", is_flag=True, help="Treat columns that the data does not have as missing.")
 @click.option("--encoding", metavar="NAME", help="Encoding of CSV files, such as cp1252.  [default: UTF-8]")
@@ -25,9 +31,8 @@ from dmtrl.tables.output import check_output, check_table_name
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON; requires --out.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 def command(
-    model: str, data: tuple[str, ...], out: str | None, unknown: str, keep: tuple[str, ...],
-    fill: bool, encoding: str | None, force: bool, as_json: bool, quiet: bool,
-) -> None:  # fmt: skip
+    model: str, data: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool, **options: Any
+) -> None:
     """Predict the rows of data files with a saved model.
 
     The files need the columns that the model was fitted on, and may be larger than memory. The output has the task,
@@ -43,7 +48,7 @@ def command(
     path = None if out is None else Path(out)
     # quick checks, before the numerical libraries are imported
     check_model(Path(model))
-    find_files(data, encoding)
+    find_files(data, options["encoding"])
     if path is not None:
         check_table_name(path)
         check_output(path, force, [model, *data])
@@ -51,7 +56,7 @@ def command(
 
     hidden = quiet or (out is None and sys.stdout.isatty())
     with exit_on_interrupt("nothing was written"), display(hidden) as progress:
-        summary = predict(PredictRequest(model, data, path, unknown, keep, fill, encoding), progress)
+        summary = predict(PredictRequest(model, data, path, **options), progress)
     if as_json:
         click.echo(json.dumps({**summary, "out": out, "notes": [note_text(note) for note in summary["notes"]]}))
     elif not quiet:

@@ -4,7 +4,7 @@ What was chosen is recorded in `notes`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,17 +149,20 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     rows = numbers[keep]
     with source.located(lambda row: int(rows[row])):
         preparation = learn(
-            frame, task, target,
+            frame,
+            task,
+            target,
             untyped=[name for name in source.names if source.is_untyped(name)],
             choices=choices,
             reserved={request.weights: "the weights of the rows"} if request.weights else None,
-            task_is_file_name=by_file, missing=request.missing, semicolons=commas, notes=notes,
-        )  # fmt: skip
+            task_is_file_name=by_file,
+            missing=request.missing,
+            semicolons=commas,
+            notes=notes,
+        )
     if block is not None:
         rest = tuple(column for column in preparation.columns if isinstance(column, Dropped))
-        preparation = Preparation(
-            (Block("features", block.shape[1]), *rest), task, target, by_file, tuple(request.missing)
-        )
+        preparation = replace(preparation, columns=(Block("features", block.shape[1]), *rest))
     if not preparation.feature_names:
         why = listed([f"{column.name}: {column.summary[1]}" for column in preparation.columns], 3)
         raise ValueError(f"no column is left to use as a feature{f' ({why})' if why else ''}")
@@ -205,9 +208,8 @@ def check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> N
     m = len(np.unique(tasks))
     per_task = len(tasks) / m
     if not many and (m > MAX_TASKS or (m > 50 and per_task < 3)):
-        raise InputError(
-            f"the task column {name!r} has {m:,} different values with {per_task:.1f} rows each, which is too many for "
-            "tasks; choose another column, or pass ", Setting("many_tasks", True), " to use it",
-        )  # fmt: skip
+        problem = f"the task column {name!r} has {m:,} different values with {per_task:.1f} rows each"
+        advice = "choose another column, or pass ", Setting("many_tasks", True), " to use it"
+        raise InputError(f"{problem}, which is too many for tasks; ", *advice)
     if m == 1:
         notes.append(f"the task column {name!r} has only one value: there is no other task to share with")
