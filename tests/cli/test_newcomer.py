@@ -47,10 +47,8 @@ def _rows(rng: np.random.Generator, stores: Any) -> pd.DataFrame:
     promo, kind = rng.choice(["ja", "nein"], n), rng.choice(["Stadt", "Land", "Vorort"], n)
     number = pd.Series(stores).str[1:].astype(int).to_numpy()
     score = 0.8 * (5 - price) + 0.9 * (promo == "ja") + 0.03 * (area - 80) + 0.02 * number - 0.4 + rng.normal(size=n)
-    return pd.DataFrame({
-        "Filiale": stores, "Datum": days, "Preis": price, "Fläche": area, "Aktion": promo, "Lage": kind,
-        "verkauft": np.where(score > 0, "ja", "nein"),
-    })  # fmt: skip
+    features = {"Datum": days, "Preis": price, "Fläche": area, "Aktion": promo, "Lage": kind}
+    return pd.DataFrame({"Filiale": stores, **features, "verkauft": np.where(score > 0, "ja", "nein")})
 
 
 def _written(frame: pd.DataFrame, first: int) -> pd.DataFrame:
@@ -79,8 +77,8 @@ def retail(tmp_path_factory: pytest.TempPathFactory) -> Retail:
 @pytest.fixture(scope="module")
 def fitted(retail: Retail) -> tuple[Path, dict[str, Any]]:
     model = retail.fit.with_name("model.dmtrl")
-    result = run("fit", retail.fit, "--task", "Filiale", "--target", "verkauft", "--encoding", "cp1252",
-                 "--lambda", "0.05", "--compare", "-o", model, "--json")  # fmt: skip
+    options = ["--task", "Filiale", "--target", "verkauft", "--encoding", "cp1252", "--lambda", "0.05", "--compare"]
+    result = run("fit", retail.fit, *options, "-o", model, "--json")
     assert result.exit_code == 0, result.output
     return model, json.loads(result.stdout)
 
@@ -111,11 +109,12 @@ def test_every_column_becomes_what_it_is(fitted: tuple[Path, dict[str, Any]], re
 def test_everything_that_was_decided_is_noted(fitted: tuple[Path, dict[str, Any]]) -> None:
     notes = fitted[1]["notes"]
     for words in (
-        "decimal commas, as in", "left out, free text: 'Notiz'; to use its words, pass --text Notiz",
+        "decimal commas, as in",
+        "left out, free text: 'Notiz'; to use its words, pass --text Notiz",
         "left out, identifiers: 'Beleg'; to use one all the same, pass --category Beleg",
         "target 'verkauft' is text: classification",
         "1 of 40 tasks have rows of only one class and always predict it",
-    ):  # fmt: skip
+    ):
         assert any(words in note for note in notes), (words, notes)
     assert not any("\n" in note for note in notes)
 

@@ -65,8 +65,8 @@ def test_every_format_gives_the_same_model(tmp_path: Path) -> None:
 
 
 def test_the_fit_is_that_of_the_library(tmp_path: Path, csv: Path, table: pa.Table) -> None:
-    result = run("fit", csv, "--task", "shop", "--target", "sales", "--drop", "verdict", "--no-common", "--json",
-                 "-o", tmp_path / "model")  # fmt: skip
+    options = ["--task", "shop", "--target", "sales", "--drop", "verdict", "--no-common", "--json"]
+    result = run("fit", csv, *options, "-o", tmp_path / "model")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     model = dmtrl.load(tmp_path / "model")
@@ -99,8 +99,9 @@ def test_the_summary_says_what_was_done(tmp_path: Path, csv: Path) -> None:
     words = [word for word in QUICK if word != "--quiet"]
     result = run("fit", csv, *words, "--compare", "-o", tmp_path / "model")
     assert result.exit_code == 0, result.output
-    for part in ("colour", "category", "days since", "always 7", "left out", "regression, squared loss", "001 and",
-                 "proven within", "200 in 5 tasks (shop)", "sharing hurts", "dmtrl predict"):  # fmt: skip
+    columns = ("colour", "category", "days since", "always 7", "left out")
+    figures = ("regression, squared loss", "001 and", "proven within", "200 in 5 tasks (shop)", "sharing hurts")
+    for part in (*columns, *figures, "dmtrl predict"):
         assert part in result.stdout, part
     assert "reading" in result.stderr
     assert "reading" not in result.stdout
@@ -165,8 +166,8 @@ def test_rows_without_task_target_or_weight_are_left_out_and_counted(tmp_path: P
     lines += [",1,2,1", "u,1,,1", "v,NA,3,1", "u,1,2,"]
     (tmp_path / "a.csv").write_text("\n".join(["t,x,y,w", *lines]), encoding="utf-8")
     out = tmp_path / "m"
-    result = run("fit", tmp_path / "a.csv", "--task", "t", "--target", "y", "--weights", "w", "--lambda", "1", "--json",
-                 "-o", out)  # fmt: skip
+    options = ["--task", "t", "--target", "y", "--weights", "w", "--lambda", "1", "--json"]
+    result = run("fit", tmp_path / "a.csv", *options, "-o", out)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["rows_read"], found["rows"]) == (64, 61)
@@ -219,8 +220,8 @@ def test_tasks_with_one_class_are_said(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     label = np.array([0, 1] * 40 + [1] * 40)
     data = pa.table({"t": np.repeat(["u", "v", "w"], 40), "x": rng.normal(size=120), "y": label})
-    result = run("fit", write(data, tmp_path / "a.csv"), "--task", "t", "--target", "y", "--lambda", "0.1", "--json",
-                 "-o", tmp_path / "m")  # fmt: skip
+    options = ["--task", "t", "--target", "y", "--lambda", "0.1", "--json"]
+    result = run("fit", write(data, tmp_path / "a.csv"), *options, "-o", tmp_path / "m")
     assert result.exit_code == 0, result.output
     assert any("1 of 3 tasks have rows of only one class" in note for note in json.loads(result.stdout)["notes"])
 
@@ -335,9 +336,14 @@ def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         "largest.csv": b"shop,sales,x\na,1,2\nb,1e300,2\na,3,1\n",
     }
     sentences = (
-        "has columns but no rows", "is empty", "no row has both", "is a dmtrl model, not data", "holds infinity",
-        "column 'x' holds numbers as large as 1e+300", "the target 'sales' holds numbers as large as 1e+300",
-    )  # fmt: skip
+        "has columns but no rows",
+        "is empty",
+        "no row has both",
+        "is a dmtrl model, not data",
+        "holds infinity",
+        "column 'x' holds numbers as large as 1e+300",
+        "the target 'sales' holds numbers as large as 1e+300",
+    )
     for (name, content), sentence in zip(files.items(), sentences, strict=True):
         (tmp_path / name).write_bytes(content)
         result = run("fit", tmp_path / name, "--task", "shop", "--target", "sales", "-o", tmp_path / "new")
@@ -353,7 +359,7 @@ def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
 def test_rounds_without_a_barrier_can_be_asked_for(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def enough(prepared: Prepared, request: FitRequest, *_: object) -> None:
+    def enough(prepared: Prepared, request: FitRequest, *_: object, **places: object) -> None:
         asked.append(estimator(prepared, request).max_staleness)
         raise ValueError("that is all that was to be known")
 
@@ -396,7 +402,7 @@ def test_a_worker_that_stays_lost_ends_in_one_message(
 def test_an_error_of_the_program_keeps_its_traceback(
     tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **places: object) -> None:
         raise RuntimeError("a bug")
 
     monkeypatch.setattr("dmtrl.workflows.fit.fit", broken)
@@ -425,11 +431,19 @@ def test_a_million_tasks_are_refused_and_many_allowed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("fit",), ("fit", "a.csv", "--lambda", "-1"), ("fit", "a.csv", "--lambda", "much"), ("predict", "m"),
-              ("fit", "a.csv", "--kind", "guess"), ("fit", "a.csv", "--max-staleness", "-1"),
-              ("fit", "--taks", "x"), ("predict", "m", "a.csv", "--json")],
-)  # fmt: skip
-def test_misspelt_commands_exit_with_2(words: tuple[str, ...]) -> None:
-    result = run(*words)
+    "words",
+    [
+        "fit",
+        "fit a.csv --lambda -1",
+        "fit a.csv --lambda much",
+        "fit a.csv --kind guess",
+        "fit a.csv --max-staleness -1",
+        "fit --taks x",
+        "predict m",
+        "predict m a.csv --json",
+    ],
+)
+def test_misspelt_commands_exit_with_2(words: str) -> None:
+    result = run(*words.split())
     assert result.exit_code == 2
     assert "Usage:" in result.stderr

@@ -63,9 +63,8 @@ def same_bits(model: Any, other: Any) -> None:
     """All that was learned is the same to the last bit, whatever it took."""
     for name in ("coef_", "intercept_", "common_coef_"):
         assert getattr(model, name).tobytes() == getattr(other, name).tobytes(), name
-    assert (model.certificate_, model.reg_lambda_, model.common_strength_) == (
-        other.certificate_, other.reg_lambda_, other.common_strength_,
-    )  # fmt: skip
+    for name in ("certificate_", "reg_lambda_", "common_strength_"):
+        assert getattr(model, name) == getattr(other, name), name
     assert np.asarray(model.task_covariance_).tobytes() == np.asarray(other.task_covariance_).tobytes()
     for one, two in zip(model.history_, other.history_, strict=True):
         assert repr(one | {"seconds": 0}) == repr(two | {"seconds": 0})

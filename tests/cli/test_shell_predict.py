@@ -263,8 +263,8 @@ def test_school_as_people_would_have_it(tmp_path: Path, shared_data: SharedData)
     train, test = (frame.iloc[archive[f"{part}_1"]] for part in ("train", "test"))
     train.to_csv(tmp_path / "train.csv")
     test.drop(columns="score").to_csv(tmp_path / "test.csv")
-    result = run("fit", tmp_path / "train.csv", "--task", "school", "--target", "score", "--lambda", "0.6", "--json",
-                 "-o", tmp_path / "m")  # fmt: skip
+    options = ["--task", "school", "--target", "score", "--lambda", "0.6", "--json"]
+    result = run("fit", tmp_path / "train.csv", *options, "-o", tmp_path / "m")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["tasks"], found["rows"]) == (139, 11472)
@@ -284,8 +284,8 @@ def test_three_classes_with_own_parts(tmp_path: Path) -> None:
     shop, X = np.repeat(["a", "b", "c"], 60), rng.normal(size=(180, 3))
     grade = np.array(["low", "middle", "high"])[np.argmax(X + 0.3 * rng.normal(size=(180, 3)), axis=1)]
     data = write(pa.table({"shop": shop, "x": X[:, 0], "z": X[:, 1], "v": X[:, 2], "grade": grade}), tmp_path / "a.csv")
-    fitted = run("fit", data, "--task", "shop", "--target", "grade", "--own", "1", "--lambda", "0.01", "--json",
-                 "-o", tmp_path / "m.dmtrl")  # fmt: skip
+    options = ["--task", "shop", "--target", "grade", "--own", "1", "--lambda", "0.01", "--json"]
+    fitted = run("fit", data, *options, "-o", tmp_path / "m.dmtrl")
     assert fitted.exit_code == 0, fitted.output
     found = json.loads(fitted.stdout)
     assert all(sum(row["shares"].values()) == pytest.approx(1.0) for row in found["per_task"])

@@ -48,10 +48,18 @@ def test_comparison_and_warm_start(multi_class):
 
 
 @both
-@pytest.mark.parametrize("options", [
-    {"relationship": np.eye(M), "common": 1.0}, {"fit_intercept": "penalised"}, {"fit_intercept": False},
-    {"own": 1.0}, {"shards": 2, "workers": 2}, {"relationship": "independent"},
-], ids=lambda options: ",".join(options))  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"relationship": np.eye(M), "common": 1.0},
+        {"fit_intercept": "penalised"},
+        {"fit_intercept": False},
+        {"own": 1.0},
+        {"shards": 2, "workers": 2},
+        {"relationship": "independent"},
+    ],
+    ids=lambda options: ",".join(options),
+)
 def test_every_kind_of_model_is_certified(multi_class, options):
     model = MTRLClassifier(multi_class=multi_class, reg_lambda=0.01, **options).fit(*ROWS)
     assert 0 <= model.certificate_.relative_gap <= 1e-3

@@ -410,11 +410,9 @@ def test_tasks_pass_through_cross_validation():
     plain = cross_val_score(MTRLRegressor(), X, Y, cv=3, params={"tasks": TASKS})
     named = cross_val_score(MTRLRegressor(), X, Y, cv=3, scoring=task_scorer("r2"), params={"tasks": TASKS})
     np.testing.assert_allclose(named, plain)
-    weighted = cross_validate(
-        MTRLRegressor(), X, Y, cv=3,
-        scoring={"rows": task_scorer("r2"), "tasks": task_scorer("r2", average="tasks")},
-        params={"tasks": TASKS, "sample_weight": np.ones(len(Y))},
-    )  # fmt: skip
+    scoring = {"rows": task_scorer("r2"), "tasks": task_scorer("r2", average="tasks")}
+    params = {"tasks": TASKS, "sample_weight": np.ones(len(Y))}
+    weighted = cross_validate(MTRLRegressor(), X, Y, cv=3, scoring=scoring, params=params)
     np.testing.assert_allclose(weighted["test_rows"], plain)
     assert (weighted["test_tasks"] != plain).all()
     unseen, (rows, y, tasks) = MTRLRegressor(unknown_tasks="common"), related_tasks(spread=0.05)

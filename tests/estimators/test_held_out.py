@@ -128,9 +128,7 @@ def test_the_baseline_does_not_know_held_out_labels() -> None:
     order = np.arange(60).reshape(2, 30).T.ravel()  # the tasks take turns
     X, y, tasks = X[order], y[order] + np.linspace(0, 9, 60), tasks[order]
     trend = MTRLRegressorCV(lambdas=[0.1], commons=[1.0], owns=[0.0], cv=time).fit(X, y, tasks=tasks)
-    error = [
-        abs(y[i] - y[train][tasks[train] == tasks[i]].mean()) for train, test in time.split(X) for i in test
-    ]  # fmt: skip
+    error = [abs(y[i] - y[train][tasks[train] == tasks[i]].mean()) for train, test in time.split(X) for i in test]
     assert trend.metrics_.baseline["mae"] == pytest.approx(np.mean(error))
 
 
@@ -191,10 +189,9 @@ def _by_definition(models: FoldModels, centre: np.ndarray, coverage: float) -> n
 def test_bounds_are_those_of_the_definition(coverage: float) -> None:
     rng = np.random.default_rng(0)
     n, folds = 67, 4
-    models = FoldModels(
-        np.zeros((folds, 1, 2)), np.zeros((folds, 1)), rng.exponential(size=n), rng.integers(0, folds, size=n),
-        np.zeros(n, dtype=int), np.ones(n),
-    )  # fmt: skip
+    residual, fold = rng.exponential(size=n), rng.integers(0, folds, size=n)
+    coef, intercept = np.zeros((folds, 1, 2)), np.zeros((folds, 1))
+    models = FoldModels(coef, intercept, residual, fold, np.zeros(n, dtype=int), np.ones(n))
     centre = rng.normal(size=(folds, 9))
     lower, upper = models.bounds(0, centre, coverage)
     for j in range(9):

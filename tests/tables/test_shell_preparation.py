@@ -114,9 +114,8 @@ def test_two_values_give_one_feature_as_scikit_learn_does() -> None:
     }
     table = pa.table({"t": ["x", "y"] * 50, "y": np.arange(100.0), **columns})
     preparation = learn(table, "t", "y")
-    assert preparation.feature_names == [
-        "c = b", "hole = (missing)", "rare = (other)", "three = a", "three = b", "three = d"
-    ]  # fmt: skip
+    of_three = ["three = a", "three = b", "three = d"]
+    assert preparation.feature_names == ["c = b", "hole = (missing)", "rare = (other)", *of_three]
     words = np.array([[None if cell is None else cell for cell in row] for row in zip(*columns.values(), strict=True)])
     oracle = OneHotEncoder(drop="if_binary", min_frequency=2, handle_unknown="ignore", sparse_output=False).fit(words)
     np.testing.assert_array_equal(preparation.transform(table), oracle.transform(words))
@@ -148,10 +147,15 @@ def test_columns_that_cannot_be_used() -> None:
     n = 60
     table = pa.table(
         {
-            "t": ["x", "y"] * 30, "y": np.arange(60.0), "list": [[1]] * n, "nothing": pa.nulls(n),
-            "empty": pa.array([None] * n, pa.string()), "one": ["same"] * n, "guid": np.arange(n) * 7,
+            "t": ["x", "y"] * 30,
+            "y": np.arange(60.0),
+            "list": [[1]] * n,
+            "nothing": pa.nulls(n),
+            "empty": pa.array([None] * n, pa.string()),
+            "one": ["same"] * n,
+            "guid": np.arange(n) * 7,
         }
-    )  # fmt: skip
+    )
     preparation = learn(table, "t", "y")
     assert all(isinstance(column, Dropped) for column in preparation.columns)
     assert preparation.used == []

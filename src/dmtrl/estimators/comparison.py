@@ -9,7 +9,7 @@ from scipy.stats import t as student
 
 from dmtrl import notebook
 from dmtrl.data.task_data import tiny_tasks
-from dmtrl.estimators.held_out import Metrics
+from dmtrl.estimators.held_out import Metrics, task_frame
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.solver.cross_validation import Path
 
@@ -48,14 +48,10 @@ class Comparison:
 
     def table(self) -> Any:
         """A pandas data frame with one row per task."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError('table() needs pandas: pip install "dmtrl[frames]"') from error
         columns = {"together": self.together, "alone": self.alone, "pooled": self.pooled, "hurts": self.hurts}
         known = {} if self.rows is None else {"rows": self.rows}
         parts = {} if self.shares is None else dict(zip(PARTS, self.shares.T, strict=True))
-        return pd.DataFrame(columns | known | parts, index=pd.Index(self.tasks, name="task"))
+        return task_frame(columns | known | parts, self.tasks)
 
     def __str__(self) -> str:
         known = np.isfinite(self.together)

@@ -235,8 +235,23 @@ class Diagnostics(MTRLBase):
                 "are not independent"
             )
         problem = self._problem_of_same_tasks(rows)
-        settings = Settings(tol=min(self.tol, _TOL_OF_REFITS), max_rounds=self.max_rounds)
         groups = Groups.draw(problem.data.starts, n_groups, np.random.default_rng(self._seed()))
+        W, correlations, weights = self._refits(problem, groups)
+        test = relation_test(W, groups.deviations(weights), groups)
+        units = lookup(problem.data.names, self.tasks_)
+        estimate = self.covariance_.correlation()[np.ix_(units, units)]
+        unknown = (groups.count < 2) | ~W.any(axis=1)
+        found = intervals_of(estimate, correlations, test, groups, unknown, level)
+        lower, upper, p_value = (
+            label_pairs(pad_pairs(one, units, len(self.tasks_), empty), self.tasks_)
+            for one, empty in zip(found, (-1.0, 1.0, np.nan), strict=True)
+        )
+        return CorrelationIntervals(lower, upper, p_value, level)
+
+    def _refits(self, problem: FitProblem, groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The weights of the tasks fitted alone to all rows, and the correlations (groups, m, m) and weights alone
+        (groups, m, d) with less weight on one group at a time."""
+        settings = Settings(tol=min(self.tol, _TOL_OF_REFITS), max_rounds=self.max_rounds)
         m, worst = problem.data.m, list[Outcome]()
 
         def solve_with(data: TaskData, lam: float, common: float, **changes: Any) -> Outcome:
@@ -270,17 +285,8 @@ class Diagnostics(MTRLBase):
             step()
             correlations, weights = map(np.array, zip(*pool.map(refit, groups.lighter(problem.data)), strict=True))
         for outcome in worst:
-            warn_unless_converged(outcome, settings, stacklevel=2)
-        test = relation_test(W, groups.deviations(weights), groups)
-        units = lookup(problem.data.names, self.tasks_)
-        estimate = self.covariance_.correlation()[np.ix_(units, units)]
-        unknown = (groups.count < 2) | ~W.any(axis=1)
-        found = intervals_of(estimate, correlations, test, groups, unknown, level)
-        lower, upper, p_value = (
-            label_pairs(pad_pairs(one, units, len(self.tasks_), empty), self.tasks_)
-            for one, empty in zip(found, (-1.0, 1.0, np.nan), strict=True)
-        )
-        return CorrelationIntervals(lower, upper, p_value, level)
+            warn_unless_converged(outcome, settings, stacklevel=4)
+        return W, correlations, weights
 
     def add_task(self, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
         """Fit a new task against the fitted ones and add it to the model.

@@ -125,7 +125,7 @@ def export(model: Any, path: FilePath, task: Any = None, force: bool = False) ->
 
 
 def _chosen_tasks(model: Any, task: Any) -> np.ndarray:
-    """The numbers of the tasks to export. A number may be written as text, as in the shell."""
+    """The numbers of the tasks to export. A number may be written as text, as on the command line."""
     if task is None:
         return np.arange(len(model.tasks_))
     found = [i for i, name in enumerate(model.tasks_.tolist()) if name == task or str(name) == task]

@@ -6,7 +6,7 @@ frequencies of its classes there, smoothed by one row with the frequencies of al
 not learned and do not count.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,15 @@ LOWER_IS_BETTER = {name: name not in ("r2", "auc") for name in TITLES}
 _ROWS_PER_BIN, _MOST_BINS = 20, 10  # of the calibration error
 
 
+def task_frame(columns: Mapping[str, Any], tasks: Sequence[Any] | np.ndarray) -> Any:
+    """A pandas data frame with a row for each task."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise ImportError('table() needs pandas: pip install "dmtrl[frames]"') from error
+    return pd.DataFrame(columns, index=pd.Index(tasks, name="task"))
+
+
 @dataclass(frozen=True)
 class Metrics:
     """Metrics on held-out rows: "r2", "mae", "rmse" and for counts "deviance"; or "error_rate", "auc" and, with
@@ -48,13 +57,11 @@ class Metrics:
 
     def table(self) -> Any:
         """A pandas data frame with a row for all rows together and one for each task."""
-        import pandas as pd
-
         columns = {}
         for name, values in self.per_task.items():
             columns[name] = [self.overall[name], *values]
             columns[f"{name} of baseline"] = [self.baseline[name], *self.baseline_per_task[name]]
-        return pd.DataFrame(columns, index=pd.Index(["all rows", *self.tasks], name="task"))
+        return task_frame(columns, ["all rows", *self.tasks])
 
     def __str__(self) -> str:
         parts = (

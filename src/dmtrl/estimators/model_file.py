@@ -46,10 +46,9 @@ FORMAT = 4
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
-_RECORDS: tuple[Any, ...] = (
-    Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, cross_validation.Path,
-    Metrics, FoldModels, Preparation, Number, Category, Date, Words, Block, Dropped,
-)  # fmt: skip
+_PREPARATION = (Preparation, Number, Category, Date, Words, Block, Dropped)
+_VALIDATION = (cross_validation.Path, Metrics, FoldModels)
+_RECORDS = (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, *_VALIDATION, *_PREPARATION)
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _MAX_NPY_HEADER = 1 << 16
 _AGAIN = "copy the file again, or save the model again"
@@ -156,12 +155,12 @@ def _describe(array: np.ndarray) -> list[Any]:
 
 
 def _read_arrays(archive: zipfile.ZipFile, layout: dict[str, Any]) -> _Arrays:
-    """The arrays of a file. Sizes are checked first: nothing is unpacked that is larger than the file says."""
+    """The arrays of a file. Sizes are checked first, so that no array is larger than its description says."""
     arrays = {}
     for key, description in layout.items():
         entry, (dtype, shape, _) = archive.getinfo(f"{key}.npy"), description
         size = np.dtype(dtype).itemsize * math.prod(shape)
-        if entry.compress_type != zipfile.ZIP_STORED or not 0 <= entry.file_size - size <= _MAX_NPY_HEADER:
+        if not 0 <= entry.file_size - size <= _MAX_NPY_HEADER:
             raise ValueError(f"its array {key!r} has {entry.file_size:,} bytes, but its description says {size:,}")
         arrays[key] = np.lib.format.read_array(io.BytesIO(archive.read(f"{key}.npy")), allow_pickle=False)
         if _describe(arrays[key]) != description:

@@ -15,8 +15,14 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import CellError
+from dmtrl.tables.arrays import Libsvm, Npz
 from dmtrl.tables.arrow import pa
+from dmtrl.tables.columns import as_strings
 from dmtrl.tables.discovery import DataFile, find_files
+from dmtrl.tables.readers import Arrow, Csv, Parquet, csv_header
+
+_Reader = type[Csv | Parquet | Arrow | Libsvm | Npz]
+_READERS: dict[str, _Reader] = {"csv": Csv, "parquet": Parquet, "arrow": Arrow, "libsvm": Libsvm, "npz": Npz}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class TableFiles:
     @cached_property
     def headers(self) -> list[list[str]]:
         """The columns in each file, without those of its path."""
-        return [_reader(file).column_names(file) for file in self.files]
+        return [_READERS[file.format].column_names(file) for file in self.files]
 
     @cached_property
     def _known(self) -> list[frozenset[str]]:
@@ -87,7 +93,7 @@ class TableFiles:
         before = 0
         for file, known, size in zip(self.files, self._known, sizes, strict=True):
             present = [name for name in wanted if name in known]
-            for table, block, share in _reader(file).batches(file, present, features):
+            for table, block, share in _READERS[file.format].batches(file, present, features):
                 n = table.num_rows
                 columns = {name: table.column(name) for name in present}
                 for name in wanted:
@@ -101,8 +107,6 @@ class TableFiles:
     @cached_property
     def has_semicolons(self) -> bool:
         """Whether semicolons separate the columns of the first file; then commas are decimal signs."""
-        from dmtrl.tables.readers import csv_header
-
         return self.format == "csv" and csv_header(self.files[0]).delimiter == ";"
 
     def position(self, row: int) -> str:
@@ -110,11 +114,11 @@ class TableFiles:
         for file, header in zip(self.files, self.headers, strict=True):
             rows = row + 1
             if len(self.files) > 1:
-                rows = sum(table.num_rows for table, _, _ in _reader(file).batches(file, header[:1]))
+                rows = sum(table.num_rows for table, _, _ in _READERS[file.format].batches(file, header[:1]))
             if row < rows:
                 break
             row -= rows
-        line = _reader(file).line_of(file, row) if file.format == "csv" else None
+        line = Csv.line_of(file, row) if file.format == "csv" else None
         position = f"row {row + 1}" if line is None else f"line {line}"
         return position if len(self.files) == 1 else f"{position} of {file.path}"
 
@@ -192,25 +196,11 @@ def open_files(paths: Sequence[str | Path], encoding: str | None = None) -> Tabl
     return table
 
 
-def _reader(file: DataFile) -> Any:
-    from dmtrl.tables import arrays, readers
-
-    return {
-        "csv": readers.Csv,
-        "parquet": readers.Parquet,
-        "arrow": readers.Arrow,
-        "libsvm": arrays.Libsvm,
-        "npz": arrays.Npz,
-    }[file.format]
-
-
 def _concatenated(tables: list[Any]) -> Any:
     """One table. A column whose type differs between files becomes floats if all are numbers, else text."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError):
-        from dmtrl.tables.columns import as_strings
-
         names = tables[0].column_names
         kinds = {name: {str(table.schema.field(name).type) for table in tables} - {"null"} for name in names}
         texts = {name for name, types in kinds.items() if len(types) > 1}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from dmtrl.data.blocks import stack_rows
 from dmtrl.data.sources import SourcePlan
@@ -23,6 +24,7 @@ from dmtrl.losses import CLASSIFICATION, Loss
 from dmtrl.progress import NoProgress, Progress
 from dmtrl.tables import TableFiles, open_files
 from dmtrl.tables import columns as read
+from dmtrl.tables.arrow import pa
 from dmtrl.tables.by_task import files_with
 from dmtrl.tables.preparation import Preparation, without_missing
 from dmtrl.workflows.data_files import name_indices
@@ -113,7 +115,7 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
     progress.stage("counting the rows of each task")
     counts, positive, files_of, left_out = _scan(reader)
     texts = sorted(counts)
-    tasks, _ = read.labels(_text_column(texts), untyped=True)
+    tasks, _ = read.labels(pa.array(texts, pa.string()), untyped=True)
     order = np.argsort(tasks)
     texts, tasks = [texts[i] for i in order], tasks[order]
     rows = np.array([counts[name] for name in texts])
@@ -127,7 +129,7 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
         ups = np.array([positive[name] for name in texts])
         certain = np.log(2.0 * rows + 1)
         constant = np.where(ups == rows, certain, np.where(ups == 0, -certain, 0.0))
-        classes, _ = read.labels(_text_column(reader.classes or ()), untyped=True)
+        classes, _ = read.labels(pa.array(reader.classes, pa.string()), untyped=True)
     used = np.flatnonzero(constant == 0)
     if len(used) == 0:
         raise ValueError("every task has rows of only one class; there is nothing to learn")
@@ -151,7 +153,7 @@ def _classes(reader: RowReader) -> tuple[str, ...]:
     del found[None]
     if len(found) != 2:
         raise InputError(Setting("by_task", True), f" is for numbers and two classes; the target has {len(found):,}")
-    labels, _ = read.labels(_text_column(sorted(map(str, found))), untyped=True)
+    labels, _ = read.labels(pa.array(sorted(map(str, found)), pa.string()), untyped=True)
     return tuple(str(label) for label in np.sort(labels).tolist())
 
 
@@ -183,17 +185,9 @@ def _scan(reader: RowReader) -> tuple[Counter[str], Counter[str], dict[str, froz
 
 def _coordinates(prepared: Prepared) -> Coordinates:
     """Centres of the sample: any centre is right beside a free intercept, and one near the mean is well conditioned."""
-    from scipy import sparse
-
     X, y = prepared.X, prepared.y
     x_centre = np.zeros(X.shape[1]) if sparse.issparse(X) else X.mean(axis=0)
     if prepared.loss.kind == CLASSIFICATION:
         return Coordinates(x_centre, 0.0, intercept=True)
     y_centre = float(y.mean()) if prepared.loss.name in SHIFT_INVARIANT else 0.0
     return Coordinates(x_centre, y_centre, intercept=True, y_scale=float(np.sqrt(((y - y_centre) ** 2).mean())) or 1.0)
-
-
-def _text_column(words: Sequence[str]) -> Any:
-    import pyarrow as pa
-
-    return pa.array(list(words), pa.string())

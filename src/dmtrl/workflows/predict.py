@@ -15,6 +15,7 @@ from dmtrl.exceptions import InputError, Setting
 from dmtrl.progress import NoProgress, Progress
 from dmtrl.tables import Batch, TableFiles, require_columns
 from dmtrl.tables import columns as read
+from dmtrl.tables.arrow import pa
 from dmtrl.tables.cells import without
 from dmtrl.tables.names import column_hint, quoted
 from dmtrl.tables.output import table_writer
@@ -45,8 +46,6 @@ class PredictRequest:
 
 def predict(request: PredictRequest, progress: Progress | None = None) -> dict[str, Any]:
     """Write a prediction for every row, in order, and return a summary of plain values."""
-    import pyarrow as pa
-
     progress = progress or NoProgress()
     notes: list[str] = []
     model = load(request.model)
@@ -131,8 +130,6 @@ class _Predictor:
         self.unknown: set[str] = set()
 
     def predict(self, X: Any, names: np.ndarray) -> dict[str, Any]:
-        import pyarrow as pa
-
         codes = name_indices(names, self._model.tasks_)
         unknown = codes < 0
         if unknown.any():
@@ -147,8 +144,6 @@ class _Predictor:
         return {name: column.take(positions) for name, column in values.items()}
 
     def _predictions(self, X: Any, tasks: np.ndarray) -> dict[str, Any]:
-        import pyarrow as pa
-
         kind = pa.float64() if self._classes is None else pa.int64() if self._classes.dtype.kind == "i" else pa.string()
         if len(tasks) == 0:
             return {name: pa.nulls(0, pa.float64() if i else kind) for i, name in enumerate(self.columns)}

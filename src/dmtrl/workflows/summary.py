@@ -1,4 +1,4 @@
-"""The outcome of a fit as plain values, for JSON and for the summary that the shell prints."""
+"""The outcome of a fit as plain values, for JSON and for the summary that `dmtrl fit` prints."""
 
 from typing import Any
 
