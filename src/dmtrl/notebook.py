@@ -80,6 +80,6 @@ def _short(name: Any) -> str:
 
 
 def _colour(value: float) -> str:
-    """Transparent near zero, so that the ink of the notebook stays readable: at most 60 % of the colour."""
+    """Transparent near zero, so that the text stays readable: at most 60 % of the colour."""
     strength = 0.0 if np.isnan(value) else 0.6 * min(abs(value), 1.0)
     return f"rgba({ALIKE if value > 0 else OPPOSED}, {strength:.2f})"

@@ -123,7 +123,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
-        # neither the name of the temporary file nor the words of a package help
+        # the name of the temporary file does not help the user
         raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; nothing was written", str(target)) from error
     finally:
         temporary.unlink(missing_ok=True)

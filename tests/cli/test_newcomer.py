@@ -111,7 +111,7 @@ def test_everything_that_was_decided_is_noted(fitted: tuple[Path, dict[str, Any]
     for words in (
         "decimal commas, as in",
         "left out, free text: 'Notiz'; to use its words, pass --text Notiz",
-        "left out, identifiers: 'Beleg'; to use one all the same, pass --category Beleg",
+        "left out, identifiers: 'Beleg'; to use one anyway, pass --category Beleg",
         "target 'verkauft' is text: classification",
         "1 of 40 tasks have rows of only one class and always predict it",
     ):

@@ -148,6 +148,8 @@ def test_task_column():
         MTRLRegressor(task_column="school").fit(X, Y)
     with refuses(r"task_column=3: X has no column names; use an index from 0 to 2"):
         MTRLRegressor(task_column=3).fit(X, Y)
+    with refuses(r"task_column=1.5: X has no column names; use an index from 0 to 2"):
+        MTRLRegressor(task_column=1.5).fit(X, Y)
     with refuses(r"both tasks and task_column are set"):
         MTRLRegressor(task_column="school").fit(table, Y, tasks=TASKS)
     with refuses(r"task_column='school' is not a column of X"):

@@ -103,7 +103,7 @@ def test_intervals_hold_the_estimate_and_narrow_with_data() -> None:
         widths.append(float((intervals.upper - intervals.lower).values.mean()))
     assert intervals.p_value.loc["a1", "a2"] < 0.01
     assert widths[1] < widths[0]
-    with pytest.raises(ValueError, match="level must be between 0 and 1"):
+    with pytest.raises(ValueError, match="level must be a number between 0 and 1"):
         model.correlation_intervals(X, y, tasks, level=2)
 
 
@@ -127,6 +127,14 @@ def test_a_task_that_joins_later() -> None:
         model.add_task(few, few @ W[0], "a4")
     with pytest.raises(ValueError, match="must have the type of the other task names"):
         MTRLRegressor().fit(X, y, tasks=np.repeat(np.arange(6), 60)).add_task(few, few @ W[0], "x")
+    with pytest.raises(ValueError, match=r"row 0, column 0: X contains .* too large to compute with; scale the column"):
+        model.add_task(1e120 * few, y_few, "a5")
+    with pytest.raises(ValueError, match="row 0: y contains 'good', which is not a number"):
+        model.add_task(few, ["good"] * 8, "a5")
+    with pytest.raises(ValueError, match="all rows of task 'a5' have sample weight zero"):
+        model.add_task(few, y_few, "a5", sample_weight=np.zeros(8))
+    with pytest.raises(ValueError, match="add_task adds one task; pass a 1-D y"):
+        model.add_task(few, np.column_stack([y_few, y_few]), "a5")
 
 
 @pytest.mark.parametrize("common", [0.0, 1.0])

@@ -216,8 +216,8 @@ def test_free_text_and_identifiers_are_left_out_with_a_way_to_keep_them(tmp_path
     assert notes == [
         "left out, free text: 'remark'; to use its words, pass --text remark, and to use its values as they are, "
         "--category remark",
-        "left out, identifiers: 'row_id'; to use one all the same, pass --number row_id",
-        "left out, identifiers: 'invoice'; to use one all the same, pass --category invoice",
+        "left out, identifiers: 'row_id'; to use one anyway, pass --number row_id",
+        "left out, identifiers: 'invoice'; to use one anyway, pass --category invoice",
     ]
     kept = ("--text", "remark", "--number", "row_id", "--drop", "invoice", "-o", tmp_path / "n")
     kinds = {line["column"]: line["kind"] for line in found(data, *WORDS, *kept)["columns"]}

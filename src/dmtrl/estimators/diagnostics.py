@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from sklearn.utils.validation import check_consistent_length, check_is_fitted
+from sklearn.utils.validation import check_is_fitted
 
 from dmtrl import notebook
 from dmtrl.data.task_data import TaskData, tiny_tasks
@@ -17,12 +17,12 @@ from dmtrl.estimators.correlations import CorrelationIntervals, Groups, interval
 from dmtrl.estimators.folds import given_splits, label_splits
 from dmtrl.estimators.grids import default_lambdas
 from dmtrl.estimators.held_out import HeldOutRows
-from dmtrl.estimators.inputs import LabelledRows, lookup
+from dmtrl.estimators.inputs import LabelledRows, lookup, read
 from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
-from dmtrl.numerics.checks import is_whole
+from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_learned
 from dmtrl.solver.api import Placement, ProblemSpec, on_engine, solve_problem, thread_count, warn_unless_converged
@@ -223,8 +223,8 @@ class Diagnostics(MTRLBase):
         """
         if not is_whole(n_groups) or n_groups < 2:
             raise ValueError(f"n_groups must be a whole number of at least 2, got {n_groups!r}")
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, got {level!r}")
+        if not (is_number(level) and 0 < level < 1):
+            raise ValueError(f"level must be a number between 0 and 1, got {level!r}")
         check_is_fitted(self)
         if not is_learned(self.relationship):
             raise ValueError("correlation_intervals requires relationship='learned': a given one is not estimated")
@@ -322,7 +322,7 @@ class Diagnostics(MTRLBase):
             raise ValueError(
                 f"the name {name!r} must have the type of the other task names, such as {self.tasks_.tolist()[0]!r}"
             )
-        rows, seen = self._rows_of_new_task(X, y, sample_weight)
+        rows, seen = self._rows_of_new_task(X, y, name, sample_weight)
         newcomer = TaskData.from_list([rows], [name])
         lam, before = self.reg_lambda_, self._outcome
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
@@ -342,17 +342,16 @@ class Diagnostics(MTRLBase):
         warn_unless_converged(added.outcome, settings, stacklevel=3)
         return self._join(names, added, newcomer, seen)
 
-    def _rows_of_new_task(self, X: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, ...], np.ndarray | None]:
+    def _rows_of_new_task(
+        self, X: Any, y: Any, name: Any, sample_weight: Any
+    ) -> tuple[tuple[Any, ...], np.ndarray | None]:
         """The rows of the new task in the coordinates of the fitted problem, and (1, k) which classes they have."""
-        X, y, seen = self._validate(X, reset=False), np.asarray(y), None
-        if sample_weight is not None:  # rows of weight zero do not count, and neither do their classes
-            sample_weight = np.asarray(sample_weight, dtype=float)
-            check_consistent_length(X, y, sample_weight)
-            counts = sample_weight != 0
-            if not counts.any():
-                raise ValueError("the new task has no rows: all sample weights are zero")
-            X, y, sample_weight = X[counts], y[counts], sample_weight[counts]
-        X = self.coordinates_.rows(X if self.feature_map_ is None else self.feature_map_.transform(X))
+        rows = read(X, y, sample_weight=sample_weight)
+        if rows.wide:
+            raise ValueError("add_task adds one task; pass a 1-D y")
+        rows = self._checked(replace(rows, names=np.array([name])), reset=False)
+        X = self.coordinates_.rows(rows.X if self.feature_map_ is None else self.feature_map_.transform(rows.X))
+        y, seen = rows.y, None
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
                 raise ValueError(f"the labels of the new task must be among the classes {self.classes_.tolist()}")
@@ -362,9 +361,11 @@ class Diagnostics(MTRLBase):
                 )
             seen = np.isin(self.classes_, y)[None]
             y = np.searchsorted(self.classes_, y)
-            y = y if len(self.classes_) > 2 else 2 * y - 1
-        y = y.astype(float) - self.coordinates_.y_centre
-        return ((X, y) if sample_weight is None else (X, y, sample_weight)), seen
+            y = (y if len(self.classes_) > 2 else 2 * y - 1).astype(float)
+        else:
+            y = rows.numeric_y()
+        y = y - self.coordinates_.y_centre
+        return ((X, y) if rows.sample_weight is None else (X, y, rows.sample_weight)), seen
 
     def _join(self, names: np.ndarray, added: Extension, newcomer: TaskData, seen: np.ndarray | None) -> AddedTask:
         """Append the new task to the fitted attributes."""

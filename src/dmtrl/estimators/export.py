@@ -40,7 +40,7 @@ class Term:
     kind: "number" (the value of a column), "missing" (1 if it is missing), "level" (1 if it equals `value`), "other" (1
     if it equals no level of this column), "days" (days since the date `value`), "date part" (the part `value` of a
     date), "word" (its tf-idf in a text), "bucket" (number `value` of hashed words) or "feature" (a feature as it is).
-    fill: stands in for a missing number or date. idf: of a word.
+    fill: replaces a missing number or date. idf: of a word.
     """
 
     feature: str

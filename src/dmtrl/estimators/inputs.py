@@ -14,6 +14,7 @@ from scipy import sparse
 from dmtrl.data.blocks import all_finite, stack_rows
 from dmtrl.data.labels import check_one_per_row, is_missing, plain, read_task_list, task_labels
 from dmtrl.losses import Loss
+from dmtrl.numerics.checks import is_whole
 from dmtrl.tables.names import quoted
 
 SINGLE_TASK = np.array([0])  # task names if the caller passed none; compared by identity
@@ -213,12 +214,12 @@ def split_column(X: Any, column: Any) -> tuple[Any, Any]:
     if names is None:
         X = X if hasattr(X, "shape") else np.asarray(X, dtype=object)
         d = X.shape[1]
-        if isinstance(column, str) or not -d <= column < d:
+        if not (is_whole(column) and -d <= column < d):
             raise ValueError(f"task_column={column!r}: X has no column names; use an index from 0 to {d - 1}")
         taken = X[:, [column]]
         return X[:, np.delete(np.arange(d), column)], (taken.toarray() if sparse.issparse(X) else taken)[:, 0]
     if column not in names:
-        if isinstance(column, str) or not -len(names) <= column < len(names):
+        if not (is_whole(column) and -len(names) <= column < len(names)):
             raise ValueError(f"task_column={column!r} is not a column of X, which has {quoted(names)}")
         column = names[column]
     if hasattr(X, "drop_columns"):  # pyarrow

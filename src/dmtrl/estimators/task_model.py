@@ -132,7 +132,10 @@ class TaskModel(ABC):
         if y is None and not inputs.is_list_of_tasks(X):
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         rows = inputs.read(X, y, tasks, sample_weight, self.task_column)
-        rows = replace(rows, X=self._validate(rows.X, reset), splits=splits(rows))
+        return self._checked(replace(rows, splits=splits(rows)), reset)
+
+    def _checked(self, rows: inputs.LabelledRows, reset: bool) -> inputs.LabelledRows:
+        rows = replace(rows, X=self._validate(rows.X, reset))
         rows.check_X(getattr(self, "feature_names_in_", None))
         rows = rows.without_zero_weights().to_long()
         rows.check_y()

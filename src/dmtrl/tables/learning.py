@@ -163,7 +163,7 @@ def _left_out_notes(columns: Iterable[Column]) -> list[str]:
     for keep in ("number", "category"):
         names = [column.name for column in dropped if column.keep == keep]
         if names:
-            words = f"left out, identifiers: {quoted(names, 3)}; to use one all the same, pass "
+            words = f"left out, identifiers: {quoted(names, 3)}; to use one anyway, pass "
             notes.append(Note(words, Setting(keep, names[0])))
     return notes
 

@@ -232,7 +232,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A column that is not used, and why. keep: the option that uses it all the same: "text", "category", "number"."""
+    """A column that is not used, and why. keep: the option that uses it anyway: "text", "category", "number"."""
 
     name: str
     why: str
