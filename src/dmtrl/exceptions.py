@@ -55,7 +55,13 @@ class Advice:
     parts: tuple[str | Setting, ...]
 
     def message(self, write: Callable[[Setting], str]) -> str:
-        """The message with each setting as `write` returns it."""
+        """Return the message.
+
+        Parameters
+        ----------
+        write : callable
+            Turns a `Setting` into text: `str` for Python, or a function that writes a command-line option.
+        """
         return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
 
     def __str__(self) -> str:

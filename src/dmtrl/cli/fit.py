@@ -19,6 +19,8 @@ from dmtrl.tables.discovery import find_files
 from dmtrl.tables.output import check_output
 
 if TYPE_CHECKING:
+    from dmtrl.estimators.comparison import Comparison
+    from dmtrl.progress import Progress
     from dmtrl.solver.checkpoint.options import PathLike
     from dmtrl.workflows.prepare import FitRequest, Prepared
 
@@ -229,7 +231,9 @@ def _fit(
     return {**more, **summary, "seconds": prepared.seconds}
 
 
-def _write_page(page: Path | None, model: Any, prepared: "Prepared", comparison: Any, progress: Any) -> str | None:
+def _write_page(
+    page: Path | None, model: Any, prepared: "Prepared", comparison: "Comparison | None", progress: "Progress"
+) -> str | None:
     """Write the page and return its path. The model is already saved, so a failure only adds a note."""
     from dmtrl.report.model_page import write_model_page
 

@@ -5,17 +5,19 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.labels import plain
-from dmtrl.estimators.comparison import PARTS
+from dmtrl.estimators.comparison import PARTS, Comparison
 from dmtrl.estimators.inputs import lookup
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metric_errors, metrics_of
+from dmtrl.solver.cross_validation import Path
 from dmtrl.workflows.prepare import Prepared
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
+SHOWN_PAIRS = 3  # of each sign
 
 
-def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[str, Any]:
+def fit_summary(model: Any, prepared: Prepared, comparison: Comparison | None) -> dict[str, Any]:
     """The outcome of a fit as plain values."""
     preparation, elsewhere = prepared.preparation, prepared.elsewhere
     columns = ("column", "kind", "done", "features")
@@ -39,7 +41,12 @@ def fit_summary(model: Any, prepared: Prepared, comparison: Any = None) -> dict[
 
 
 def model_figures(
-    model: Any, comparison: Any = None, X: Any = None, y: Any = None, tasks: Any = None, weight: Any = None
+    model: Any,
+    comparison: Comparison | None = None,
+    X: Any = None,
+    y: Any = None,
+    tasks: Any = None,
+    weight: Any = None,
 ) -> dict[str, Any]:
     """What a fitted model says about itself, as plain values. X, y, tasks, weight: the rows of the fit, if known."""
     certificate, path, loss = model.certificate_, getattr(model, "cv_path_", None), get_loss(model.loss)
@@ -64,7 +71,11 @@ def model_figures(
         "shares": dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
         "chosen": None if path is None else _choice(path, cv_measure(model)),
         **_held_out(model, X, y, tasks, weight),
-        "metrics": None if metrics is None else _overall(metrics),
+        "metrics": metrics
+        and {
+            name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
+            for name, value in metrics.overall.items()
+        },
         "certificate": {
             "primal": certificate.primal,
             "dual": certificate.dual,
@@ -76,13 +87,6 @@ def model_figures(
         "relations": _relations(model),
         "compared": None if comparison is None else str(comparison),
         "per_task": per_task,
-    }
-
-
-def _overall(metrics: Any) -> dict[str, Any]:
-    return {
-        name: {"model": _number(value), "baseline": _number(metrics.baseline[name])}
-        for name, value in metrics.overall.items()
     }
 
 
@@ -104,7 +108,7 @@ def _tasks(model: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _choice(path: Any, measure: str) -> dict[str, Any]:
+def _choice(path: Path, measure: str) -> dict[str, Any]:
     tried = path.rounds > 0
     return {"candidates": tried[..., 0].size, "fits": int(tried.sum()), "folds": tried.shape[-1], "by": measure}
 
@@ -119,7 +123,7 @@ def _held_out(model: Any, X: Any, y: Any, tasks: Any, weight: Any) -> dict[str, 
     return {"held_out": {"loss": float(loss), cv_measure(model): found.error}, "baseline": found.baseline}
 
 
-def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
+def _task_errors(model: Any, comparison: Comparison | None) -> dict[str, np.ndarray]:
     """Held-out errors of each task: from the comparison, or from choosing lambda."""
     if comparison is not None:  # which has no task with a single class
         rows = lookup(model.tasks_, comparison.tasks)  # -1 takes the NaN at the end
@@ -136,8 +140,8 @@ def _task_errors(model: Any, comparison: Any) -> dict[str, np.ndarray]:
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
 
 
-def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
-    """The k most alike and the k most opposed pairs of tasks; none if there are too many tasks to compare all pairs."""
+def _relations(model: Any) -> dict[str, list[list[Any]]]:
+    """The most alike and the most opposed pairs of tasks; none if there are too many tasks to compare all pairs."""
     covariance, names = model.covariance_, model.tasks_
     if not 2 <= covariance.m <= MAX_COMPARED:
         return {"alike": [], "opposed": []}
@@ -151,5 +155,5 @@ def _relations(model: Any, k: int = 3) -> dict[str, list[list[Any]]]:
 
     vectors = unit_vectors(covariance)
     vectors[model.tiny_tasks()] = 0.0  # what is learned about a task with very few rows is mostly chance
-    alike, opposed = strongest_pairs(vectors, k)
+    alike, opposed = strongest_pairs(vectors, SHOWN_PAIRS)
     return {"alike": listed(alike), "opposed": listed(opposed)}
