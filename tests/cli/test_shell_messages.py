@@ -67,7 +67,7 @@ def test_tasks_with_one_row_need_a_lambda(tmp_path: Path, more: tuple[str, ...])
     assert not (tmp_path / "m.dmtrl").exists()
 
 
-@pytest.mark.parametrize("option", ["--own", "--tol"])
+@pytest.mark.parametrize("option", ["--own", "--tol", "--lambda", "--task-weight"])
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_a_number_that_is_not_finite_is_wrong_usage(tmp_path: Path, option: str, value: str) -> None:
     data = _few_rows(tmp_path / "few.csv", 5)

@@ -241,9 +241,10 @@ def test_as_library_functions(folder: Path, tmp_path: Path) -> None:
     assert model.certificate_.relative_gap <= request.tol
     np.testing.assert_array_equal(model.coef_, dmtrl.load(folder / "sales.model").coef_)
     model.save(tmp_path / "m")
-    found = predict(PredictRequest(tmp_path / "m", [folder / "new.csv"], tmp_path / "out.parquet"))
+    keep = ["kg", "kg", "shop"]
+    found = predict(PredictRequest(tmp_path / "m", [folder / "new.csv"], tmp_path / "out.parquet", keep=keep))
     assert found["rows"] == 200
-    assert found["columns"] == ["shop", "prediction"]
+    assert found["columns"] == ["shop", "kg", "prediction"]
 
 
 @pytest.mark.data

@@ -30,7 +30,6 @@ _DESCRIPTIONS = {
     "zip": "a zip archive",
     "gzip": "a gzip file",
     "feather1": "a Feather file of version 1",
-    "model": "a dmtrl model",
     "binary": "a binary file",
 }
 _IS_MODEL = "is a dmtrl model, not data; pass data files"

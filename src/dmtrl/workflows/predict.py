@@ -54,7 +54,8 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
     _check_columns(source, preparation, request.fill, notes)
     if request.unknown == "common":
         model.set_params(unknown_tasks="common")
-    kept = [name for name in (source.names if "*" in request.keep else request.keep) if name != preparation.task]
+    keep = source.names if "*" in request.keep else dict.fromkeys(request.keep)
+    kept = [name for name in keep if name != preparation.task]
     require_columns(kept, source.names)
     predictor = _Predictor(model, request.unknown)
     taken = set(predictor.columns) & {*kept, preparation.task}
