@@ -68,7 +68,7 @@ class NoProgress:
 
 
 class GapProgress:
-    """How much of a fit is done, on the logarithm of the gap, which falls evenly."""
+    """Estimates how much of a fit is done from the logarithm of the gap, which falls about linearly."""
 
     def __init__(self, tol: float):
         self._tol, self._first = tol, 0.0

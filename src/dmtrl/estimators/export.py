@@ -53,7 +53,7 @@ class Term:
 
     @property
     def multiplies(self) -> str:
-        """The same in words."""
+        """A description in words."""
         filled = "" if self.fill is None else f", {self.fill!r} if missing"
         return {
             "number": f"the value of {self.column!r}{filled}",

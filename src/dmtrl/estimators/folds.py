@@ -16,7 +16,7 @@ from dmtrl.estimators.problem import UnitLabels
 from dmtrl.numerics.checks import is_whole
 
 
-def given_splits(cv: Any, rows: LabelledRows, groups: Any = None) -> np.ndarray | None:
+def given_splits(cv: Any, rows: LabelledRows, groups: Any) -> np.ndarray | None:
     """(splits, rows of X): what each row does in the splits of a splitter or an iterable; None for a number of folds.
 
     `rows` are as they were passed, before any is left out.

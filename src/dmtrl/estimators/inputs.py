@@ -83,7 +83,7 @@ class LabelledRows:
         codes, rows = np.nonzero(~missing.T)
         return replace(self, y=self.y[rows, codes], codes=codes, rows=rows)
 
-    def check_X(self, columns: Sequence[Any] | None = None) -> None:
+    def check_X(self, columns: Sequence[Any] | None) -> None:
         """Raise ValueError with task, row and column if X holds NaN, infinity or numbers that are too large."""
         values = self.X.data if sparse.issparse(self.X) else self.X
         finite = all_finite(values)
@@ -183,7 +183,7 @@ def reject_lazy(name: str, value: Any) -> None:
         raise TypeError(f"{name} is a LazyFrame, which has not been computed; call collect() first")
 
 
-def split_tasks(X: Any, tasks: Any = None, task_column: Any = None) -> tuple[Any, np.ndarray | None]:
+def split_tasks(X: Any, tasks: Any, task_column: Any) -> tuple[Any, np.ndarray | None]:
     """Return X without the task column, and the task label of each row or None."""
     reject_lazy("X", X)
     if task_column is not None:

@@ -84,7 +84,7 @@ class Coordinates:
             return np.concatenate([coef, bias[..., None]], axis=-1).reshape(m, -1)
         return np.hstack([coef.reshape(m, -1), bias.reshape(m, -1)])
 
-    def coefficients(self, W: np.ndarray, outputs: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    def coefficients(self, W: np.ndarray, outputs: int) -> tuple[np.ndarray, np.ndarray]:
         """Convert rows of weights to coefficients and intercepts; with k > 1 outputs they have an axis of classes."""
         free = outputs if self.intercept and not self.column else 0
         own = W[..., : W.shape[-1] - free].reshape(*W.shape[:-1], outputs, -1)

@@ -51,7 +51,7 @@ def check_numbers(name: str, values: Any) -> None:
         raise ValueError(f"{name} must be a list of numbers, got {values!r}{advice}")
 
 
-def warn_of_scales(X: Any, names: Any = None) -> None:
+def warn_of_scales(X: Any, names: np.ndarray | None) -> None:
     """Warn if one column varies so much more than the others that lambda can suit only that one."""
     n, d = X.shape
     if n < 2 or d < 2:

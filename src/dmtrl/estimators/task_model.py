@@ -336,7 +336,7 @@ class TaskModel(ABC):
         return tags
 
 
-def init_parameters(variables: dict[str, Any], exclude: tuple[str, ...] = ()) -> dict[str, Any]:
+def init_parameters(variables: dict[str, Any], exclude: tuple[str, ...]) -> dict[str, Any]:
     """The parameters of an `__init__` to pass on, from its `locals()` before anything else is assigned.
 
     exclude: parameters that it keeps itself.

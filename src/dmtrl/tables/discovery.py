@@ -148,7 +148,7 @@ def _check_content(file: DataFile) -> None:
     if kind == "model":
         raise ValueError(f"{file.path} {_IS_MODEL}")
     if file.encoding != UTF8 and kind in ("utf-16", "binary"):
-        return  # the reader finds out
+        return  # the reader reports what is wrong
     if kind == "utf-16":
         raise InputError(f"{file.path} is UTF-16 text; save it as UTF-8, or pass ", Setting("encoding", "utf-16"))
     compressed = file.path.name.lower().endswith(".gz")

@@ -281,7 +281,7 @@ def _learn_words(name: str, words: np.ndarray, kind: str) -> Column:
     return Words(name, vocabulary, tuple(vectorizer.idf_.tolist()), len(vocabulary))
 
 
-def _learn_date(name: str, moments: np.ndarray, fill: str, format: str | None = None) -> Column:
+def _learn_date(name: str, moments: np.ndarray, fill: str, format: str | None) -> Column:
     present = moments[~np.isnat(moments)]
     if len(present) == 0:
         return Dropped(name, "empty")

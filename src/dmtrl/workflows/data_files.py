@@ -41,7 +41,7 @@ def open_with_tasks(source: TableFiles, task: str | None, notes: list[str]) -> t
     return source.with_file_names(task), task, True
 
 
-def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str], encoding: str | None = None) -> TableFiles:
+def open_as_fitted(model: Any, data: Sequence[str | Path], notes: list[str], encoding: str | None) -> TableFiles:
     """Open data of the same format as that of the model's fit, with a task column."""
     preparation = getattr(model, "preparation_", None)
     if not isinstance(preparation, Preparation):
