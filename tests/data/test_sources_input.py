@@ -1,6 +1,7 @@
 """Input of source plans: class labels, arrays of unequal length, task names and amounts of work."""
 
 import zipfile
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,26 @@ def test_a_class_of_a_typed_column(labels: Any, positive: Any, tmp_path: Path) -
         SourcePlan.from_dataset(str(path), "kind", "t", positive=positive),
     ):
         assert _signs(plan) == [1, -1, 1, -1]
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        pa.array(["a", "a ", "b", "b"]),
+        pa.array(["a", " a", "b", "b"]).dictionary_encode(),
+        pa.array([1, 1, 2, 2]),
+        pa.array([0.1, 0.1, 2, 2], pa.float32()),
+        pa.array([date(2024, 1, 31)] * 2 + [date(2024, 2, 1)] * 2),
+        pa.array([datetime(2024, 1, 31, 12)] * 2 + [datetime(2024, 2, 1)] * 2, pa.timestamp("us", "Europe/Berlin")),
+    ],
+)
+def test_all_rows_of_a_task_are_read_whatever_its_type(tasks: Any, tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"t": tasks, "x": np.arange(4.0), "y": np.arange(4.0)}), tmp_path / "a.parquet")
+    for plan in (
+        SourcePlan.from_files(tmp_path / "a.parquet", "y", "t"),
+        SourcePlan.from_dataset(str(tmp_path / "a.parquet"), "y", "t"),
+    ):
+        assert [source.load().y.tolist() for source in plan.sources(2)] == [[0, 1], [2, 3]]
 
 
 def test_files_that_write_a_class_in_two_ways(tmp_path: Path) -> None:

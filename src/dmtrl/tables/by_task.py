@@ -228,23 +228,33 @@ class DatasetReader:
 
     url: str
     roles: ColumnRoles
+    values_of: Mapping[str, Collection[Any]] = field(default_factory=dict)  # task -> values of its column, such as "a "
 
     def scan(self) -> tuple[Counter[str], "DatasetReader"]:
         """As FileReader.scan."""
         classes = ClassScan()
-        batches = open_dataset(self.url).to_batches(columns=self.roles.scanned)
-        tables = (decode_dictionaries(pa.Table.from_batches([batch])) for batch in batches)
-        rows = self.roles.count_rows(tables, classes)
-        return rows, replace(self, roles=self.roles.after_scan(classes))
+        values_of: dict[str, set[Any]] = {}
+
+        def tables() -> Iterator[Any]:
+            for batch in open_dataset(self.url).to_batches(columns=self.roles.scanned):
+                table = decode_dictionaries(pa.Table.from_batches([batch]))
+                values = table.column(self.roles.task).unique()
+                for name, value in zip(read.texts(values), values.to_pylist(), strict=True):
+                    values_of.setdefault(name, set()).add(value)
+                yield table
+
+        rows = self.roles.count_rows(tables(), classes)
+        return rows, replace(self, roles=self.roles.after_scan(classes), values_of=values_of)
 
     def only(self, names: Sequence[str]) -> "DatasetReader":
-        return self
+        return replace(self, values_of={name: self.values_of[name] for name in names})
 
     def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
         opened = open_dataset(self.url)
         kind = opened.schema.field(self.roles.task).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        wanted = pc.field(self.roles.task).isin(pc.cast(pa.array(list(names), pa.string()), kind))
+        values = [value for name in names for value in self.values_of[name]]
+        wanted = pc.field(self.roles.task).isin(pa.array(values, kind))
         return self.roles.split(decode_dictionaries(opened.to_table(columns=self.roles.all, filter=wanted)))
 
 
