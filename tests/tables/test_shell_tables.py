@@ -62,6 +62,8 @@ def test_what_an_untyped_column_holds(values: list[str], kind: str) -> None:
         (pa.array(["003", "1", ""]), ["003", "1"]),
         (pa.array([0.5, 1.0, float("nan")]), ["0.5", "1"]),
         (pa.array([True, False, None]), ["true", "false"]),
+        (pa.array([7, 1, None], pa.uint64()), [7, 1]),
+        (pa.array([2**64 - 1, 1, None], pa.uint64()), ["18446744073709551615", "1"]),
     ],
 )
 def test_labels_are_whole_numbers_or_text(array: pa.Array, names: list[object]) -> None:

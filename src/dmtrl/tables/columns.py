@@ -120,7 +120,7 @@ def dates(column: Any, name: str, format: str | None = None) -> np.ndarray:
 
 def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
     """Names of tasks or classes, and a mask of missing ones. Names are integers if all are written so, else text."""
-    if pa.types.is_integer(column.type):  # a shortcut with the same result as below
+    if pa.types.is_integer(column.type) and column.type != pa.uint64():  # a shortcut; uint64 may not fit into int64
         return np.asarray(column.fill_null(0).to_numpy(), dtype=np.int64), column.is_null().to_numpy()
     words = texts(column)
     missing = np.array([word is None for word in words], dtype=bool)
