@@ -49,6 +49,28 @@ def test_the_model_is_that_of_the_rows_in_memory(tmp_path: Path, words: tuple[st
     assert len(predictions[0]) == len(predictions[1]) == 241
 
 
+def test_names_are_text_where_the_file_says_so(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=60)
+    table = pa.table({"t": ["10", "9"] * 30, "x": x, "y": np.where(x > 0, "10", "9")})
+    for name, kind in (("a.parquet", "U"), ("a.csv", "i")):
+        words = (
+            write(table, tmp_path / name),
+            "--task",
+            "t",
+            "--target",
+            "y",
+            "--lambda",
+            "0.1",
+            "--no-page",
+            "--force",
+        )
+        whole, parts = (fitted(tmp_path, "m", *words, *more)[0] for more in ((), ("--by-task",)))
+        assert (parts.tasks_.dtype.kind, parts.classes_.dtype.kind) == (kind, kind)
+        assert parts.tasks_.tolist() == whole.tasks_.tolist()
+        assert parts.classes_.tolist() == whole.classes_.tolist()
+        assert np.array_equal(np.sign(parts.coef_), np.sign(whole.coef_))
+
+
 def test_lambda_is_chosen_without_the_rows(tmp_path: Path) -> None:
     data = write(shops(m=3), tmp_path / "a.parquet")
     whole, _ = fitted(tmp_path, "whole", data, *SALES)

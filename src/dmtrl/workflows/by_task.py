@@ -111,11 +111,13 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
     if preparation.task_is_file_name:
         source = source.with_file_names(preparation.task)
     reader = RowReader(source, preparation, request.weights, comma=prepared.target_comma)
-    reader = replace(reader, classes=_classes(reader)) if classification else replace(reader, loss=prepared.loss)
+    reader = (
+        replace(reader, classes=_classes(reader, prepared.y)) if classification else replace(reader, loss=prepared.loss)
+    )
     progress.stage("counting the rows of each task")
     counts, positive, files_of, left_out = _scan(reader)
     texts = sorted(counts)
-    tasks, _ = read.labels(pa.array(texts, pa.string()), untyped=True)
+    tasks = _names(texts, prepared.tasks)
     order = np.argsort(tasks)
     texts, tasks = [texts[i] for i in order], tasks[order]
     rows = np.array([counts[name] for name in texts])
@@ -129,7 +131,7 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
         ups = np.array([positive[name] for name in texts])
         certain = np.log(2.0 * rows + 1)
         constant = np.where(ups == rows, certain, np.where(ups == 0, -certain, 0.0))
-        classes, _ = read.labels(pa.array(reader.classes, pa.string()), untyped=True)
+        classes = _names(reader.classes or (), prepared.y)
     used = np.flatnonzero(constant == 0)
     if len(used) == 0:
         raise ValueError("every task has rows of only one class; there is nothing to learn")
@@ -146,15 +148,19 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
     return prepared
 
 
-def _classes(reader: RowReader) -> tuple[str, ...]:
+def _classes(reader: RowReader, sample: np.ndarray) -> tuple[str, ...]:
     found: Counter[str | None] = Counter()
     for frame, _, _ in reader.batches([reader.preparation.target]):
         found.update(read.texts(frame.column(reader.preparation.target)).tolist())
     del found[None]
     if len(found) != 2:
         raise InputError(Setting("by_task", True), f" is for numbers and two classes; the target has {len(found):,}")
-    labels, _ = read.labels(pa.array(sorted(map(str, found)), pa.string()), untyped=True)
-    return tuple(str(label) for label in np.sort(labels).tolist())
+    return tuple(str(label) for label in np.sort(_names(sorted(map(str, found)), sample)).tolist())
+
+
+def _names(texts: Sequence[str], sample: np.ndarray) -> np.ndarray:
+    """Texts as the names of tasks or classes, of the same kind as those in the sample: integers or text."""
+    return read.labels(pa.array(texts, pa.string()), untyped=sample.dtype.kind == "i")[0]
 
 
 def _row_numbers(rows: np.ndarray) -> Callable[[int], int]:
