@@ -235,8 +235,9 @@ class WorkerLostError(Advice, DmtrlError, RuntimeError):
         self.worker, self.tasks, self.alive, self.checkpoint = worker, list(tasks), alive, checkpoint
 
     def message(self, write: Callable[[Setting], str]) -> str:
-        resume = f"; resume with {write(Setting('resume', self.checkpoint))}" if self.checkpoint else ""
-        return f"{self.args[0]}{resume}"
+        if not self.checkpoint:
+            return str(self.args[0])
+        return f"{self.args[0]}; continue from its last checkpoint with {write(Setting('resume', self.checkpoint))}"
 
 
 class CheckpointWarning(DmtrlWarning):

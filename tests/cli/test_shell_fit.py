@@ -391,7 +391,7 @@ def test_a_worker_that_stays_lost_ends_in_one_message(
     last = result.stderr.splitlines()[-1]
     assert re.match(r"Error: worker \d \(tasks '00\d', .*\) was lost 11 times in a row", last)
     advice, option, kept = last.rpartition(" --resume ")
-    assert advice.endswith("; resume with")
+    assert advice.endswith("; continue from its last checkpoint with")
     assert shlex.split(kept) == [newest(str(folder / "m.checkpoint"))]
     resumed, whole = run(*words, option.strip(), *shlex.split(kept)), run(*words[:-1], tmp_path / "whole")
     assert (resumed.exit_code, whole.exit_code) == (0, 0), resumed.output
