@@ -87,6 +87,46 @@ def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> 
     assert len(compiled) == len(set(compiled)) > 1
 
 
+_LOCKED = """
+import fcntl, os, sys, tempfile
+from numba import njit
+from numba.core import event
+import dmtrl.numerics.compile_cache
+
+class Watch(event.Listener):
+    def on_start(self, compilation):
+        [lock] = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dmtrl-compile")]
+        with open(os.path.join(tempfile.gettempdir(), lock)) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                print("free")
+            except BlockingIOError:
+                print("locked")
+
+    def on_end(self, compilation):
+        pass
+
+event.register("numba:compile", Watch())
+
+@njit
+def inner(x):
+    return x + 1
+
+njit(cache=True)(lambda x: inner(x))(1)
+njit(lambda x: x + 2)(1)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+def test_only_functions_with_a_cache_are_compiled_one_at_a_time(tmp_path: Path) -> None:
+    """A function with a cache, an inner one that is compiled for it, and one without a cache."""
+    (tmp_path / "watched.py").write_text(_LOCKED)
+    command = [sys.executable, str(tmp_path / "watched.py")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["locked", "locked", "free"]
+
+
 def test_every_compiled_function_has_its_own_flags() -> None:
     """Else its bits would depend on which caller was compiled first."""
     names = [module.name for module in pkgutil.walk_packages(dmtrl.__path__, "dmtrl.") if ".flare" not in module.name]
