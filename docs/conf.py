@@ -98,7 +98,7 @@ def help_pages(command: click.Command, name: str, parent: click.Context | None =
 
 def write_shell_reference(app: Any) -> None:
     """The help texts of all commands as a page."""
-    title = "Reference of the shell\n======================\n"
+    title = "Command-line reference\n======================\n"
     page = DOCS / "api" / "generated" / "shell.rst"
     text = "\n".join([title, *help_pages(main, "dmtrl")])
     page.parent.mkdir(exist_ok=True)
