@@ -27,9 +27,9 @@ from dmtrl.report.content import (
     Text,
     slug,
 )
-from dmtrl.report.files import csv_text, formatted_columns, is_right_aligned, markdown_text, parse_number
+from dmtrl.report.files import csv_text, formatted_columns, is_right_aligned, markdown_text, parse_number, write_files
 from dmtrl.report.interactive import panels
-from dmtrl.report.page import _paragraphs, render_page, write_files, write_page
+from dmtrl.report.page import _paragraphs, render_page, write_page
 from dmtrl.report.static import render
 from dmtrl.report.theme import DARK, LIGHT, Theme, axis_labels, colour_map, literal, single_line
 from support.report_pages import HOSTILE, curves, full_page, hostile_page

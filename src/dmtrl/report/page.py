@@ -28,15 +28,12 @@ from dmtrl.report.files import (
     named_items,
     parse_number,
     write_atomic,
-    write_files,
 )
 from dmtrl.report.interactive import Panel, panels
 from dmtrl.report.theme import DARK, LIGHT, colour_map
 
 if TYPE_CHECKING:
     from markupsafe import Markup
-
-__all__ = ["render_page", "write_files", "write_page"]
 
 _NEEDS = 'A report page needs jinja2 and plotly: pip install "dmtrl[report]".'
 SHORT, SHORT_NUMBER = 16, 24  # a cell with fewer characters is not wrapped, in a text or a number column

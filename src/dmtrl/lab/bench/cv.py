@@ -16,12 +16,12 @@ from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
 from dmtrl.datasets import TaskSplit, load_mnist_tasks
-from dmtrl.lab.bench.peers import load_rows, tasks_of
+from dmtrl.lab.bench.peers import load_rows
 from dmtrl.lab.bench.timing import interleaved
 from dmtrl.lab.bench.zoo import estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, machines, table
-from dmtrl.lab.experiments.problems import TITLES, error_text, labels, prediction_error
+from dmtrl.lab.experiments.problems import TITLES, error_text, labels, prediction_error, tasks_of
 from dmtrl.report.content import Item, Text
 
 CASES = {  # and estimated seconds

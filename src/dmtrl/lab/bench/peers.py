@@ -7,10 +7,10 @@ dmtrl. LIBLINEAR's models also penalise the intercept; the optimum that they are
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from scipy.special import xlogy
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
@@ -20,7 +20,7 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import TaskSplit
 from dmtrl.lab.bench.zoo import draw_rows, estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
-from dmtrl.lab.experiments.problems import labels, load_problem, load_split, with_constant
+from dmtrl.lab.experiments.problems import labels, load_problem, load_split, tasks_of, with_constant
 
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 ITERATIONS = 5000
@@ -96,10 +96,6 @@ LOSSES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def tasks_of(data: TaskData) -> list[tuple[Any, np.ndarray]]:
-    return [(data.X[a:b], data.y[a:b]) for a, b in pairwise(data.starts)]
-
-
 def fit_tasks(peer: Peer, tasks: Sequence[tuple[Any, np.ndarray]], ridge: float, tol: float) -> list[Any]:
     """Fit one model per task. The rows are those of `tasks_of`, so that separating them is not timed."""
     with warnings.catch_warnings():
@@ -147,7 +143,7 @@ def settle(data: TaskData, loss: str, reg_lambda: float, gap: float) -> list[Set
     """Tighten the tolerance of each peer of a loss until the gap of its own objective is small enough."""
     ridge, settled, tasks = reg_lambda * data.m, [], tasks_of(data)
     for peer in PEERS[loss]:
-        if peer.dense_only and hasattr(data.X, "tocsr"):
+        if peer.dense_only and sparse.issparse(data.X):
             continue
         lower = lower_bound(data, loss, reg_lambda, peer.penalised, gap / 100)
         for tol in TOLERANCES:

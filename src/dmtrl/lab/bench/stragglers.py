@@ -163,7 +163,7 @@ def items(records: Records) -> list[Item]:
                     "workers": params["workers"],
                     "rounds are": variant,
                     "seconds": f"{float(np.median(f['seconds'])):.3g}",
-                    "times faster": "1" if variant == SYNCHRONOUS else "{:.2g} ({:.2g} to {:.2g})".format(*faster),
+                    "times faster": "1" if variant == SYNCHRONOUS else f"{faster:.2g}",
                     "idle": f"{f['idle']:.0%}",
                     "rounds": f"{f['rounds']:g}",
                     "answers of the slowest": f"{f['answers']:g}",

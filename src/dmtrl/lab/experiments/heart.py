@@ -127,7 +127,7 @@ def _study_accuracy(
         # Switzerland has 30 training rows: fewer rows per weight than a site allows by default
         result = simulate(study, files, Path(folder) / "out", policy=Policy("", "", parameters_per_row=1.0))
     facts = {"lambda": result.reg_lambda, "tau": result.tau, "gap": result.relative_gap}
-    return facts, {task.site: 1.0 - float(task.error or 0.0) for task in result.tasks}
+    return facts, {task.site: 1.0 - task.error for task in result.tasks if task.error is not None}
 
 
 STUDY = """format = 1

@@ -3,10 +3,10 @@
 Scaling uses the training rows only. The quick versions have fewer rows or tasks.
 """
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ class PaperProblem:
 
     def error(self, W: np.ndarray) -> float:
         """Return the test error of weights (m, d)."""
-        rows = zip(itertools.pairwise(self.test.starts), W, strict=True)
-        return prediction_error(self.test, np.concatenate([self.test.X[a:b] @ w for (a, b), w in rows]), self.loss)
+        z = np.concatenate([X @ w for (X, _), w in zip(tasks_of(self.test), W, strict=True)])
+        return prediction_error(self.test, z, self.loss)
 
 
 def load_problem(name: str, *, quick: bool = False, seed: int = 0) -> PaperProblem:
@@ -42,7 +42,12 @@ def prediction_error(test: TaskData, z: np.ndarray, loss: str) -> float:
     if loss == "squared":
         return float(np.sqrt(np.mean((test.y - z) ** 2)))
     wrong = (test.y > 0) != (z > 0)
-    return float(np.mean([wrong[a:b].mean() for a, b in itertools.pairwise(test.starts)]))
+    return float(np.mean([wrong[a:b].mean() for a, b in pairwise(test.starts)]))
+
+
+def tasks_of(data: TaskData) -> list[tuple[Any, np.ndarray]]:
+    """Return X and y of each task."""
+    return [(data.X[a:b], data.y[a:b]) for a, b in pairwise(data.starts)]
 
 
 def first_rows(data: TaskData, sizes: int | np.ndarray) -> TaskData:
