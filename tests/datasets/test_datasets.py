@@ -1,5 +1,6 @@
 """The named data sets: sizes and rho as the paper gives them, real files as their README describes them."""
 
+import re
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -189,23 +190,10 @@ def test_a_digit_has_the_same_rows_in_any_set_of_digits(digits: list[int]) -> No
             assert np.array_equal(part.y[a:b], whole.y[c:d])
 
 
-@pytest.mark.parametrize(
-    ("digits", "sentence"),
-    [
-        ((3, 10), "from 0 to 9, got 10"),
-        ((-1,), "from 0 to 9, got -1"),
-        ((1.5,), "from 0 to 9, got 1.5"),
-        ((True,), "from 0 to 9, got True"),
-        (["3"], "from 0 to 9, got '3'"),
-        ("38", "a list of digits such as"),
-        (3, "a list of digits such as"),
-        ((), "at least one value"),
-        ((4, 4), "none twice"),
-    ],
-)
-def test_digits_that_are_none_are_refused(digits: object, sentence: str) -> None:
+@pytest.mark.parametrize("digits", [(3, 10), (-1,), (1.5,), (True,), ["3"], "38", 3, (), (4, 4)])
+def test_invalid_digits_are_refused(digits: object) -> None:
     for load in (load_digits_tasks, load_mnist_tasks):
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=f"distinct integers from 0 to 9, .* got {re.escape(repr(digits))}"):
             load(digits=digits)
 
 
@@ -262,11 +250,11 @@ def test_any_domains(small_mds: Path, domains: object, names: list[str]) -> None
         (1.5, "names of domains or their number"),
         ("cars", "no domain 'cars'; the domains are baby, books, dvd, music"),
         (["dvd", 7], "no domain 7"),
-        ([], "at least one value"),
+        ([], "at least one name"),
         (["dvd", "dvd"], "none twice"),
     ],
 )
-def test_domains_that_are_none_are_refused(small_mds: Path, domains: object, sentence: str) -> None:
+def test_invalid_domains_are_refused(small_mds: Path, domains: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_mds(small_mds, domains=domains)
 

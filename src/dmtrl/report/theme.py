@@ -95,6 +95,12 @@ def shortened(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
+def format_number(value: float, digits: int = 6) -> str:
+    """The number with a typographic minus sign."""
+    text = f"{value:.{digits}g}"
+    return text if "e" in text else text.replace("-", "−")
+
+
 def axis_labels(labels: Sequence[str], width: int) -> list[str]:
     """Axis labels of at most `width` characters; different labels stay different.
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from dmtrl.estimators.comparison import PARTS, Comparison, measure_name
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
-from dmtrl.report.model_page.facts import ModelFacts, format_number
+from dmtrl.report.model_page.facts import ModelFacts
 from dmtrl.report.model_page.held_out import format_error
-from dmtrl.report.theme import literal
+from dmtrl.report.theme import format_number, literal
 from dmtrl.tables.names import listed
 
 TITLE = "Where sharing helps"
