@@ -21,7 +21,7 @@ from dmtrl.datasets import (
     load_school,
     make_synthetic,
 )
-from dmtrl.lab.demo import off_diagonal_pearson
+from dmtrl.lab.experiments.relations import off_diagonal_pearson
 
 PAPER_RHO = {1: 6.24, 2: 12.95}
 

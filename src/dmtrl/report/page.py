@@ -35,7 +35,6 @@ from dmtrl.report.theme import DARK, LIGHT, colour_map
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_NEEDS = 'A report page needs jinja2 and plotly: pip install "dmtrl[report]".'
 SHORT, SHORT_NUMBER = 16, 24  # a cell with fewer characters is not wrapped, in a text or a number column
 LONG_TABLE = 20  # rows; a longer table has its own scroll bar and a search field
 # Markup in text. A backslash escapes a character. `code` comes before the rest because it has no markup inside.
@@ -59,7 +58,7 @@ def require_packages() -> None:
         import jinja2  # noqa: F401
         import plotly.offline  # noqa: F401
     except ImportError as error:
-        raise ImportError(_NEEDS) from error
+        raise ImportError('A report page needs jinja2 and plotly: pip install "dmtrl[report]".') from error
 
 
 def render_page(page: Page) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from scipy import sparse
-from scipy.special import xlogy
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.svm import LinearSVC, LinearSVR
@@ -21,6 +20,7 @@ from dmtrl.datasets import TaskSplit
 from dmtrl.lab.bench.zoo import draw_rows, estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.problems import labels, load_problem, load_split, tasks_of, with_constant
+from dmtrl.losses import get_loss
 
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 ITERATIONS = 5000
@@ -86,14 +86,6 @@ PEERS: dict[str, list[Peer]] = {
         Peer("PoissonRegressor", lambda ridge, n, tol: PoissonRegressor(alpha=ridge, tol=tol, max_iter=ITERATIONS))
     ],
 }
-LOSSES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "squared": lambda z, y: 0.5 * (z - y) ** 2,
-    "logistic": lambda z, y: np.logaddexp(0.0, -y * z),
-    "hinge": lambda z, y: np.maximum(0.0, 1.0 - y * z),
-    "squared_hinge": lambda z, y: 0.5 * np.maximum(0.0, 1.0 - y * z) ** 2,
-    "epsilon_insensitive": lambda z, y: np.maximum(0.0, np.abs(z - y) - 0.1),
-    "poisson": lambda z, y: np.exp(z) - y * z + xlogy(y, y) - y,  # half the deviance
-}
 
 
 def fit_tasks(peer: Peer, tasks: Sequence[tuple[Any, np.ndarray]], ridge: float, tol: float) -> list[Any]:
@@ -109,7 +101,7 @@ def objective(
     """Return the sum over tasks of the mean loss and the ridge penalty."""
     total = 0.5 * ridge * float((coef**2).sum() + (intercept**2).sum() * penalised)
     for (X, y), w, b in zip(tasks_of(data), coef.astype(float), intercept, strict=True):
-        total += float(LOSSES[loss](X @ w + b, y).mean())
+        total += float(get_loss(loss).value(X @ w + b, y).mean())
     return total
 
 

@@ -96,14 +96,14 @@ def relations(facts: ModelFacts) -> Relations:
         matrix = facts.covariance.correlation()
         order = similarity_order(matrix)
         cells = [np.array([i]) for i in order]
-        matrix = matrix[np.ix_(order, order)]
-        groups = _renumbered(alike_groups(facts.covariance.correlation())[order])[np.argsort(order)]
+        groups = _renumbered(alike_groups(matrix)[order])[np.argsort(order)]
     else:
         found = few_groups(vectors, MAX_CELLS)
         matrix = group_correlations(vectors, found)
         order = similarity_order(matrix)
-        matrix, groups = matrix[np.ix_(order, order)], np.argsort(order)[found]
+        groups = np.argsort(order)[found]
         cells = [np.flatnonzero(groups == g) for g in range(len(order))]
+    matrix = matrix[np.ix_(order, order)]
     group_matrix = group_correlations(vectors, groups)
     vectors[facts.tiny] = 0.0
     sampled = m > MAX_PAIRED
