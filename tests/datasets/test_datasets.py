@@ -286,7 +286,7 @@ def test_cache_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_folder() == Path.home() / "Library" / "Caches" / "dmtrl"
 
 
-def test_a_missing_file_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMTRL_DATA", str(tmp_path / "named"))
     monkeypatch.setenv("DMTRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DMTRL_OFFLINE", "1")
@@ -300,7 +300,7 @@ def test_a_missing_file_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.data
-def test_a_file_cut_short_is_told_in_a_sentence(shared_data: SharedData, tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error(shared_data: SharedData, tmp_path: Path) -> None:
     whole = (shared_data / "school.npz").read_bytes()
     (tmp_path / "school.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="truncated"):

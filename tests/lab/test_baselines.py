@@ -267,7 +267,7 @@ def test_ssdca_ends_a_w_step_after_its_passes() -> None:
     assert all(record.passes == 1 for record in fitted.history)
 
 
-def test_a_w_step_that_is_not_solved_is_told() -> None:
+def test_a_w_step_that_is_not_solved_warns() -> None:
     with pytest.warns(NotConvergedWarning, match="stopped after 2 passes at a relative gap"):
         centralised_mtrl(random_problem("logistic"), "logistic", 1e-6, w_tol=1e-12, omega_steps=1, max_passes=2)
 
@@ -288,7 +288,7 @@ def test_a_w_step_that_is_not_solved_is_told() -> None:
         ({"relationship": np.eye(7)}, "has 7 tasks, the data has 4"),
     ],
 )
-def test_bad_input_gets_a_sentence(method: str, knobs: dict[str, object], sentence: str) -> None:
+def test_bad_input_is_refused(method: str, knobs: dict[str, object], sentence: str) -> None:
     settings = {"loss": "squared", "lam": 0.1} | knobs
     with pytest.raises(ValueError, match=sentence):
         run(method, random_problem("squared"), **settings)

@@ -55,7 +55,7 @@ def test_a_cut_line_is_dropped_and_its_run_done_again(tmp_path: Path, cut: int) 
     assert store.path.read_bytes() == whole
 
 
-def test_a_foreign_line_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_line_that_is_no_record_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text('{"colour": "red"}\n')
     with pytest.raises(ValueError, match="line 1 is not a record"):
         Store(tmp_path).read()
@@ -170,7 +170,7 @@ def test_relations_are_recovered_at_full_size() -> None:
     assert relations.measure(kind=1, seed=0, quick=False)["recovery"] >= 0.98
 
 
-def test_steps_are_allocate_steps_in_full() -> None:
+def test_every_allocation_has_about_one_step_per_row() -> None:
     data = unbalanced.unbalanced(load_problem("synthetic 1", quick=True).train)
     rows = np.diff(data.starts)
     assert rows.max() >= 20 * rows.min()
@@ -352,7 +352,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "index.html").stat().st_size > 100_000
 
 
-def test_no_data_is_told_and_the_rest_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMTRL_DATA", str(tmp_path / "nothing"))
     monkeypatch.setenv("DMTRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DMTRL_OFFLINE", "1")

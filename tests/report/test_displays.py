@@ -124,7 +124,7 @@ def test_an_unfitted_estimator_is_refused() -> None:
             display.from_estimator(MTRLRegressor())
 
 
-def test_matplotlib_is_asked_for_by_name_and_only_when_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_matplotlib_which_only_drawing_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, dmtrl; dmtrl.TaskCorrelationDisplay; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -1,6 +1,6 @@
-"""What privacy costs: the error of the three private modes over epsilon, beside fits without noise.
+"""What privacy costs: the error of the three private modes over epsilon, compared with fits without noise.
 
-Rows are scaled with public ranges only. The rivals: each site alone (nothing leaves it, so it needs no noise), one
+Rows are scaled with public ranges only. The baselines: each site alone (nothing leaves it, so it needs no noise), one
 model for all sites from noisy averaged gradients in the manner of DP-FedAvg, and the same multi-task problem without
 noise. lambda is stated, as in a private study.
 """
@@ -171,7 +171,7 @@ FLAGS = ("sex", "fbs", "exang")
 
 
 def heart(size: int) -> Sites:
-    """The four hospitals, rows without holes; every third row is for the test."""
+    """The four hospitals, rows without missing values; every third row is for the test."""
     parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
     for name in HOSPITALS[:size]:
         columns = complete_columns(name)

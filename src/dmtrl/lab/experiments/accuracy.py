@@ -23,7 +23,7 @@ from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.lab.experiments.curves import Spread
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
 from dmtrl.lab.experiments.heart import logistic, read_hospitals
-from dmtrl.lab.experiments.problems import Rows, Split, beside, school_rows, standardised
+from dmtrl.lab.experiments.problems import Rows, Split, append_columns, school_rows, standardised
 from dmtrl.report.content import Item, Text
 
 OURS, MAPPED = "dmtrl", 'dmtrl, feature_map="auto"'
@@ -179,7 +179,7 @@ def _pooled(case: Case, train: Rows, test: Rows) -> np.ndarray:
 def _columns(case: Case, train: Rows, test: Rows) -> np.ndarray:
     """One model for all rows, with an intercept per task."""
     one_hot = np.eye(int(train.task.max()) + 1)
-    rows = [beside(part.X, one_hot[part.task]) for part in (train, test)]
+    rows = [append_columns(part.X, one_hot[part.task]) for part in (train, test)]
     return np.asarray(_linear(case, rows[0], train.y).predict(rows[1]))
 
 

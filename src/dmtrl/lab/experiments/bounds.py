@@ -23,7 +23,7 @@ REGIMES = {"hinge": "Lipschitz", "logistic": "smooth"}
 LAMBDAS = {"hinge": (1.0, 0.3, 0.1, 0.03), "logistic": (1e-1, 1e-2, 1e-3, 1e-4)}
 THETA = 0.5
 RELATIVE_GAPS = {"hinge": 0.1, "logistic": 1e-3}  # below this, the Lipschitz bound needs too many local steps
-MOST_ROUNDS = 5000
+MAX_ROUNDS = 5000
 
 
 def runs(quick: bool) -> list[Run]:
@@ -46,7 +46,7 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     best = solve(data, relationship=Fixed(sigma), settings=Settings(tol=relative / 10), **how).certificate.primal
     gaps = [relative * best / data.m] * data.m if loss == "hinge" else None
     H = steps_per_task(facts, THETA, step, gaps)
-    settings = Settings.paper(T=MOST_ROUNDS, P=1, H=tuple(int(h) for h in H))
+    settings = Settings.paper(T=MAX_ROUNDS, P=1, H=tuple(int(h) for h in H))
     reached: list[RoundRecord] = []
 
     def watch(record: RoundRecord, W: np.ndarray) -> None:
@@ -57,7 +57,7 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     with may_stop_early():
         solve(data, relationship=Fixed(sigma), settings=settings, watch=watch, **how)
     if not reached:
-        raise RuntimeError(f"no relative gap of {relative:g} within {MOST_ROUNDS} rounds")
+        raise RuntimeError(f"no relative gap of {relative:g} within {MAX_ROUNDS} rounds")
     gap = relative * best
     # a record has the gap at the start of its round, so record k took k rounds
     return {

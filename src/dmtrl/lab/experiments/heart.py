@@ -100,13 +100,13 @@ def complete_columns(name: str) -> dict[str, np.ndarray]:
     return {key: values[complete] for key, values in columns.items()}
 
 
-def logistic(X: Any, y: np.ndarray, strengths: Sequence[float] | np.ndarray, most_folds: int = 5) -> Any:
+def logistic(X: Any, y: np.ndarray, strengths: Sequence[float] | np.ndarray, max_folds: int = 5) -> Any:
     """Choose the strength by cross-validation, with as many folds as the smallest class allows; with one class, always
     predict it."""
     counts = np.unique(y, return_counts=True)[1]
     if len(counts) == 1:
         return DummyClassifier().fit(X, y)
-    folds, model = min(most_folds, int(counts.min())), LogisticRegression(max_iter=1000)
+    folds, model = min(max_folds, int(counts.min())), LogisticRegression(max_iter=1000)
     return model.fit(X, y) if folds < 2 else GridSearchCV(model, {"C": strengths}, cv=folds).fit(X, y)
 
 

@@ -142,10 +142,10 @@ def load_split(name: str, quick: bool, seed: int = 0) -> TaskSplit:
 def with_constant(data: TaskData) -> TaskData:
     """Return the same rows with a column of ones appended."""
     ones = np.ones((len(data.y), 1), data.X.dtype)
-    return replace(data, X=beside(data.X, ones))
+    return replace(data, X=append_columns(data.X, ones))
 
 
-def beside(X: Any, more: np.ndarray) -> Any:
+def append_columns(X: Any, more: np.ndarray) -> Any:
     """Return the columns of both, in the format of X."""
     return sparse.hstack([X, more], format="csr") if sparse.issparse(X) else np.hstack([X, more])
 
