@@ -188,7 +188,7 @@ def load_wisdm(folder: str | Path | None = None) -> Activities:
     return Activities(X, classes[y], users[task], fold)
 
 
-def _choose_digits(digits: Iterable[int] | None) -> list[int]:
+def _choose_digits(digits: object) -> list[int]:
     if digits is None:
         return list(range(10))
     chosen = list(digits) if isinstance(digits, Iterable) else []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, Page, Table, Text, slug
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, Item, KeyFigures, Page, Table, Text, slug
 from dmtrl.report.files import (
     formatted_columns,
     is_number,
@@ -103,7 +103,7 @@ def _sections(page: Page, plots: Mapping[str, list[Panel]]) -> list[dict[str, An
     return sections
 
 
-def _item(name: str, item: Any, plots: Mapping[str, list[Panel]]) -> dict[str, Any]:
+def _item(name: str, item: Item, plots: Mapping[str, list[Panel]]) -> dict[str, Any]:
     if isinstance(item, Text):
         return {"kind": "text", "text": item.text}
     shared = {"name": name, "title": item.title, "caption": item.caption}

@@ -113,7 +113,7 @@ def noisy_average(sites: Sites, epsilon: float, seed: int) -> np.ndarray:
     return np.tile(mean, (len(rows), 1))
 
 
-NOISY = {
+NOISY: dict[str, Callable[[Sites, float, int], np.ndarray]] = {
     A: partial(private_fit, MOMENTS),
     B: partial(private_fit, NEWTON),
     C: partial(private_fit, ROUNDS),

@@ -40,7 +40,9 @@ def memory() -> tuple[int, int]:
         return most, most
 
 
-def make(m: int, rows: int, d: int, dtype: str, loss: str, *, mixed: bool = False, thin: bool = False) -> Any:
+def make(
+    m: int, rows: int, d: int, dtype: str, loss: str, *, mixed: bool = False, thin: bool = False
+) -> tuple[Any, np.ndarray, np.ndarray]:
     """Return X, y and the task of each row; weights have rank RANK. mixed: random order of tasks. thin: X is sparse."""
     rng, n = np.random.default_rng(0), m * rows
     codes = np.repeat(np.arange(m), rows)
