@@ -31,7 +31,7 @@ from dmtrl.report.files import csv_text, formatted_columns, is_right_aligned, ma
 from dmtrl.report.interactive import panels
 from dmtrl.report.page import _paragraphs, render_page, write_page
 from dmtrl.report.static import render
-from dmtrl.report.theme import DARK, LIGHT, Theme, axis_labels, colour_map, literal, single_line
+from dmtrl.report.theme import DARK, LIGHT, Theme, axis_labels, dark_colours, literal, single_line
 from support.report_pages import HOSTILE, curves, full_page, hostile_page
 
 ONE = Series("one", [1, 2], [3, 4])
@@ -321,7 +321,7 @@ def test_colours_can_be_told_apart_and_text_can_be_read(theme: Theme) -> None:
 def test_light_and_dark_are_exchanged_one_to_one() -> None:
     colours = [LIGHT.background, LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.missing, *LIGHT.series, *LIGHT.diverging]
     assert len(set(colours)) == len(colours)
-    pairs = colour_map(LIGHT, DARK)
+    pairs = dark_colours()
     assert set(colours) <= set(pairs)
     figure = panels(curves("c"))[0].figure
     assert pairs[figure.layout.paper_bgcolor] == DARK.background

@@ -289,7 +289,7 @@ class TaskComparisonDisplay(_Display):
         """
         found = self.comparison
         gain = found.alone - found.together
-        order = np.argsort(-np.where(np.isnan(gain), -np.inf, gain), kind="stable")
+        order = np.argsort(-gain, kind="stable")  # NaN is last
         if len(order) > max_tasks:
             order = np.concatenate([order[: max_tasks - max_tasks // 2], order[len(order) - max_tasks // 2 :]])
         self.order_ = order

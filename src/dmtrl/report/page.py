@@ -30,7 +30,7 @@ from dmtrl.report.files import (
     write_atomic,
 )
 from dmtrl.report.interactive import Panel, panels
-from dmtrl.report.theme import DARK, LIGHT, colour_map
+from dmtrl.report.theme import DARK, LIGHT, dark_colours
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -85,7 +85,7 @@ def render_page(page: Page) -> str:
         script=Markup(script),
         library=_packed(library),
         policy=" ".join(map(_hash, (library, script))),
-        data=_packed(_json({"plots": figures, "dark": colour_map(LIGHT, DARK)})),
+        data=_packed(_json({"plots": figures, "dark": dark_colours()})),
     )
 
 

@@ -30,9 +30,9 @@ def runs(quick: bool) -> list[Run]:
     return [Run({"rows": 50 if quick else 500, "rounds": 5 if quick else 60}, 20 if quick else 270)]
 
 
-def low_rank_tasks(m: int, d: int, rows: int) -> TaskData:
-    """Return m float32 tasks whose true weights have rank three, with noisy labels."""
-    rng = np.random.default_rng(0)
+def low_rank_tasks(rows: int) -> TaskData:
+    """Return float32 tasks whose true weights have rank three, with noisy labels."""
+    rng, m, d = np.random.default_rng(0), TASKS, FEATURES
     W = rng.standard_normal((m, 3)) @ rng.standard_normal((3, d))
     X = rng.standard_normal((m * rows, d), dtype=np.float32) / np.float32(np.sqrt(d))
     task = np.repeat(np.arange(m), rows)
@@ -41,7 +41,7 @@ def low_rank_tasks(m: int, d: int, rows: int) -> TaskData:
 
 
 def measure(rows: int, rounds: int) -> Figures:
-    data = low_rank_tasks(TASKS, FEATURES, rows)
+    data = low_rank_tasks(rows)
     settings = Settings(tol=0.0, max_rounds=rounds, local_solver="sdca", steps=PASSES * rows)
     seconds: dict[str, float] = {}
     with ExitStack() as stack:

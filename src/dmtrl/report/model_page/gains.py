@@ -48,7 +48,7 @@ def gain_section(facts: ModelFacts) -> Section:
     comparison = replace(facts.comparison, measure=measure_name(facts.comparison.measure))
     names = [str(name) for name in comparison.tasks]
     gain = comparison.alone - comparison.together
-    order = np.argsort(-np.where(np.isnan(gain), -np.inf, gain), kind="stable")
+    order = np.argsort(-gain, kind="stable")  # NaN is last
     items: list[Item] = [Text(_summary(comparison, names))]
     if len(names) > MAX_DOTS:
         items.append(_gain_curve(comparison, names, gain, order))
