@@ -68,16 +68,15 @@ def measure(data: str, size: int, repeats: int, quick: bool) -> Figures:
     epsilons = (1.0, 8.0) if quick else EPSILONS
     with threadpool_limits(1):
         private = {
-            name: {f"{epsilon:g}": _mean_error(sites, fitted, epsilon, repeats) for epsilon in epsilons}
+            name: {
+                f"{epsilon:g}": float(np.mean([sites.error(fitted(sites, epsilon, seed)) for seed in range(repeats)]))
+                for epsilon in epsilons
+            }
             for name, fitted in NOISY.items()
         }
         known = {ALONE: sites.error(alone(sites)), CLEAR: sites.error(clear(sites))}
     rows = int(np.median([len(y) for _, y in sites.train]))
     return {**private, **known, "rows": rows, "sites": len(sites.train)}
-
-
-def _mean_error(sites: Sites, fitted: Callable[[Sites, float, int], np.ndarray], epsilon: float, repeats: int) -> float:
-    return float(np.mean([sites.error(fitted(sites, epsilon, seed)) for seed in range(repeats)]))
 
 
 def private_fit(mode: str, sites: Sites, epsilon: float, seed: int) -> np.ndarray:
