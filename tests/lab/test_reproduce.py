@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmtrl.cli.main import main
-from dmtrl.lab.experiments import agreement, bounds, convergence, coupling, relations, school, unbalanced
+from dmtrl.lab.experiments import agreement, bounds, convergence, coupling, heart, relations, school, unbalanced
 from dmtrl.lab.experiments.collection import Collection
 from dmtrl.lab.experiments.curves import Spread, history_curves, rounds_to
 from dmtrl.lab.experiments.experiment import Experiment, Record, Run
@@ -158,6 +159,14 @@ def test_explained_variance_by_hand() -> None:
     assert found["explained"] == pytest.approx(1 - np.var([0, 1, -1, 2]) / np.var(y))
     # about the schools' own means 2 and 12: squared distances 1, 1, 4, 4
     assert found["explained_within"] == pytest.approx(1 - 6 / 10)
+
+
+def test_a_hospital_without_a_test_error_has_no_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [SimpleNamespace(site="a", error=0.25), SimpleNamespace(site="b", error=None)]
+    result = SimpleNamespace(tasks=tasks, reg_lambda=1.0, tau=0.0, relative_gap=0.0)
+    monkeypatch.setattr(heart, "simulate", lambda *_, **__: result)
+    hospital = heart.Hospital(["age"], np.ones((4, 1)), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
+    assert heart._study_accuracy({"a": hospital, "b": hospital}, "", quick=True)[1] == {"a": 0.75}
 
 
 def test_errors_by_hand() -> None:
