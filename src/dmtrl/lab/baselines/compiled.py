@@ -8,7 +8,7 @@ from dmtrl.losses.scalar import loss_step
 from dmtrl.numerics.compile_cache import KERNEL_FAST, discard_stale
 from dmtrl.worker import rows, streams
 from dmtrl.worker.rows import row_axpy, row_dot
-from dmtrl.worker.streams import below, next_state, stream
+from dmtrl.worker.streams import below, next_state, shuffle, stream
 
 discard_stale(__file__, scalar.__file__, rows.__file__, streams.__file__)
 
@@ -51,11 +51,8 @@ def gram_pass(units, task, alpha, z, gram, sigma, order, seed, number, inner):  
     A changed coordinate updates the predictions z of all rows through one row of the symmetric Gram matrix. The rows
     that changed come first in `order`; returns their number.
     """
-    m, n, state = sigma.shape[0], order.shape[0], stream(seed, inner, number)
-    for k in range(n - 1, 0, -1):
-        state = next_state(state)
-        other = below(state, k + 1)
-        order[k], order[other] = order[other], order[k]
+    m, n = sigma.shape[0], order.shape[0]
+    shuffle(order, n, stream(seed, inner, number))
     moved = 0
     for k in range(n):
         j = order[k]
