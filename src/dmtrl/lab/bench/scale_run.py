@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLRegressor
+import dmtrl  # whose estimators are imported when they are used
 from dmtrl.data.task_data import TaskData
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
@@ -90,12 +90,12 @@ def run(
     kind: str, m: int, rows: int, d: int, dtype: str, loss: str = "squared", thin: bool = False, **_: Any
 ) -> dict[str, Any]:
     """Run `dmtrl.solve` on rows sorted by task; the kind "fit" is the default estimator on rows in random order."""
-    estimator = MTRLRegressor if loss == "squared" else MTRLClassifier
 
     def once(m: int, rows: int) -> dict[str, Any]:
         began = time.perf_counter()
         X, y, tasks = make(m, rows, d, dtype, loss, mixed=kind == "fit", thin=thin)
         if kind == "fit":
+            estimator = dmtrl.MTRLRegressor if loss == "squared" else dmtrl.MTRLClassifier
             made = time.perf_counter()
             model = estimator(loss=loss, reg_lambda=LAMBDAS[loss], tol=GAP, n_jobs=-1).fit(X, y, tasks=tasks)
             return {
