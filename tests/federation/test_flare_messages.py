@@ -65,7 +65,7 @@ class Network:
         self.states[reply.state] += 1
         if fault == "killed after":
             self._inboxes[k] = self._process(k)
-        return None if fault in ("reply lost", "killed after") else reply.fields()
+        return None if fault in ("reply lost", "killed after") else vars(reply)
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +130,7 @@ def test_a_refusal_names_the_site_and_the_reason() -> None:
 
     inbox = Inbox(Refusing, text=without_data)
     with pytest.raises(RefusedBySiteError, match=r"^va: the policy of this site does not allow it"):
-        RecoveringEngine(Sites(["va"], lambda name, fields: inbox.answer(Request.read(fields)).fields()))
+        RecoveringEngine(Sites(["va"], lambda name, fields: vars(inbox.answer(Request.read(fields)))))
 
 
 def test_the_text_of_an_error_stays_at_the_site(caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +140,7 @@ def test_the_text_of_an_error_stays_at_the_site(caplog: pytest.LogCaptureFixture
 
     inbox = Inbox(Broken, text=without_data)
     with pytest.raises(ValueError, match=r"^va: an error happened there \(ValueError\)") as caught:
-        RecoveringEngine(Sites(["va"], lambda name, fields: inbox.answer(Request.read(fields)).fields()))
+        RecoveringEngine(Sites(["va"], lambda name, fields: vars(inbox.answer(Request.read(fields)))))
     assert "Smith" not in str(caught.value)
     assert "Mr Smith" in caplog.text
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -76,16 +77,31 @@ def test_a_job_process_that_ends_on_its_own_is_not_started_again(code: int) -> N
     assert handle.poll() == code
 
 
+class Sleeper(processes.KitProcess):
+    def __init__(self, kit: Path):
+        self._kit = kit
+
+    @property
+    def kit(self) -> Path:
+        return self._kit
+
+    def prepare(self) -> list[str]:
+        return SLEEP
+
+
 def test_a_process_in_the_background(tmp_path: Path) -> None:
+    sleeper = Sleeper(tmp_path)
     assert processes.running(tmp_path) is None
-    assert not processes.stop(tmp_path)
-    number = processes.start(tmp_path, SLEEP)
+    assert not sleeper.stop()
+    assert sleeper.start()
     process = processes.running(tmp_path)
     assert process is not None
-    assert process.pid == number
+    assert process.cmdline() == SLEEP
+    assert not sleeper.start()
     assert not processes.managed(tmp_path)
     assert not processes.connected(process, 1)
-    assert processes.stop(tmp_path)
+    assert sleeper.stop()
+    assert not psutil.pid_exists(process.pid)
     assert processes.running(tmp_path) is None
     # the number of another process is not taken for ours
     (tmp_path / "process.json").write_text(json.dumps({"process": os.getpid(), "created": 1.0, "managed": False}))

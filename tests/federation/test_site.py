@@ -67,6 +67,16 @@ def test_an_approval_is_withdrawn_during_a_run(tmp_path: Path) -> None:
         withdraw(site.folder)
 
 
+def test_the_approval_of_another_study_ends_a_run(tmp_path: Path) -> None:
+    site, other = site_of(tmp_path), clinic(text=CLINIC + "\n")
+    site.answer(messages.encode(begin(site)))
+    site.answer(DESCRIBE)
+    approve(site.folder, other, "approved in a test")
+    assert "was not approved here" in refusal(site, hello(clinic()))
+    assert "was not approved here" in refusal(site, DESCRIBE)
+    assert messages.decode(site.answer(hello(other))).rows.tolist() == [60]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"study": "x"}', b"\xff"])
 def test_a_damaged_approval_is_none(tmp_path: Path, content: bytes) -> None:
     site = site_of(tmp_path)

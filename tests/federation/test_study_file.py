@@ -4,9 +4,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dmtrl.exceptions import InputError, StudyError
+from dmtrl.federation.approval import create_site
 from dmtrl.federation.draft import draft_study
 from dmtrl.federation.study import parse_study, read_study
 from support.shell_data import shops, write
@@ -176,6 +178,24 @@ def test_names_with_quotes_survive_a_draft(tmp_path: Path) -> None:
     path.write_text('"a ""b"".c\\d",y\n' + "".join(f"{i / 7:.3f},{i % 2}\n" for i in range(40)))
     study = draft_study(path, "odd", "y")
     assert [column.name for column in study.columns] == ['a "b".c\\d']
+
+
+def test_characters_that_cannot_be_printed_survive_a_draft(tmp_path: Path) -> None:
+    name, level = "remark\U000e0001", "a\tb\U000e0001"
+    table = clinic_table(0).append_column(name, pa.array([level, "c"] * 30))
+    study = draft_study(write(table, tmp_path / "a.parquet"), "a", "ill")
+    assert [column.levels for column in study.columns if column.name == name] == [(level, "c")]
+    data = tmp_path / "a\n\U000e0001.csv"
+    assert create_site(tmp_path / "site", "north", data).data == str(data)
+
+
+@pytest.mark.parametrize(("kind", "number"), [(pa.date32(), ()), (pa.string(), ("empty",)), (pa.float64(), ())])
+def test_an_empty_column_is_ignored_in_a_draft(tmp_path: Path, kind: pa.DataType, number: tuple[str, ...]) -> None:
+    notes: list[str] = []
+    table = clinic_table(0).append_column("empty", pa.nulls(60, kind))
+    study = draft_study(write(table, tmp_path / "a.parquet"), "a", "ill", number=number, notes=notes)
+    assert [column.kind for column in study.columns if column.name == "empty"] == ["ignored"]
+    assert "column 'empty' is empty here: ignored" in notes
 
 
 def test_a_target_with_several_values_needs_a_positive_class(tmp_path: Path) -> None:

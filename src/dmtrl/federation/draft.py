@@ -4,6 +4,7 @@ import math
 from calendar import monthrange
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from dmtrl.exceptions import InputError, Note, Setting
 from dmtrl.federation.site_data import correlation
 from dmtrl.federation.study import SITE, Study, StudyColumn, Target, Tasks, parse_study
+from dmtrl.federation.toml_fields import to_toml
 from dmtrl.losses import CLASSIFICATION, REGRESSION
 from dmtrl.tables import TableFiles, open_files, require_column
 from dmtrl.tables import columns as read
@@ -203,32 +205,30 @@ class _Draft:
             known = ~np.isnan(y)
             found, n = correlation(column, values[known], y[known])
             if n:
-                return StudyColumn(**{**vars(column), "correlation": round(found, 2)})
+                return replace(column, correlation=round(found, 2))
         return column
 
     def _used(self, name: str, summary: CellSummary, forced: str | None) -> StudyColumn:
-        if summary.kind == NUMBER and forced != "category" and summary.n_cells == 0 and not len(self.values(name)):
-            self._notes.append(f"column {name!r} is empty here: ignored")
-            return StudyColumn(name, "ignored")
         if forced == "number" or (summary.kind == NUMBER and forced is None):
             x = self._numbers(name, summary)
-            present = x[~np.isnan(x)]
-            values = np.unique(present)
+            values = np.unique(x[~np.isnan(x)])
+            if len(values) == 0:
+                return self._ignored(name, "is empty here")
             if forced is None and identifies_rows(name, x):
-                self._notes.append(f"column {name!r} identifies rows: ignored")
-                return StudyColumn(name, "ignored")
+                return self._ignored(name, "identifies rows")
             if forced == "number" or len(values) > FEW_CODES or (values != np.floor(values)).any():
                 return StudyColumn(name, "number", range=_outward(float(values[0]), float(values[-1])))
             self._notes.append(f"column {name!r} has {len(values)} whole numbers: a category")
         if summary.kind == DATE and forced is None:
             days = read.dates(self._frame.column(name), name, summary.date_format)
             days = days[~np.isnat(days)].astype("datetime64[D]")
+            if len(days) == 0:
+                return self._ignored(name, "is empty here")
             return StudyColumn(name, "date", range=_whole_months(days.min().item(), days.max().item()))
         levels = self.values(name)
         most = min(MAX_CATEGORIES, max(FEW_LEVELS, self._frame.num_rows // 2))
         if not levels or (len(levels) > most and forced is None):
-            self._notes.append(f"column {name!r} has {len(levels):,} different values: ignored")
-            return StudyColumn(name, "ignored")
+            return self._ignored(name, f"has {len(levels):,} different values")
         counts = Counter(read.texts(self._frame.column(name)))
         rare = [level for level in levels if counts[level] < FEW_ROWS]
         if rare:
@@ -237,6 +237,34 @@ class _Draft:
                 + (f" or {len(rare) - 5} others" if len(rare) > 5 else "")
             )
         return StudyColumn(name, "category", levels=levels)
+
+    def _ignored(self, name: str, why: str) -> StudyColumn:
+        self._notes.append(f"column {name!r} {why}: ignored")
+        return StudyColumn(name, "ignored")
+
+
+_SETTINGS = """
+[fit]
+loss = {loss}
+lambda = "auto"  # chosen by cross-validation; or a number, or a list to choose from
+common = "auto"  # strength of the component that all tasks share; as lambda
+folds = 5
+tolerance = 0.001
+seed = 0
+{held_out}
+[limits]
+sites = 2  # fewer sites end the study
+on_lost = "stop"  # or "go_on" without a site that stays away
+rows_per_task = 10  # smaller tasks are left out
+rounds = 20000  # of all fits together
+
+[privacy]
+mode = "none"  # no noise is added to what leaves a site; see docs/privacy.md for the others
+
+[results]
+coordinator = "weights"  # of all tasks, and their relations; or "summary" without them
+sites = "own"  # the weights of their own tasks; or "all"
+"""
 
 
 def study_text(
@@ -249,80 +277,41 @@ def study_text(
     held_out: str | None = None,
 ) -> str:
     """The text of a study file with the default settings, and a comment on each."""
-    loss = "logistic" if target.kind == CLASSIFICATION else "squared"
     lines = [
         "# A dmtrl study. Every site approves exactly these bytes.",
         "format = 1",
-        f"name = {_toml(name)}",
-        f"description = {_toml(description)}",
+        f"name = {to_toml(name)}",
+        f"description = {to_toml(description)}",
     ]
     if missing:
-        lines.append(f"missing = {_toml(missing)}  # texts that mean a missing value")
-    lines += ["", "[target]", f"column = {_toml(target.column)}", f"kind = {_toml(target.kind)}"]
+        lines.append(f"missing = {to_toml(missing)}  # texts that mean a missing value")
+    lines += ["", "[target]", f"column = {to_toml(target.column)}", f"kind = {to_toml(target.kind)}"]
     if target.kind == CLASSIFICATION:
-        lines += [f"negative = {_toml(target.negative)}", f"positive = {_toml(target.positive)}"]
+        lines += [f"negative = {to_toml(target.negative)}", f"positive = {to_toml(target.positive)}"]
     elif target.range is not None:
-        lines.append(f"range = {_toml(target.range)}")
+        lines.append(f"range = {to_toml(target.range)}")
     lines += ["", "[tasks]"]
     if tasks.by == SITE:
-        lines.append(f"by = {_toml(SITE)}  # each site is one task; or the name of a column, with its values")
+        lines.append(f"by = {to_toml(SITE)}  # each site is one task; or the name of a column, with its values")
     else:
-        lines += [f"by = {_toml(tasks.by)}", f"values = {_toml(tasks.values)}"]
-    lines += [
-        "",
-        "[fit]",
-        f"loss = {_toml(loss)}",
-        'lambda = "auto"  # chosen by cross-validation; or a number, or a list to choose from',
-        'common = "auto"  # strength of the component that all tasks share; as lambda',
-        "folds = 5",
-        "tolerance = 0.001",
-        "seed = 0",
-    ]
-    if held_out:
-        lines.append(f"held_out = {_toml(held_out)}  # 1 in rows that no fit uses")
-    lines += [
-        "",
-        "[limits]",
-        "sites = 2  # fewer sites end the study",
-        'on_lost = "stop"  # or "go_on" without a site that stays away',
-        "rows_per_task = 10  # smaller tasks are left out",
-        "rounds = 20000  # of all fits together",
-        "",
-        "[privacy]",
-        'mode = "none"  # no noise is added to what leaves a site; see docs/privacy.md for the others',
-        "",
-        "[results]",
-        'coordinator = "weights"  # of all tasks, and their relations; or "summary" without them',
-        'sites = "own"  # the weights of their own tasks; or "all"',
-    ]
+        lines += [f"by = {to_toml(tasks.by)}", f"values = {to_toml(tasks.values)}"]
+    loss = to_toml("logistic" if target.kind == CLASSIFICATION else "squared")
+    held = f"held_out = {to_toml(held_out)}  # 1 in rows that no fit uses\n" if held_out else ""
+    lines += _SETTINGS.format(loss=loss, held_out=held).splitlines()
     for column in columns:
-        lines += ["", f"[columns.{_key(column.name)}]", f"kind = {_toml(column.kind)}"]
+        lines += ["", f"[columns.{_key(column.name)}]", f"kind = {to_toml(column.kind)}"]
         if column.levels:
-            lines.append(f"levels = {_toml(column.levels)}")
+            lines.append(f"levels = {to_toml(column.levels)}")
         if column.range is not None:
-            lines.append(f"range = {_toml(column.range)}")
+            lines.append(f"range = {to_toml(column.range)}")
         if column.correlation is not None:
             lines.append(f"correlation = {column.correlation}  # with the target, here; shows flipped codes")
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
-    """A text, a number, a date or a list of them as TOML."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, float):
-        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
-    if isinstance(value, int):
-        return str(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in escaped) + '"'
-
-
 def _key(name: str) -> str:
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if plain else _toml(name)
+    return name if plain else to_toml(name)
 
 
 def _shown(values: Sequence[str]) -> str:

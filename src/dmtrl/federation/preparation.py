@@ -7,7 +7,7 @@ in place of missing numbers: a median is not a sum.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -109,24 +109,6 @@ def norms(X: np.ndarray, y: np.ndarray, x_centre: np.ndarray, y_centre: float) -
     return Norms(features=float(((X - x_centre) ** 2).sum()), target=float(((y - y_centre) ** 2).sum()))
 
 
-def statistics(
-    study: Study,
-    request: CountCells | MeasureSpread | SumFeatures | MeasureNorms,
-    rows: Callable[[], tuple[Any, np.ndarray]],
-    features: Callable[[str], tuple[np.ndarray, np.ndarray]],
-) -> CellCounts | Spread | FeatureSums | Norms:
-    """A site's answer to a request for statistics. rows: its columns and targets; features: the prepared ones."""
-    if isinstance(request, CountCells):
-        return cell_counts(study, rows()[0])
-    if isinstance(request, MeasureSpread):
-        return spread(study, rows()[0], request.means)
-    X, y = features(request.preparation)
-    if isinstance(request, SumFeatures):
-        return feature_sums(X, y)
-    check_centres(study, X.shape[1], request.x_centre, request.y_centre)
-    return norms(X, y, request.x_centre, request.y_centre)
-
-
 def request_of(masked: SumUp) -> CountCells | MeasureSpread | SumFeatures | MeasureNorms:
     """The request whose answer is a site's part in a masked sum."""
     text, numbers = masked.text, masked.numbers
@@ -150,8 +132,8 @@ def means_of(counts: Sequence[CellCounts]) -> np.ndarray:
 def prepare(study: Study, rows: int, counts: Sequence[CellCounts], spreads: Sequence[Spread]) -> Preparation:
     """The Preparation of all sites together, from their counts and sums. rows: of all sites."""
     means, squares = means_of(counts), _total([one.squares for one in spreads])
-    present = sum((count.present for count in counts), np.zeros_like(counts[0].present))
-    levels = sum((count.levels for count in counts), np.zeros_like(counts[0].levels))
+    present = np.sum([count.present for count in counts], axis=0)
+    levels = np.sum([count.levels for count in counts], axis=0)
     columns: list[Column] = []
     at = level_at = 0
     for column in study.columns:

@@ -9,6 +9,7 @@ from dmtrl.engines.recovery import Refused
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.approval import approval_text, approve, create_site
 from dmtrl.federation.coordinate import run_study
+from dmtrl.federation.messages import received
 from dmtrl.federation.policy import Policy
 from dmtrl.federation.results import OnEvent, StudyResult
 from dmtrl.federation.site import Site
@@ -40,7 +41,8 @@ class LocalSites:
         self._last.pop(worker, None)
 
     def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:
-        self._posted.put((worker, number, [_sent(message) for message in messages]))
+        # what does not survive the wire format is lost here too
+        self._posted.put((worker, number, [received(message.encode()) for message in messages]))
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
         try:
@@ -56,18 +58,11 @@ class LocalSites:
             except RefusedBySiteError as refusal:
                 name = self._sites[worker].name
                 raise Refused(worker, RefusedBySiteError(refusal.reason, refusal.detail, name)) from refusal
-            self._last[worker] = number, _sent(answer)
+            self._last[worker] = number, received(answer.encode())
         return worker, self._last[worker][1]
 
     def close(self) -> None:
         pass
-
-
-def _sent(message: Message) -> Message:
-    """The message after a journey: what does not survive the wire format is lost here too."""
-    arrived = Message.decode(message.encode())
-    copies = {name: array.copy() for name, array in arrived.arrays.items()}  # writable, as the kernels expect
-    return Message(arrived.name, arrived.scalars, copies)
 
 
 def _approval_texts(

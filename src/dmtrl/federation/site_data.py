@@ -56,6 +56,16 @@ class SiteTable:
         return rows[np.argsort(self.codes[rows], kind="stable")]
 
     @property
+    def train_table(self) -> Any:
+        """The columns of these rows."""
+        return self.table.take(self.train)
+
+    @property
+    def train_y(self) -> np.ndarray:
+        """Their targets."""
+        return self.y[self.train]
+
+    @property
     def rows_per_task(self) -> np.ndarray:
         counts = np.bincount(self.codes[~self.held_out], minlength=len(self.usable))
         return np.where(self.usable, counts, 0)

@@ -17,14 +17,14 @@ def coordinates_of(begin: messages.Begin) -> Coordinates:
     return preparation.coordinates_from_json(begin.coordinates, begin.x_centre)
 
 
-def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X: np.ndarray, y: np.ndarray) -> Blocks:
+def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X: np.ndarray) -> Blocks:
     """The rows of the tasks that are fitted, in the coordinates of a problem; clipped if the study is private.
 
-    X, y: the features and targets of all rows of the fit, sorted by task.
+    X: the features of all rows of the fit, sorted by task.
     """
     names = study.task_names(site)
     used, mine = np.flatnonzero(data.fitted), data.fitted[data.codes[data.train]]
-    X, y = X[mine], y[mine]
+    X, y = X[mine], data.train_y[mine]
     starts = np.concatenate([[0], np.cumsum(data.rows_per_task[used])])
     coordinates, zero = coordinates_of(begin), np.zeros(len(used), dtype=int)
     if study.privacy.private and study.target.range is not None:

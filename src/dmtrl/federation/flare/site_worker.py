@@ -36,7 +36,7 @@ class SiteWorker(Executor):
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         assert self._inbox is not None
         reply = make_reply(ReturnCode.OK)
-        reply.update(self._inbox.answer(Request.read(request)).fields())
+        reply.update(vars(self._inbox.answer(Request.read(request))))
         return reply
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

@@ -110,7 +110,7 @@ class Sites:
         k, request = post.worker, post.request
         name = self._names[k]
         while post is self._current[k] and not self._closed.is_set():
-            fields = self._send(name, request.fields())
+            fields = self._send(name, vars(request))
             now = time.monotonic()
             if fields is None:
                 self._silent_since[k] = since = self._silent_since[k] or now
@@ -121,7 +121,7 @@ class Sites:
             self._silent_since[k] = None
             reply = Reply.read(fields)
             if reply.state == WORKING:
-                request = replace(request, begin=False, messages=())  # the site has them
+                request = replace(request, begin=False, messages=[])  # the site has them
             elif reply.state != BUSY:
                 return _outcome(k, name, reply)
         return None
