@@ -135,7 +135,9 @@ class Faulty(LocalSites):
         if fault == "silent":
             self.silent.add(worker)
         if worker in self.silent:
-            return self.fetch(timeout)
+            if answer.name == "alive":  # a sign of life, which it does not give
+                return self.fetch(timeout)
+            raise Lost(worker, "it does not reply")
         if fault == "lost":
             self.lost += 1
             raise Lost(worker, "its process is gone")
@@ -229,9 +231,9 @@ def test_a_site_that_stays_away_ends_the_study(tmp_path: Path) -> None:
     with pytest.raises(WorkerLostError, match="'south' gave no sign of life within"):
         run(study, Faulty(folders, {2: "silent"}), tmp_path / "out", patience=0.3)
     with pytest.raises(WorkerLostError, match="'west' gave no sign of life within"):
-        run(study, Faulty(folders, {9: "silent"}), tmp_path / "out", patience=0.3, answer_timeout=0.3)
+        run(study, Faulty(folders, {9: "silent"}), tmp_path / "out", patience=0.3)
     with pytest.raises(WorkerLostError, match="within"):
-        run(study, Faulty(folders, {101: "silent"}), tmp_path / "out", patience=0.3, answer_timeout=0.3)
+        run(study, Faulty(folders, {101: "silent"}), tmp_path / "out", patience=0.3)
 
 
 @pytest.mark.parametrize("moment", [2, 101])
@@ -240,7 +242,7 @@ def test_a_study_goes_on_without_a_site_that_stays_away(tmp_path: Path, moment: 
     files = clinic_files(tmp_path)
     folders = loosened(approved_sites(tmp_path / "sites", study, files))
     carrier = Faulty(folders, {moment: "silent"})
-    result = run(study, carrier, tmp_path / "out", patience=0.3, answer_timeout=0.3)
+    result = run(study, carrier, tmp_path / "out", patience=0.3)
     gone = SITES[next(iter(carrier.silent))]
     assert result.lost == (gone,)
     assert len(result.sites) == 2

@@ -50,12 +50,12 @@ class Asker(RestartingEngine):
     """Asks the sites of a carrier, whose names are in its order. A site that is lost meanwhile is started again from
     its folder and simply asked again: the requests are idempotent.
 
-    A site must give a sign of life within `patience` seconds; after that it may take its time to answer, at most
-    `answer_timeout` seconds (None: no limit). The refusal of one site does not wait for another one to start.
+    A site must give a sign of life within `patience` seconds; after that it may take its time to answer. The refusal of
+    one site does not wait for another one to start.
     """
 
-    def __init__(self, carrier: Carrier, names: Sequence[str], patience: float, answer_timeout: float | None = None):
-        super().__init__(carrier, patience, answer_timeout)
+    def __init__(self, carrier: Carrier, names: Sequence[str], patience: float):
+        super().__init__(carrier, patience)
         self._names = names
 
     def ask_all(self, request: Any) -> list[Any]:

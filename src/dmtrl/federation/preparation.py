@@ -84,8 +84,7 @@ def cell_counts(study: Study, table: Any) -> CellCounts:
 
 def split_counts(study: Study, sums: np.ndarray) -> CellCounts:
     """The counts of all sites from one vector: present cells, sums of cells, and rows of levels."""
-    parts = {"number": 1, "date": 1 + len(_PARTS), "category": 0}
-    numbers = sum(parts[column.kind] for column in study.used)
+    numbers = sum(column.moments for column in study.used)
     present, totals, levels = np.split(sums, [numbers, 2 * numbers])
     return CellCounts(present=np.round(present).astype(np.int64), sums=totals, levels=np.round(levels).astype(np.int64))
 
@@ -147,7 +146,7 @@ def prepare(study: Study, rows: int, counts: Sequence[CellCounts], spreads: Sequ
             columns.append(number_from_moments(column.name, rows, int(present[at]), means[at], squares[at]))
             at += 1
         else:
-            parts = slice(at, at + 1 + len(_PARTS))
+            parts = slice(at, at + column.moments)
             columns.append(_date(column, rows, present[parts], means[parts], squares[parts]))
             at = parts.stop
     return Preparation(tuple(columns), *_roles(study))

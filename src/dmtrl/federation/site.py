@@ -29,7 +29,7 @@ from dmtrl.federation.privacy.masked_site import MaskedSite
 from dmtrl.federation.privacy.releasing import SiteReleases
 from dmtrl.federation.request_checks import check_folds, check_request
 from dmtrl.federation.site_data import SiteTable, check_file
-from dmtrl.federation.site_rows import blocks_of, coordinates_of, held_out_errors
+from dmtrl.federation.site_rows import ask_worker, blocks_of, coordinates_of, held_out_errors
 from dmtrl.federation.study import Study
 from dmtrl.protocol import messages as rounds
 from dmtrl.protocol.message import Message
@@ -168,7 +168,7 @@ class Site:
                 self._require_approved(request.study)
             return messages.encode(self._handlers[type(request)](request))
         request = rounds.decode(message)
-        held = rounds.decode(self.worker.answer(rounds.encode(rounds.Describe())))
+        held = ask_worker(self.worker, rounds.Describe())
         check_request(self.study, held, request)
         if isinstance(request, rounds.HoldOut):
             check_folds(self.study, held, request, self.policy.minimum_held_out)
@@ -334,7 +334,7 @@ class Site:
     def _save(self, request: rounds.Save) -> rounds.Saved:
         """Write the checkpoint into the site's own folder, and keep only it and the last complete one."""
         folder = self._checkpoint(request.to)
-        saved = rounds.decode(self.worker.answer(rounds.encode(rounds.Save(to=str(folder)))))
+        saved = ask_worker(self.worker, rounds.Save(to=str(folder)))
         if saved.error is not None:
             logger.warning("%s could not write a checkpoint: %s", self.name, saved.error)
             return rounds.Saved(error=f"{self.name} could not write its checkpoint", kept=True)

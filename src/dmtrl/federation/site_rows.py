@@ -1,4 +1,4 @@
-"""The rows of a site in the problem of a study, and the errors on those that it holds out."""
+"""The rows of a site in the problem of a study, their worker, and the errors on those that it holds out."""
 
 from typing import Any
 
@@ -10,6 +10,9 @@ from dmtrl.federation import messages, preparation
 from dmtrl.federation.privacy.moments import clip_rows
 from dmtrl.federation.site_data import SiteTable
 from dmtrl.federation.study import Study
+from dmtrl.protocol.messages import Prepare, decode, encode
+from dmtrl.solver.settings import Settings
+from dmtrl.worker.worker import Worker
 
 
 def coordinates_of(begin: messages.Begin) -> Coordinates:
@@ -33,6 +36,28 @@ def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X
     if study.privacy.private:
         rows = clip_rows(rows, study.privacy.row_norm)
     return Blocks(rows, y, None, starts, begin.numbers[used], zero, [names[i] for i in used])
+
+
+def first_request(blocks: Blocks, settings: Settings, ridge: float, first_step: float = np.inf) -> Prepare:
+    """What begins a run of a worker with these rows, from dual variables zero. ridge: on the intercepts."""
+    return Prepare(
+        seed=settings.seed,
+        local_solver=settings.local_solver,
+        sampling=settings.sampling,
+        max_passes=settings.max_passes,
+        keep=False,
+        density=1.0,
+        first_step=first_step,
+        intercept=True,
+        intercept_ridge=ridge,
+        total_weight=np.diff(blocks.starts).astype(float),
+        steps=np.zeros(blocks.n_units, dtype=np.int64),
+    )
+
+
+def ask_worker(worker: Worker, request: Any) -> Any:
+    """The answer of a worker in this process, as a dataclass."""
+    return decode(worker.answer(encode(request)))
 
 
 def held_out_errors(study: Study, site: str, data: SiteTable, model: Any, minimum: int) -> messages.Finished:

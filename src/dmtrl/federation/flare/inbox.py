@@ -62,14 +62,11 @@ class Inbox:
     """Answers requests, at most one at a time.
 
     start: returns what answers messages, started from the site's data; it is called once in each life. patience:
-    seconds after which a request that is being worked on is answered "working". text: what the coordinator may read of
-    an error.
+    seconds after which a request that is being worked on is answered "working".
     """
 
-    def __init__(
-        self, start: Callable[[], Answering], patience: float = _PATIENCE, text: Callable[[Exception], str] = str
-    ):
-        self._start, self._patience, self._text = start, patience, text
+    def __init__(self, start: Callable[[], Answering], patience: float = _PATIENCE):
+        self._start, self._patience = start, patience
         self._changed = threading.Condition()
         self._life, self._number = 0, 0
         self._site: Answering | None = None
@@ -109,7 +106,7 @@ class Inbox:
             reply = Reply(DONE, answer.encode())
         except Exception as error:
             logger.exception("a message was not answered")
-            reply = Reply(REFUSED, kind=_kind(error), text=self._text(error))
+            reply = Reply(REFUSED, kind=_kind(error), text=_without_data(error))
         with self._changed:
             self._reply, self._working = reply, False
             self._changed.notify_all()
@@ -126,7 +123,7 @@ def _kind(error: Exception) -> str:
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), "RuntimeError")
 
 
-def without_data(error: Exception) -> str:
+def _without_data(error: Exception) -> str:
     """What may leave a site: the reason of a refusal. Other errors may quote its data; they stay in the site's log."""
     if isinstance(error, RefusedBySiteError):
         return error.reason

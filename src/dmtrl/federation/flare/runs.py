@@ -59,6 +59,11 @@ class Run:
         with open(self.folder / "progress.jsonl", "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
+    @property
+    def last_job(self) -> dict[str, Any] | None:
+        """The entry about the job that was submitted last; None if there is none."""
+        return next((entry for entry in reversed(list(self.progress())) if "job" in entry), None)
+
     def progress(self, since: int = 0) -> Iterator[dict[str, Any]]:
         """The entries of the progress record from number `since` on."""
         try:

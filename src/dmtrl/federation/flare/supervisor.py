@@ -88,7 +88,7 @@ def run_study_job(
                 progress.stage("starting the server")
             try:
                 with session(coordinator) as opened:
-                    job = running_job(opened, coordinator, run)
+                    job = _running_job(opened, coordinator, run)
                     if job is None:
                         sites = _gather(opened, coordinator, study, progress, max(wait, patience) if attempt else wait)
                         job = _submit(opened, coordinator, sites, run)
@@ -130,15 +130,13 @@ def _choose(coordinator: StudyServer, resume: bool) -> Run:
     return before[-1]
 
 
-def running_job(opened: Any, coordinator: StudyServer, run: Run) -> str | None:
+def _running_job(opened: Any, coordinator: StudyServer, run: Run) -> str | None:
     """The job of a run that a command left behind. Jobs from before the server was started are lost, whatever FLARE
     says."""
-    server = processes.running(coordinator.kit)
-    for entry in reversed(list(run.progress())):
-        if "job" in entry:
-            alive = server is not None and entry["time"] > server.create_time()
-            return entry["job"] if alive and not _is_over(opened, entry["job"]) else None
-    return None
+    server, last = processes.running(coordinator.kit), run.last_job
+    if server is None or last is None or last["time"] <= server.create_time() or _is_over(opened, last["job"]):
+        return None
+    return str(last["job"])
 
 
 def _is_over(opened: Any, job: str) -> bool:
@@ -238,9 +236,8 @@ def stop_run(coordinator: StudyServer) -> bool:
     state = before[-1].state() if before else None
     if state is None or state.state != RUNNING or processes.running(coordinator.kit) is None:
         return False
-    jobs = [entry["job"] for entry in before[-1].progress() if "job" in entry]
     with session(coordinator) as opened:
-        for job in jobs[-1:]:
-            _abort(opened, job)
+        if (last := before[-1].last_job) is not None:
+            _abort(opened, last["job"])
     before[-1].set_state(STOPPED, "stopped by the coordinator")
     return True

@@ -51,11 +51,10 @@ class Budget:
         try:
             found = [Charge(**json.loads(line)) for line in content.splitlines()]
             # the file is replaced as a whole, so a last line without an end is damage, not the trace of a crash
-            intact = content.endswith(b"\n") and all(math.isfinite(charge.mu) and charge.mu > 0 for charge in found)
+            if not content.endswith(b"\n") or not all(0 < charge.mu < math.inf for charge in found):
+                raise ValueError
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged; restore it from a backup") from error
-        if not intact:
-            raise ValueError(f"{path} is damaged; restore it from a backup")
         return found
 
     @property

@@ -26,8 +26,8 @@ class SiteReleases:
     def __init__(self, folder: Path, policy: Policy, study: Study, ledger: Ledger, noise: Noise = system_noise):
         self._study, self._ledger, self._noise = study, ledger, noise
         self._budget = Budget(folder, policy.epsilon, policy.delta)
-        self.epsilon = min(study.privacy.epsilon, policy.epsilon_per_study)
-        self._mu = study.privacy.mu(self.epsilon)
+        self._epsilon = min(study.privacy.epsilon, policy.epsilon_per_study)
+        self._mu = study.privacy.mu(self._epsilon)
 
     def check_budget(self) -> None:
         """Refuse the study if it would exceed the budget."""
@@ -52,7 +52,7 @@ class SiteReleases:
             rows = blocks()
             self._check(request, rows)
             point = np.zeros_like(request.point) if study.privacy.mode == MOMENTS else request.point
-            self._budget.charge(study.hash, study.name, self.epsilon, study.privacy.delta, self._mu)
+            self._budget.charge(study.hash, study.name, self._epsilon, study.privacy.delta, self._mu)
             exact = self._exact(rows, point, request.step)
             values, std = exact.with_noise(self._mu, study.privacy.releases, self._noise)
             released = Released(number=request.number, point=point, values=values, std=std)
