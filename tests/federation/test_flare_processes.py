@@ -22,6 +22,7 @@ from dmtrl.federation.flare.jobs import fault_in_job, write_job
 from dmtrl.federation.flare.launchers import RestartingHandle
 from dmtrl.federation.flare.runs import (
     FAILED,
+    NOT_BEGUN,
     RUNNING,
     ProgressRecord,
     State,
@@ -112,7 +113,7 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
     assert runs(tmp_path) == []
     first, second = new_run(tmp_path), new_run(tmp_path)
     assert [run.number for run in runs(tmp_path)] == [1, 2]
-    assert first.state() is None
+    assert first.state() == State(NOT_BEGUN)
     second.set_state(RUNNING)
     second.set_state(FAILED, "va: no")
     assert second.state() == State(FAILED, "va: no")

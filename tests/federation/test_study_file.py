@@ -48,6 +48,7 @@ BAD = [
     ('loss = "logistic"', 'loss = "squared"', 11, "is for regression"),
     ('loss = "logistic"', 'loss = "logit"', 11, "there is no loss 'logit'"),
     ("lambda = [0.3, 0.03]", "lambda = [0.3, -1]", 12, "positive numbers"),
+    ("common = [0.0, 1.0]", "common = -0.5", 13, "numbers of at least 0"),
     ("folds = 3", "folds = 1", 14, "at least 2"),
     ("folds = 3", "fold = 3", 14, "did you mean 'folds'?"),
     ("range = [0, 120]", "range = [120, 0]", 18, "[lowest, highest]"),

@@ -256,8 +256,7 @@ def status(folder: Path) -> None:
         click.echo(f"site {site}: {'connected' if site in present else 'not connected'}")
     for last in runs(folder)[-1:]:
         state = last.state()
-        text = "not begun" if state is None else state.state + (f": {state.reason}" if state.reason else "")
-        click.echo(f"run {last.number}: {text}")
+        click.echo(f"run {last.number}: {state.state}{f': {state.reason}' if state.reason else ''}")
 
 
 @command.command()
@@ -317,7 +316,7 @@ def fetch(folder: Path, out: Path, force: bool) -> None:
     from dmtrl.federation.results import MODEL
 
     StudyServer.open(folder)
-    finished = [one for one in runs(folder) if (state := one.state()) is not None and state.state == FINISHED]
+    finished = [one for one in runs(folder) if one.state().state == FINISHED]
     if not finished:
         raise FederationError("no run has finished yet; see 'dmtrl study status'")
     model = finished[-1].folder / MODEL

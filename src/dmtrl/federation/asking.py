@@ -56,7 +56,7 @@ class Asker(RestartingEngine):
 
     def __init__(self, carrier: Carrier, names: Sequence[str], patience: float):
         super().__init__(carrier, patience)
-        self._names = names
+        self.names = names
 
     def ask_all(self, request: Any) -> list[Any]:
         """The answers of all sites to one request, in order."""
@@ -69,11 +69,11 @@ class Asker(RestartingEngine):
         try:
             answers = dict(self.receive() for _ in requests)
         except Refused as refused:
-            raise refused_by(self._names[refused.worker], refused.error) from refused.error
+            raise refused_by(self.names[refused.worker], refused.error) from refused.error
         return {k: self._checked(k, request, answers[k]) for k, request in requests.items()}
 
     def _checked(self, k: int, request: Any, answer: Message) -> Any:
-        expected, name = messages.ANSWERS[type(request)], self._names[k]
+        expected, name = messages.ANSWERS[type(request)], self.names[k]
         try:
             content = messages.decode(answer)
         except ValueError as error:
@@ -83,7 +83,7 @@ class Asker(RestartingEngine):
         return content
 
     def describe(self, worker: int) -> str:
-        return f"the site {self._names[worker]!r}"
+        return f"the site {self.names[worker]!r}"
 
 
 def refused_by(site: str, error: Exception) -> RefusedBySiteError:

@@ -147,7 +147,7 @@ class _Run:
             if sums is not None:
                 outcome = fit_masked_study(study, sites, sums, owner, model, problem, self._report_masked_round)
             elif study.privacy.private:
-                outcome = fit_privately(study, sites, self.names, owner, model, problem, self._report_release)
+                outcome = fit_privately(study, sites, owner, model, problem, self._report_release)
             else:
                 outcome = self._fit(model, problem, tasks, session)
         model.preparation_ = prepared

@@ -14,9 +14,8 @@ from dmtrl.federation.toml_fields import TomlTable, parse_toml, to_toml
 from dmtrl.protocol.messages import ANSWERS, name_of
 
 FILE = "policy.toml"
-PREPARATION = tuple(name_of(kind) for kind in messages.ANSWERS.values())
-ROUNDS = tuple(name_of(kind) for kind in dict.fromkeys(ANSWERS.values()))
-MESSAGES = (*PREPARATION, *ROUNDS)  # everything that can leave a site
+# Everything that can leave a site.
+MESSAGES = tuple(dict.fromkeys(name_of(answer) for answer in (*messages.ANSWERS.values(), *ANSWERS.values())))
 
 
 @dataclass(frozen=True)

@@ -232,13 +232,6 @@ def coordinates_to_json(coordinates: Coordinates) -> str:
     return json.dumps({name: value for name, value in vars(coordinates).items() if name != "x_centre"})
 
 
-def coordinates_from_json(text: str, x_centre: np.ndarray) -> Coordinates:
-    try:
-        return Coordinates(x_centre=x_centre, **json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the coordinator sent coordinates that this dmtrl cannot read: {error}") from None
-
-
 def _total(parts: Sequence[np.ndarray]) -> np.ndarray:
     """The sum over sites, rounded once, so that it does not depend on their order."""
     return np.array([math.fsum(values) for values in np.stack(parts, axis=1)], dtype=float)

@@ -39,6 +39,9 @@ from dmtrl.worker.worker import Worker
 
 LEDGER, MODEL = "ledger.jsonl", "model.dmtrl"
 MOST_REFUSALS = 1000  # lines about refusals in the ledger, for each study
+_ANSWERS = {  # the name of the answer to each request
+    rounds.name_of(kind): rounds.name_of(answer) for kind, answer in {**messages.ANSWERS, **rounds.ANSWERS}.items()
+}
 _PRIVATE = "hello", "begin", "release", "finish"  # requests that are answered in private studies
 _MASKED = "hello", "share_key", "sum_up", "begin", "publish", "finish"  # with masked sums
 _VERSION = re.compile(r"version-[0-9]{6,}-[0-9a-f]{8}")  # a folder of a checkpoint; see solver/checkpoint/versions.py
@@ -88,7 +91,9 @@ class Site:
         study = ""
         try:
             study = self.study.hash
-            self.policy.check_message(_answer_name(message.name))
+            if message.name not in _ANSWERS:
+                raise RefusedBySiteError("the coordinator sent a message that this version of dmtrl does not answer")
+            self.policy.check_message(_ANSWERS[message.name])
             answer = self._answer(message)
             with self.ledger.locked():  # the number of messages is that of the line that follows
                 self._check_leaving(answer)
@@ -367,12 +372,3 @@ class Site:
         storage.write(str(results / "held_out.json"), json.dumps(errors).encode())
         shutil.rmtree(self._run / "checkpoint", ignore_errors=True)
         return answer
-
-
-def _answer_name(request: str) -> str:
-    """The name of the answer to a message; refuses names that are not requests."""
-    for kinds, answers in ((messages.KINDS, messages.ANSWERS), (rounds.KINDS, rounds.ANSWERS)):
-        kind = kinds.get(request)
-        if kind in answers:
-            return rounds.name_of(answers[kind])
-    raise RefusedBySiteError("the coordinator sent a message that this version of dmtrl does not answer")

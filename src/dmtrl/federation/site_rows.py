@@ -1,12 +1,13 @@
 """The rows of a site in the problem of a study, their worker, and the errors on those that it holds out."""
 
+import json
 from typing import Any
 
 import numpy as np
 
 from dmtrl.data.blocks import Blocks
 from dmtrl.estimators.problem import Coordinates
-from dmtrl.federation import messages, preparation
+from dmtrl.federation import messages
 from dmtrl.federation.privacy.moments import clip_rows
 from dmtrl.federation.site_data import SiteTable
 from dmtrl.federation.study import Study
@@ -17,7 +18,10 @@ from dmtrl.worker.worker import Worker
 
 def coordinates_of(begin: messages.Begin) -> Coordinates:
     """The coordinates of a problem."""
-    return preparation.coordinates_from_json(begin.coordinates, begin.x_centre)
+    try:
+        return Coordinates(x_centre=begin.x_centre, **json.loads(begin.coordinates))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the coordinator sent coordinates that this dmtrl cannot read: {error}") from None
 
 
 def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X: np.ndarray) -> Blocks:

@@ -323,8 +323,8 @@ def _fit(table: TomlTable, target: Target) -> FitOptions:
         scoring = table.choice("scoring", ("loss", "squared_error", "wrong"))
     return FitOptions(
         loss,
-        table.numbers("lambda", 0.0),
-        table.numbers("common", -1.0),
+        table.numbers("lambda", zero=False),
+        table.numbers("common", zero=True),
         table.whole("folds", 5, 2),
         scoring,
         float(tolerance),

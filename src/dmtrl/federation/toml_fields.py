@@ -85,14 +85,14 @@ class TomlTable:
             self.fail(f"{key} must be a positive number{limit}, got {value!r}", key)
         return float(value)
 
-    def numbers(self, key: str, above: float) -> tuple[float, ...]:
-        """A number, a list of numbers, or "auto", which is empty."""
+    def numbers(self, key: str, zero: bool) -> tuple[float, ...]:
+        """A number, a list of numbers, or "auto", which is empty. zero: whether a number may be 0."""
         value = self.content.get(key, "auto")
         if value == "auto":
             return ()
         values = value if isinstance(value, list) and value else [value]
-        if not all(is_number(number) and above < number < math.inf for number in values):
-            least = "positive numbers" if above == 0 else "numbers of at least 0"
+        if not all(is_number(number) and (0 < number < math.inf or (zero and number == 0)) for number in values):
+            least = "numbers of at least 0" if zero else "positive numbers"
             self.fail(f'{key} must be "auto", or one or several {least}', key)
         return tuple(float(number) for number in values)
 

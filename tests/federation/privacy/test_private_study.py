@@ -335,6 +335,7 @@ def test_a_damaged_budget_file_is_named(tmp_path: Path) -> None:
         ('mode = "auto"', 'mode = "auto"\naggregation = "masked"', "cannot be combined with noise"),
         ("lambda = 0.03", "lambda = [0.03, 0.3]", "lambda must be one number"),
         ("range = [-4, 4]\n", "", "needs a range"),
+        ("range = [-4, 4]", "range = [-4, inf]", "needs a range"),
         ('loss = "logistic"', 'loss = "squared_hinge"', "set slope"),
     ],
 )

@@ -16,7 +16,7 @@ from dmtrl.federation.flare.sites import Sites
 from dmtrl.federation.results import RESULT, StudyEvent, StudyResult, TaskResult
 
 _EVERY = 0.25  # seconds between two updates
-RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
+NOT_BEGUN, RUNNING, FINISHED, FAILED, STOPPED = "not begun", "running", "finished", "failed", "stopped"
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,11 @@ class Run:
     def number(self) -> int:
         return int(self.folder.name)
 
-    def state(self) -> State | None:
-        """None if the run has not begun."""
+    def state(self) -> State:
         try:
             return State(**json.loads((self.folder / "state.json").read_text()))
         except FileNotFoundError:
-            return None
+            return State(NOT_BEGUN)
 
     def set_state(self, state: str, reason: str = "") -> None:
         storage.write(str(self.folder / "state.json"), json.dumps(asdict(State(state, reason))).encode())

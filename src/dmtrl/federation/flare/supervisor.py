@@ -15,7 +15,18 @@ from dmtrl.federation.flare.coordinator import StudyServer
 from dmtrl.federation.flare.jobs import write_job
 from dmtrl.federation.flare.kits import ADMIN
 from dmtrl.federation.flare.processes import Echo, quiet
-from dmtrl.federation.flare.runs import FAILED, FINISHED, RUNNING, STOPPED, Run, describe, new_run, runs, set_current
+from dmtrl.federation.flare.runs import (
+    FAILED,
+    FINISHED,
+    NOT_BEGUN,
+    RUNNING,
+    STOPPED,
+    Run,
+    describe,
+    new_run,
+    runs,
+    set_current,
+)
 from dmtrl.federation.study import Study, read_study
 from dmtrl.progress import Progress
 
@@ -106,8 +117,7 @@ def run_study_job(
                 processes.wait_until(lambda: processes.running(coordinator.kit) is not None, _CONNECT)
         raise FederationError(f"the server was lost {_MAX_RESTARTS} times")
     except BaseException as error:
-        before = run.state()
-        if before is None or before.state == RUNNING:
+        if run.state().state == RUNNING:
             interrupted = isinstance(error, KeyboardInterrupt)
             run.set_state(STOPPED if interrupted else FAILED, "interrupted" if interrupted else str(error))
         raise
@@ -115,9 +125,9 @@ def run_study_job(
 
 def _choose(coordinator: StudyServer, resume: bool) -> Run:
     before = runs(coordinator.folder)
-    state = before[-1].state() if before else None
+    state = before[-1].state().state if before else NOT_BEGUN
     if not resume:
-        if state is not None and state.state == RUNNING and processes.job_processes(coordinator.kit):
+        if state == RUNNING and processes.job_processes(coordinator.kit):
             raise FederationError(
                 f"run {before[-1].number} is under way; 'dmtrl study run --resume' follows it, and 'dmtrl study stop' "
                 "ends it"
@@ -125,7 +135,7 @@ def _choose(coordinator: StudyServer, resume: bool) -> Run:
         return new_run(coordinator.folder)
     if not before:
         raise FederationError("there is no run to resume; run without --resume")
-    if state is not None and state.state == FINISHED:
+    if state == FINISHED:
         raise FederationError(f"run {before[-1].number} is finished; run without --resume to begin another one")
     return before[-1]
 
@@ -185,8 +195,7 @@ def _follow(opened: Any, coordinator: StudyServer, job: str, run: Run, progress:
             shown = _show(entry, shown, progress)
         if processes.running(coordinator.kit) is None:
             return False
-        state = run.state()
-        if state is not None and state.state != RUNNING:
+        if run.state().state != RUNNING:
             over = min(over, time.monotonic())
         if time.monotonic() - over > _GRACE:  # FLARE waits for sites that stayed away
             _abort(opened, job)
@@ -214,7 +223,6 @@ def _show(entry: Mapping[str, Any], shown: str, progress: Progress) -> str:
 
 def _judge(run: Run, status: str) -> bool:
     state = run.state()
-    assert state is not None
     if state.state == FINISHED:
         return True
     if state.state == STOPPED:
@@ -232,12 +240,11 @@ def _abort(opened: Any, job: str) -> None:
 
 def stop_run(coordinator: StudyServer) -> bool:
     """Stop the present run; False if there is none."""
-    before = runs(coordinator.folder)
-    state = before[-1].state() if before else None
-    if state is None or state.state != RUNNING or processes.running(coordinator.kit) is None:
+    running = [run for run in runs(coordinator.folder)[-1:] if run.state().state == RUNNING]
+    if not running or processes.running(coordinator.kit) is None:
         return False
     with session(coordinator) as opened:
-        if (last := before[-1].last_job) is not None:
+        if (last := running[0].last_job) is not None:
             _abort(opened, last["job"])
-    before[-1].set_state(STOPPED, "stopped by the coordinator")
+    running[0].set_state(STOPPED, "stopped by the coordinator")
     return True

@@ -108,7 +108,6 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
 def fit_privately(
     study: Study,
     sites: Asker,
-    site_names: Sequence[str],
     owner: np.ndarray,
     model: Any,
     problem: FitProblem,
@@ -125,7 +124,7 @@ def fit_privately(
         requests = {k: Release(study=study.hash, number=number, point=part, step=step) for k, part in points.items()}
         answers: dict[int, Released] = sites.ask(requests)
         for k, part in points.items():
-            _check(answers[k], part, size, site_names[k])
+            _check(answers[k], part, size, sites.names[k])
         columns = (np.concatenate([getattr(answers[k], name) for k in points]) for name in ("point", "values", "std"))
         return Answer(*columns)
 

@@ -108,8 +108,6 @@ def read_privacy(file: TomlTable, study: "Study") -> Privacy:
     if mode == MOMENTS:
         low, high = study.target.range or (-1.0, 1.0)
         slope = (high - low) / 2
-        if not slope > 0:
-            file.fail("range must have two different ends in a private study", "range", ("target",))
     if "slope" in table.content:
         if mode != NEWTON:
             table.fail(f"slope is for mode 'newton'; mode {mode!r} knows its bound", "slope")
@@ -133,7 +131,11 @@ def _require_one_lambda(file: TomlTable, study: "Study", why: str) -> None:
 def _require_ranges(file: TomlTable, study: "Study") -> None:
     """Scales come from the study: means and deviations of the rows would be releases."""
     for column in study.used:
-        if column.kind == "number" and (column.range is None or column.range[0] == column.range[1]):
+        if column.kind == "number" and not _is_scale(column.range):
             file.fail("a private study needs a range, which sets the scale", "range", ("columns", column.name))
-    if not study.classification and study.target.range is None:
-        file.fail("a private study needs a range of the target", "range", ("target",))
+    if not study.classification and not _is_scale(study.target.range):
+        file.fail("a private study needs a range of the target, with two different ends", "range", ("target",))
+
+
+def _is_scale(ends: tuple[float, float] | None) -> bool:
+    return ends is not None and 0 < ends[1] - ends[0] < math.inf
