@@ -122,13 +122,13 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
 
     carrier = Sites(["a", "b"], lambda name, fields: None)
     record = ProgressRecord(first, carrier)
-    record(StudyEvent("greeting the sites", sites=("a", "b")))
+    record(StudyEvent("contacting the sites", sites=("a", "b")))
     record(StudyEvent("choosing lambda", 0.5, "1 of 2 fits", 3, 0.25, ("a", "b")))
     carrier.close()
     with open(first.folder / "progress.jsonl", "a") as file:
         file.write('{"stage": "cut')  # by a kill
     entries = list(first.progress())
-    assert [entry.get("stage") for entry in entries] == ["greeting the sites", "choosing lambda", None]
+    assert [entry.get("stage") for entry in entries] == ["contacting the sites", "choosing lambda", None]
     assert describe(entries[1]) == "1 of 2 fits, round 3, relative gap 25.00%, 2 sites"
     assert describe({**entries[1], "present": ["a"]}).endswith("away: b")
     assert list(first.progress(2)) == [{}]

@@ -135,7 +135,7 @@ class Faulty(LocalSites):
         if fault == "silent":
             self.silent.add(worker)
         if worker in self.silent:
-            if answer.name == "alive":  # a sign of life, which it does not give
+            if answer.name == "alive":  # to the question whether it is alive
                 return self.fetch(timeout)
             raise Lost(worker, "it does not reply")
         if fault == "lost":
@@ -228,9 +228,9 @@ def test_nothing_of_the_data_is_in_what_leaves(tmp_path: Path) -> None:
 def test_a_site_that_stays_away_ends_the_study(tmp_path: Path) -> None:
     study = clinic()
     folders = loosened(approved_sites(tmp_path / "sites", study, clinic_files(tmp_path)))
-    with pytest.raises(WorkerLostError, match="'south' gave no sign of life within"):
+    with pytest.raises(WorkerLostError, match="'south' did not respond within"):
         run(study, Faulty(folders, {2: "silent"}), tmp_path / "out", patience=0.3)
-    with pytest.raises(WorkerLostError, match="'west' gave no sign of life within"):
+    with pytest.raises(WorkerLostError, match="'west' did not respond within"):
         run(study, Faulty(folders, {9: "silent"}), tmp_path / "out", patience=0.3)
     with pytest.raises(WorkerLostError, match="within"):
         run(study, Faulty(folders, {101: "silent"}), tmp_path / "out", patience=0.3)
@@ -331,7 +331,7 @@ def test_progress_is_told_in_order(tmp_path: Path) -> None:
     simulate(clinic(), clinic_files(tmp_path), tmp_path / "out", events.append, LOOSE)
     stages = list(dict.fromkeys(event.stage for event in events))
     assert stages == [
-        "greeting the sites", "adding up statistics", "choosing lambda", "fitting all rows", "sending results",
+        "contacting the sites", "adding up statistics", "choosing lambda", "fitting all rows", "sending results",
     ]  # fmt: skip
     assert all(event.sites == SITES for event in events)
     assert [event.gap for event in events if event.stage == "fitting all rows"][-1] <= 1e-3

@@ -89,7 +89,7 @@ class RestartingEngine(Engine):
     `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller of
     `receive` as `Refused`.
 
-    A worker that was started must give a sign of life within `recovery_timeout` seconds. An answer may take
+    A worker that was started must respond within `recovery_timeout` seconds. An answer may take
     `answer_timeout` seconds before the worker counts as lost (None: no limit).
     """
 
@@ -225,7 +225,7 @@ class RestartingEngine(Engine):
             self._timers[k] = time.monotonic() + seconds, partial(self._handle_loss, silent)
 
     def _give_up(self, k: int) -> None:
-        raise self._lost_for_good(k, f"gave no sign of life within {self._recovery_timeout:g} seconds")
+        raise self._lost_for_good(k, f"did not respond within {self._recovery_timeout:g} seconds")
 
     def _lost_for_good(self, k: int, words: str) -> WorkerLostError:
         self.pending.discard(k)  # no answer will come

@@ -50,8 +50,8 @@ class Asker(RestartingEngine):
     """Asks the sites of a carrier, whose names are in its order. A site that is lost meanwhile is started again from
     its folder and simply asked again: the requests are idempotent.
 
-    A site must give a sign of life within `patience` seconds; after that it may take its time to answer. The refusal of
-    one site does not wait for another one to start.
+    A site that is started must respond within `patience` seconds; after that it may take its time to answer. The
+    refusal of one site does not wait for another one to start.
     """
 
     def __init__(self, carrier: Carrier, names: Sequence[str], patience: float):

@@ -1,7 +1,7 @@
 """The coordinator's side of a study, over any carrier of messages to the sites.
 
-`run_study` greets the sites, adds up their statistics, sends them the prepared problem, chooses lambda and fits through
-the estimators, and sends each site its result. It never sees a row.
+`run_study` adds up the statistics of the sites, sends them the prepared problem, chooses lambda and fits through the
+estimators, and sends each site its result. It never sees a row.
 """
 
 import json
@@ -73,7 +73,7 @@ def run_study(
     checkpoint : Checkpoint, optional
         Where and how often checkpoints are written. Default: `folder`/checkpoint, every 20 seconds.
     patience : float, default=120.0
-        Seconds within which a site must give a sign of life, at the start and when it was lost.
+        Seconds within which a site must respond, at the start and after it was lost.
 
     Returns
     -------
@@ -128,7 +128,7 @@ class _Run:
 
     def run(self, session: CheckpointSession) -> StudyResult:
         study = self.study
-        self._report("greeting the sites")
+        self._report("contacting the sites")
         with self._asker() as sites:
             tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
             sums = MaskedSums(study, sites) if study.privacy.masked else None

@@ -96,6 +96,7 @@ class Site:
             self.policy.check_message(_ANSWERS[message.name])
             answer = self._answer(message)
             with self.ledger.locked():  # the number of messages is that of the line that follows
+                self._require_approved(study)  # still: its people may have approved another one meanwhile
                 self._check_leaving(answer)
                 self.ledger.record(study, answer)
         except RefusedBySiteError as refusal:

@@ -32,7 +32,7 @@ class Answering(Protocol):
 @dataclass(frozen=True)
 class Request:
     """What the coordinator sends; its fields travel. `begin`: whether it is the first request of a life. Without
-    messages, it asks for a sign of life, or for the answer to `number`."""
+    messages, it asks whether the site is alive, or for the answer to `number`."""
 
     life: int
     number: int

@@ -17,7 +17,7 @@ from dmtrl.federation.flare.processes import Echo, quiet
 
 ADMIN = "coordinator@dmtrl.org"  # FLARE wants an e-mail address; nothing is sent there
 _HEARTBEAT_TIMEOUT = 60  # seconds after which the server shows a silent site as not connected
-_MESSAGE_TIMEOUT = 10.0  # seconds after which a site sends its sign of life again, to a server that was restarted
+_MESSAGE_TIMEOUT = 10.0  # seconds after which a site sends its heartbeat again, to a server that was restarted
 _PREFIX = "dmtrl.federation.flare."
 
 

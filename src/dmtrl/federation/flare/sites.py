@@ -52,9 +52,8 @@ class Sites:
         self._outbox: list[queue.SimpleQueue[_Post | None]] = [queue.SimpleQueue() for _ in names]
         self._arrived: queue.SimpleQueue[tuple[_Post, Message | Exception]] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._threads = [threading.Thread(target=self._deliver_all, args=(k,), daemon=True) for k in range(len(names))]
-        for thread in self._threads:
-            thread.start()
+        for k in range(len(names)):
+            threading.Thread(target=self._deliver_all, args=(k,), daemon=True).start()
 
     @property
     def n_workers(self) -> int:

@@ -15,18 +15,7 @@ from dmtrl.federation.flare.coordinator import StudyServer
 from dmtrl.federation.flare.jobs import write_job
 from dmtrl.federation.flare.kits import ADMIN
 from dmtrl.federation.flare.processes import Echo, quiet
-from dmtrl.federation.flare.runs import (
-    FAILED,
-    FINISHED,
-    NOT_BEGUN,
-    RUNNING,
-    STOPPED,
-    Run,
-    describe,
-    new_run,
-    runs,
-    set_current,
-)
+from dmtrl.federation.flare.runs import FAILED, FINISHED, RUNNING, STOPPED, Run, describe, new_run, runs, set_current
 from dmtrl.federation.study import Study, read_study
 from dmtrl.progress import Progress
 
@@ -112,7 +101,7 @@ def run_study_job(
             except Exception:  # of FLARE, while the server goes down
                 if processes.running(coordinator.kit) is not None:
                     raise
-            progress.stage("the server was lost and is started again")
+            progress.stage("the server was lost; starting it again")
             if processes.managed(coordinator.kit):
                 processes.wait_until(lambda: processes.running(coordinator.kit) is not None, _CONNECT)
         raise FederationError(f"the server was lost {_MAX_RESTARTS} times")
@@ -125,7 +114,7 @@ def run_study_job(
 
 def _choose(coordinator: StudyServer, resume: bool) -> Run:
     before = runs(coordinator.folder)
-    state = before[-1].state().state if before else NOT_BEGUN
+    state = before[-1].state().state if before else ""
     if not resume:
         if state == RUNNING and processes.job_processes(coordinator.kit):
             raise FederationError(
@@ -167,7 +156,7 @@ def _gather(opened: Any, coordinator: StudyServer, study: Study, progress: Progr
         if time.monotonic() > end:
             missing = ", ".join(site for site in admitted if site not in present)
             if study.limits.on_lost == "go_on" and len(present) >= study.limits.sites:
-                progress.stage(f"going on without {missing}")
+                progress.stage(f"continuing without {missing}")
                 return present
             raise FederationError(
                 f"these sites did not connect within {wait:g} s: {missing}. They must run 'dmtrl site start'; to run "
