@@ -178,7 +178,7 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
         return
     if read_approval(folder) is None:
         click.echo("No study was approved here yet: the site will refuse to answer.", err=True)
-    click.echo("Compiling the kernels (only at the first start) ...", err=True)
+    click.echo("Compiling the kernels, if necessary ...", err=True)
     if foreground:
         site.run(echo_commands(verbose))
     if not site.start(echo_commands(verbose)):
