@@ -3,8 +3,8 @@
 import math
 from calendar import monthrange
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,81 +29,64 @@ FEW_ROWS = 10  # levels of fewer rows are reported, because a level can tell who
 FEW_VALUES = 20  # up to this many different whole numbers may be the classes of a target
 
 
-def draft_study(
-    like: str | Path,
-    name: str,
-    target: str,
-    *,
-    task: str | None = None,
-    drop: Sequence[str] = (),
-    category: Sequence[str] = (),
-    number: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    positive: Sequence[str] = (),
-    kind: str | None = None,
-    held_out: str | None = None,
-    notes: list[str] | None = None,
-) -> Study:
+@dataclass(frozen=True)
+class DraftRequest:
+    """What a study is drafted from: the options of `dmtrl study new`.
+
+    like: a data file with the columns of the study. target: the column to predict. task: a column whose values are the
+    tasks of every site; None: each site is a task. kind: "classification" or "regression"; None: inferred. drop:
+    columns to ignore. category, number: columns to use as such. missing: texts that mean a missing value. positive:
+    values of the target that form the positive class. held_out: a column that is 1 in rows that no fit uses.
+    """
+
+    like: str
+    target: str
+    task: str | None = None
+    kind: str | None = None
+    drop: Sequence[str] = ()
+    category: Sequence[str] = ()
+    number: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    positive: Sequence[str] = ()
+    held_out: str | None = None
+
+
+def draft_study(request: DraftRequest, name: str) -> tuple[Study, list[str]]:
     """Draft a study from the columns of one file. The coordinator reads and corrects it before sites see it.
 
-    Parameters
-    ----------
-    like : path
-        A data file with the columns of the study.
-    name : str
-        The name of the study.
-    target : str
-        The column to predict.
-    task : str, optional
-        A column whose values are the tasks of every site. Default: the site is the task.
-    drop, category, number : sequence of str
-        Columns to ignore, or whose kind is given.
-    missing : sequence of str
-        Texts that mean a missing value.
-    positive : sequence of str
-        Values of the target that form the positive class.
-    kind : {"classification", "regression"}, optional
-    held_out : str, optional
-        A column that is 1 in rows that no fit uses.
-    notes : list of str, optional
-        Remarks for the coordinator are appended.
-
-    Returns
-    -------
-    Study
+    Returns the study and remarks for the coordinator.
     """
-    source = open_files([like])
-    for column in (target, *drop, *category, *number, *([task] if task else []), *([held_out] if held_out else [])):
-        require_column(column, source.names)
-    _check_roles(target, task, held_out, {"drop": drop, "category": category, "number": number})
-    notes = [] if notes is None else notes
-    draft = _Draft(source, without_missing(source.read().columns, tuple(missing)), notes)
+    source = open_files([request.like])
+    _check_roles(request, source.names)
+    target, task, held_out = request.target, request.task, request.held_out
+    draft = _Draft(source, without_missing(source.read().columns, tuple(request.missing)))
     if held_out is not None:
         draft.require_flags(held_out)
-    goal, y = draft.target(target, positive, kind)
-    columns = []
-    for column in source.names:
-        if column not in (target, task, held_out):
-            forced = "category" if column in category else "number" if column in number else None
-            columns.append(draft.column(column, y, "ignored" if column in drop else forced))
+    goal, y = draft.target(target, request.positive, request.kind)
+    forced = {"ignored": request.drop, "category": request.category, "number": request.number}
+    kinds = {column: kind for kind, columns in forced.items() for column in columns}
+    names = [column for column in source.names if column not in (target, task, held_out)]
+    columns = [draft.column(column, y, kinds.get(column)) for column in names]
     tasks = Tasks() if task is None else Tasks(task, draft.values(task))
-    notes.append(
-        f"the draft holds values of {Path(like).name} (levels, ranges, correlations): read it before you share it"
-    )
-    text = study_text(name, f"Drafted from {Path(like).name}", columns, goal, tasks, tuple(missing), held_out)
-    return parse_study(text.encode(), f"the draft from {like}")
+    file = Path(request.like).name
+    draft.notes.append(f"the draft holds values of {file} (levels, ranges, correlations): read it before you share it")
+    text = study_text(name, f"Drafted from {file}", columns, goal, tasks, tuple(request.missing), held_out)
+    return parse_study(text.encode(), f"the draft from {request.like}"), draft.notes
 
 
-def _check_roles(target: str, task: str | None, held_out: str | None, given: Mapping[str, Sequence[str]]) -> None:
-    """Every column has one role."""
-    if task == SITE:
+def _check_roles(request: DraftRequest, names: Sequence[str]) -> None:
+    """Every column exists and has one role."""
+    roles = [(role, getattr(request, role)) for role in ("target", "task", "held_out")]
+    roles += [(role, name) for role in ("drop", "category", "number") for name in dict.fromkeys(getattr(request, role))]
+    for _, column in roles:
+        if column is not None:
+            require_column(column, names)
+    if request.task == SITE:
         raise InputError(
             f"a column named {SITE!r} cannot be the tasks, because by = {SITE!r} in a study means that each site is a "
             "task; rename the column, or leave out ",
             Setting("task"),
         )
-    roles = [("target", target), ("task", task), ("held_out", held_out)]
-    roles += [(role, column) for role, columns in given.items() for column in dict.fromkeys(columns)]
     require_one_role(roles)
 
 
@@ -124,8 +107,9 @@ def _whole_months(first: date, last: date) -> tuple[date, date]:
 class _Draft:
     """Decides what becomes of each column of a file."""
 
-    def __init__(self, source: TableFiles, frame: Any, notes: list[str]):
-        self._source, self._frame, self._notes = source, frame, notes
+    def __init__(self, source: TableFiles, frame: Any):
+        self._source, self._frame = source, frame
+        self.notes: list[str] = []
 
     def _summary(self, name: str) -> CellSummary:
         cells = self._frame.column(name)
@@ -174,7 +158,7 @@ class _Draft:
                 shown = f"{len(values)} values, {_shown(values)}"
                 raise InputError(f"the target {name!r} has {shown}; pass ", Setting("positive"))
             positive = [value for value in values if value != "0"] if "0" in values else values[1:]
-            self._notes.append(f"target {name!r}: {_either(positive)} is the positive class")
+            self.notes.append(f"target {name!r}: {_either(positive)} is the positive class")
         wrong = [value for value in positive if value not in values]
         if wrong:
             raise ValueError(f"the target {name!r} has no value {wrong[0]!r}; its values are {', '.join(values)}")
@@ -190,7 +174,7 @@ class _Draft:
         whole = (np.floor(numbers) == numbers)[~np.isnan(numbers)].all()
         if whole and len(values) <= FEW_VALUES and "0" in values:
             what = f"target {name!r} has {len(values)} whole numbers with 0: classification"
-            self._notes.append(Note(f"{what}; if it is a quantity, pass ", Setting("kind", "regression")))
+            self.notes.append(Note(f"{what}; if it is a quantity, pass ", Setting("kind", "regression")))
             return CLASSIFICATION
         return REGRESSION
 
@@ -218,7 +202,7 @@ class _Draft:
                 return self._ignored(name, "identifies rows")
             if forced == "number" or len(values) > FEW_CODES or (values != np.floor(values)).any():
                 return StudyColumn(name, "number", range=_outward(float(values[0]), float(values[-1])))
-            self._notes.append(f"column {name!r} has {len(values)} whole numbers: a category")
+            self.notes.append(f"column {name!r} has {len(values)} whole numbers: a category")
         if summary.kind == DATE and forced is None:
             days = read.dates(self._frame.column(name), name, summary.date_format)
             days = days[~np.isnat(days)].astype("datetime64[D]")
@@ -232,14 +216,14 @@ class _Draft:
         counts = Counter(read.texts(self._frame.column(name)))
         rare = [level for level in levels if counts[level] < FEW_ROWS]
         if rare:
-            self._notes.append(
+            self.notes.append(
                 f"column {name!r}: fewer than {FEW_ROWS} rows have the level {_either(rare[:5])}"
                 + (f" or {len(rare) - 5} others" if len(rare) > 5 else "")
             )
         return StudyColumn(name, "category", levels=levels)
 
     def _ignored(self, name: str, why: str) -> StudyColumn:
-        self._notes.append(f"column {name!r} {why}: ignored")
+        self.notes.append(f"column {name!r} {why}: ignored")
         return StudyColumn(name, "ignored")
 
 

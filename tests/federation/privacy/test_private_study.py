@@ -368,7 +368,7 @@ else:  # after the charge, before the release is stored
     def noise(shape):
         (folder / "waiting").touch()
         time.sleep(600)
-    releasing.SiteReleases.__init__.__defaults__ = (noise,)
+    releasing.system_noise = noise
     study = private_study("newton")
     site = begun_site(folder, study)
     site._answer(__import__("dmtrl.federation.messages", fromlist=["x"]).encode(release(study)))

@@ -100,9 +100,9 @@ class Budget:
 
     def charge(self, study: str, name: str, epsilon: float, delta: float, mu: float) -> None:
         """Charge a study once; refuse it if it would exceed the budget."""
-        self.check(study, mu)
         if self._is_charged(study):
             return
+        self.check(study, mu)
         charge = Charge(datetime.now(UTC).isoformat(timespec="seconds"), study, name, epsilon, delta, mu)
         charges = [*self.charges(), charge]
         lines = [json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in charges]
