@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmtrl.exceptions import InputError, OutputExistsError, Setting
-from dmtrl.federation.draft import DraftRequest, draft_study
+from dmtrl.federation.draft import DraftRequest as DraftRequest
+from dmtrl.federation.draft import draft_study
 from dmtrl.federation.results import StudyEvent, StudyResult
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.study import SITE_NAME, Study, read_study
