@@ -112,7 +112,9 @@ def test_a_process_in_the_background(tmp_path: Path) -> None:
 def test_the_record_of_a_run(tmp_path: Path) -> None:
     assert runs(tmp_path) == []
     first, second = new_run(tmp_path), new_run(tmp_path)
-    assert [run.number for run in runs(tmp_path)] == [1, 2]
+    (tmp_path / "runs" / "999").mkdir()
+    new_run(tmp_path)
+    assert [run.number for run in runs(tmp_path)] == [1, 2, 999, 1000]
     assert first.state() == State(NOT_BEGUN)
     second.set_state(RUNNING)
     second.set_state(FAILED, "va: no")

@@ -87,7 +87,7 @@ def describe(entry: Mapping[str, Any]) -> str:
 
 def runs(folder: Path) -> list[Run]:
     """The runs in the coordinator's folder, oldest first."""
-    return [Run(path) for path in sorted((folder / "runs").glob("[0-9]*"))]
+    return sorted((Run(path) for path in (folder / "runs").glob("[0-9]*")), key=lambda run: run.number)
 
 
 def new_run(folder: Path) -> Run:
