@@ -156,9 +156,12 @@ def test_the_bits_are_those_of_the_simulation(
 
 
 def test_what_travels(
-    undisturbed: tuple[StudyRun, list[ledger.Entry]], relays: list[Relay], files: dict[str, Path], folder: Path,
+    undisturbed: tuple[StudyRun, list[ledger.Entry]],
+    relays: list[Relay],
+    files: dict[str, Path],
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """On the wire there is only TLS. Inside are the messages of the ledger, which are those of a simulation; they hold
     no row, no label and no dual variable."""
     [relay], (_, entries) = relays, undisturbed

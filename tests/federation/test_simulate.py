@@ -33,9 +33,9 @@ def study_with(**tables: str) -> Study:
     """The clinic study with additional lines in some of its tables."""
     text = CLINIC
     for table, lines in tables.items():
-        text = text.replace(f"[{table}]", f"[{table}]\n{lines}") if f"[{table}]" in text else (
-            text.replace("[fit]", f"[{table}]\n{lines}\n\n[fit]")
-        )  # fmt: skip
+        if f"[{table}]" not in text:
+            text = text.replace("[fit]", f"[{table}]\n\n[fit]")
+        text = text.replace(f"[{table}]", f"[{table}]\n{lines}")
     return parse_study(text.encode())
 
 
@@ -295,8 +295,10 @@ def test_the_coordinator_may_get_a_summary_only_and_the_sites_everything(tmp_pat
 
 
 def test_several_tasks_at_each_site_and_held_out_rows(tmp_path: Path) -> None:
-    text = CLINIC.replace('column = "ill"\nkind = "classification"\nnegative = ["no"]\npositive = ["yes"]',
-                          'column = "cost"\nkind = "regression"').replace('"logistic"', '"huber=2"')  # fmt: skip
+    text = CLINIC.replace(
+        'column = "ill"\nkind = "classification"\nnegative = ["no"]\npositive = ["yes"]',
+        'column = "cost"\nkind = "regression"',
+    ).replace('"logistic"', '"huber=2"')
     text = text.replace("[fit]", '[tasks]\nby = "wing"\nvalues = ["left", "right", "none"]\n\n[fit]\nheld_out = "test"')
     study = parse_study(text.encode())
     result = simulate(study, clinic_files(tmp_path), tmp_path / "out", policy=Policy("", "", parameters_per_row=2.0))
@@ -331,8 +333,12 @@ def test_progress_is_told_in_order(tmp_path: Path) -> None:
     simulate(clinic(), clinic_files(tmp_path), tmp_path / "out", events.append, LOOSE)
     stages = list(dict.fromkeys(event.stage for event in events))
     assert stages == [
-        "contacting the sites", "adding up statistics", "choosing lambda", "fitting all rows", "sending results",
-    ]  # fmt: skip
+        "contacting the sites",
+        "adding up statistics",
+        "choosing lambda",
+        "fitting all rows",
+        "sending results",
+    ]
     assert all(event.sites == SITES for event in events)
     assert [event.gap for event in events if event.stage == "fitting all rows"][-1] <= 1e-3
 

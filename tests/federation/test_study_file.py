@@ -20,8 +20,11 @@ def test_a_study_file_is_read(tmp_path: Path) -> None:
     study = read_study(path)
     assert study.name == "clinic"
     assert [(column.name, column.kind) for column in study.used] == [
-        ("age", "number"), ("dose", "number"), ("ward", "category"), ("day", "date"),
-    ]  # fmt: skip
+        ("age", "number"),
+        ("dose", "number"),
+        ("ward", "category"),
+        ("day", "date"),
+    ]
     assert study.columns[2].levels == ("a", "b", "c", "rare")
     assert study.fit.reg_lambda == (0.3, 0.03)
     assert study.class_names == ("no", "yes")
@@ -101,9 +104,14 @@ def test_a_draft_has_the_kinds_of_the_columns(tmp_path: Path) -> None:
     study = draft(like, "trial", "ill", drop=["wing"], held_out="test", notes=notes)
     kinds = {column.name: column.kind for column in study.columns}
     assert kinds == {
-        "age": "number", "dose": "number", "ward": "category", "day": "date", "remark": "ignored", "wing": "ignored",
+        "age": "number",
+        "dose": "number",
+        "ward": "category",
+        "day": "date",
+        "remark": "ignored",
+        "wing": "ignored",
         "cost": "number",
-    }  # fmt: skip
+    }
     assert any("remark" in note for note in notes)
     assert study.columns[2].levels == ("a", "b", "c", "rare")
     assert (study.target.negative, study.target.positive) == (("no",), ("yes",))
@@ -153,8 +161,10 @@ def test_a_column_of_a_draft_has_one_role(tmp_path: Path, options: dict[str, Any
 def test_a_draft_does_not_hold_the_lowest_and_highest_values(tmp_path: Path) -> None:
     notes: list[str] = []
     path = tmp_path / "values.csv"
-    rows = [f"{29.5 + i},{0.0123 + i / 1000:.4f},{-1234567 - 1001 * i},2021-03-{i % 20 + 7:02d},{i % 7}.{i}"
-            for i in range(40)]  # fmt: skip
+    rows = [
+        f"{29.5 + i},{0.0123 + i / 1000:.4f},{-1234567 - 1001 * i},2021-03-{i % 20 + 7:02d},{i % 7}.{i}"
+        for i in range(40)
+    ]
     path.write_text("age,small,large,day,y\n" + "\n".join(rows) + "\n")
     study = draft(path, "trial", "y", kind="regression", notes=notes)
     ranges = {column.name: column.range for column in study.columns}
@@ -213,5 +223,9 @@ def test_the_heart_draft_asks_about_disease(shared_data: Path) -> None:
     study = draft(like, "heart", "num", drop=["slope", "ca", "thal"])
     assert (study.target.negative, study.target.positive) == (("0",), ("1", "2", "3", "4"))
     assert {column.name for column in study.columns if column.kind == "category"} == {
-        "sex", "cp", "fbs", "restecg", "exang",
-    }  # fmt: skip
+        "sex",
+        "cp",
+        "fbs",
+        "restecg",
+        "exang",
+    }

@@ -105,9 +105,12 @@ def begun_site(tmp_path: Path, study: Study, policy: Policy = ALLOWED) -> Site:
     site = approved_site(tmp_path / "site", study, "north", files["north"], policy)
     prepared, coordinates = federated.declared(study)
     begin = messages.Begin(
-        study=study.hash, preparation=federated.to_json(prepared), x_centre=coordinates.x_centre,
-        coordinates=federated.coordinates_to_json(coordinates), numbers=np.zeros(1, dtype=np.int64),
-    )  # fmt: skip
+        study=study.hash,
+        preparation=federated.to_json(prepared),
+        x_centre=coordinates.x_centre,
+        coordinates=federated.coordinates_to_json(coordinates),
+        numbers=np.zeros(1, dtype=np.int64),
+    )
     site.answer(messages.encode(begin))
     return site
 
