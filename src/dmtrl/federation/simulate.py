@@ -23,7 +23,6 @@ class LocalSites:
     """A carrier of sites in this process, for `run_study`."""
 
     def __init__(self, folders: Sequence[Path]):
-        self._folders = list(folders)
         self._sites = [Site(folder) for folder in folders]
         self._posted: queue.SimpleQueue[tuple[int, int, Sequence[Message]]] = queue.SimpleQueue()
         self._last: dict[int, tuple[int, Message]] = {}  # the number and the answer of each site's last post
@@ -37,7 +36,7 @@ class LocalSites:
         return len(self._sites)
 
     def renew(self, worker: int) -> None:
-        self._sites[worker] = Site(self._folders[worker])
+        self._sites[worker] = Site(self._sites[worker].folder)
         self._last.pop(worker, None)
 
     def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:

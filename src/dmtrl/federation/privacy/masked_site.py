@@ -26,7 +26,6 @@ from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
 _KEY, _STATE, _KIND = "key.json", "state.npz", "dmtrl masked sums 1"
-Statistics = Callable[[SumUp], np.ndarray]
 
 
 class MaskedSite:
@@ -40,7 +39,7 @@ class MaskedSite:
         self,
         folder: Path,
         study: Study,
-        statistics: Statistics,
+        statistics: Callable[[SumUp], np.ndarray],
         blocks: Callable[[], Blocks],
         ridge: Callable[[], float],
     ):
