@@ -6,6 +6,8 @@ from numba import njit
 from scipy import sparse
 
 from dmtrl import CustomLoss, Settings, TaskCovariance, TaskData, check_loss, solve
+from dmtrl.engines import LocalEngine
+from dmtrl.losses import get_loss
 from dmtrl.relationship import shared
 from dmtrl.solver.outcome import StartPoint
 from support.problems import random_problem
@@ -86,6 +88,24 @@ def test_graphs_that_are_none() -> None:
         TaskCovariance.from_graph(np.array([[0, -1], [-1, 0]]))
     with pytest.raises(ValueError, match="between 0 and 1"):
         shared(3, correlation=2.0)
+
+
+def test_a_graph_may_have_loops_and_is_not_changed() -> None:
+    edges = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 2.0, 0.0]])
+    loops = sparse.csr_matrix(edges + np.eye(3))
+    before = loops.toarray()
+    found, plain = TaskCovariance.from_graph(loops), TaskCovariance.from_graph(edges)
+    np.testing.assert_array_equal(loops.toarray(), before)
+    np.testing.assert_allclose(found.block((0, 2)), plain.dense()[np.ix_([0, 2], [0, 2])], rtol=1e-12)
+
+
+def test_an_engine_with_more_tasks_than_the_data_is_refused() -> None:
+    data = random_problem("squared", m=4)
+    with (
+        LocalEngine(data.sources(2), get_loss("squared")) as engine,
+        pytest.raises(ValueError, match="the workers hold task number 3, but the problem has 3 tasks"),
+    ):
+        solve(data.only(np.arange(3)), loss="squared", reg_lambda=0.1, engine=engine)
 
 
 def test_names_and_knobs() -> None:
