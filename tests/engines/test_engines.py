@@ -138,12 +138,8 @@ def first_worker_held(engine: Any) -> Iterator[None]:
 def prepare(held: Description) -> Prepare:
     """A run on these units alone."""
     return Prepare(
-        seed=0,
         local_solver="sdca",
-        sampling="shuffled",
         max_passes=40,
-        keep=False,
-        density=1.0,
         total_weight=held.weight,
         steps=np.zeros(len(held.tasks), np.int64),
     )

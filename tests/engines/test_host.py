@@ -15,12 +15,8 @@ def test_siblings_in_an_actor() -> None:
     total = np.diff(data.starts).astype(float)
     prepare = encode(
         Prepare(
-            seed=0,
             local_solver="sdca",
-            sampling="passes",
             max_passes=1,
-            keep=False,
-            density=1.0,
             total_weight=total,
             steps=np.zeros(2, np.int64),
         )

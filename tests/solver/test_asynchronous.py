@@ -74,12 +74,7 @@ def test_b_is_what_the_workers_alpha_say() -> None:
     total = layout.per_task(layout.weight)[layout.task]
     for k, worker in enumerate(engine.workers):
         request = Prepare(
-            seed=0,
-            local_solver="auto",
-            sampling="shuffled",
-            max_passes=100,
             keep=True,
-            density=1.0,
             total_weight=layout.scatter(k, total),
             steps=np.zeros(len(layout.positions[k]), np.int64),
         )

@@ -198,12 +198,7 @@ def test_held_out_rows_are_scored_by_their_answers(kind):
     worker = Worker(data.sources(1)[0], losses_of(kind, absent))
     held = decode(worker.answer(encode(HoldOut(fold=0, folds=1, seed=0))))
     prepare = Prepare(
-        seed=0,
-        local_solver="auto",
-        sampling="shuffled",
         max_passes=1,
-        keep=False,
-        density=1.0,
         intercept=True,
         total_weight=held.weight,
         steps=np.zeros(M, dtype=np.int64),

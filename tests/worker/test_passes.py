@@ -27,9 +27,9 @@ def _data(n: int = 400, d: int = 12, seed: int = 0, tasks: int = 3) -> TaskData:
 
 def _prepared(data: TaskData, loss: str, steps: int = 0, **options: object) -> Worker:
     worker = Worker(data.sources(1)[0], get_loss(loss))
-    scalars = {"sampling": "shuffled", "max_passes": 20, "local_solver": "sdca", "density": 1.0, "seed": 3} | options
+    scalars = {"max_passes": 20, "local_solver": "sdca", "seed": 3} | options
     total = np.diff(data.starts).astype(float)
-    worker.answer(encode(Prepare(keep=False, total_weight=total, steps=np.full(data.m, steps), **scalars)))
+    worker.answer(encode(Prepare(total_weight=total, steps=np.full(data.m, steps), **scalars)))
     return worker
 
 
