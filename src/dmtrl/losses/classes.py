@@ -19,7 +19,11 @@ from dmtrl.losses.vector import softmax_chances, softmax_conjugate, softmax_step
 
 @dataclass(frozen=True)
 class ClassLoss(ABC):
-    """What both have in common: rows have vectors of k scores z and of k dual variables a."""
+    """What both have in common. Rows have vectors of k scores z and k dual variables a; y is the number of a class.
+
+    What subclasses define is listed in `AnyLoss`. Here `step` returns a vector, and `domain` the smallest and the
+    largest feasible a of each class.
+    """
 
     outputs: int
     possible: tuple[int, ...] | None = None
@@ -38,22 +42,6 @@ class ClassLoss(ABC):
     @property
     @abstractmethod
     def name(self) -> str: ...
-
-    @abstractmethod
-    def value(self, z: Any, y: int) -> float:
-        """Return l(z, y) for k scores z and the class number y."""
-
-    @abstractmethod
-    def conjugate(self, a: Any, y: int) -> float:
-        """Return l*(-a) for k dual variables a; infinite outside the domain."""
-
-    @abstractmethod
-    def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2."""
-
-    @abstractmethod
-    def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the smallest and the largest feasible a of each class."""
 
     @cached_property
     def mask(self) -> np.ndarray:
@@ -89,10 +77,7 @@ class Softmax(ClassLoss):
     smoothness = 0.5
     lipschitz = math.sqrt(2.0)
     differentiable = True
-
-    @property
-    def name(self) -> str:
-        return "softmax"
+    name = "softmax"
 
     def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
         own = np.arange(self.outputs) == y

@@ -193,12 +193,8 @@ def solve_on(
     """One run on an engine whose workers hold the tasks. `name`: of the run, in the session's checkpoints."""
     relationship = spec.relationship_for(reg_lambda, common)
     coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout, spec.task_weight)
-    try:
-        with single_threaded_blas(), threads(getattr(engine, "threads", 1)):
-            return coordinator.run(session, name, start, callbacks, watch)
-    except WorkerLostError as error:
-        error.checkpoint = session.last  # where to resume
-        raise
+    with single_threaded_blas(), threads(getattr(engine, "threads", 1)):
+        return coordinator.run(session, name, start, callbacks, watch)
 
 
 class Strengths(NamedTuple):
@@ -293,7 +289,7 @@ def on_engine(
             with _started(spec, place) as running:
                 return compute(running, spec, place.session), tasks
         except WorkerLostError as lost:
-            m = spec.m
+            lost.checkpoint, m = place.session.last, spec.m  # where to resume
             # after a restart, a worker that could not start has lost no task: fewer workers may find room for all
             crowded = (spec.keep_all_tasks or (tasks is not None and not lost.tasks)) and lost.alive > 0
             able = crowded or (not spec.keep_all_tasks and 0 < len(set(lost.tasks)) < m)

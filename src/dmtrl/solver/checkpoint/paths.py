@@ -104,10 +104,6 @@ class PathSession:
     def active(self) -> bool:
         return self.group.session.active
 
-    @property
-    def last(self) -> str | None:
-        return self.group.session.last
-
     def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None:
         """The version from which the fit of this name continues; None: it starts at its beginning."""
         resumed, self.resumed = self.resumed, None
