@@ -238,7 +238,7 @@ def test_check_loss_lists_everything_at_once() -> None:
         assert sum(part in line for line in lines[1:]) == 1, part
 
 
-def test_a_non_convex_loss_is_told_that_and_not_blamed_for_what_follows() -> None:
+def test_a_non_convex_loss_is_reported_as_that_alone() -> None:
     with pytest.raises(LossError, match="convex") as caught:
         check_loss(changed(HINGE, value=ramp_value))
     assert "maximiser" not in str(caught.value)

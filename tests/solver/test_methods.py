@@ -1,4 +1,4 @@
-"""Rounds: the paper's algorithm, acceleration, partitions, threads, shards, and what must not change the answer."""
+"""Rounds: the paper's algorithm, partitions, threads, shards, and what must not change the result."""
 
 import itertools
 

@@ -76,9 +76,10 @@ def mean_loss(data, W, kind, absent, ridge=None):
 
 
 @pytest.mark.parametrize("common", [0.0, 2.0])
-@pytest.mark.parametrize(("kind", "absent", "ridge"), [
-    ("softmax", False, None), ("softmax", True, 1e-2), ("logistic", True, 1e-2), ("hinge", False, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "absent", "ridge"),
+    [("softmax", False, None), ("softmax", True, 1e-2), ("logistic", True, 1e-2), ("hinge", False, None)],
+)
 def test_joint_optimum(kind, absent, ridge, common):
     """The optimum of the stacked problem: a task is a row of k d weights, intercepts are free, w_0 is shared."""
     data = problem(weighted=True, absent=absent)
@@ -116,10 +117,15 @@ def test_joint_optimum(kind, absent, ridge, common):
 
 
 @pytest.mark.parametrize("kind", ["softmax", "hinge"])
-@pytest.mark.parametrize("settings", [
-    Settings(max_rounds=15, tol=0.0), Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0),
-    Settings.paper(T=3, P=3), Settings(max_rounds=15, tol=0.0, max_staleness=1),
-], ids=["default", "rough", "paper", "asynchronous"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(Settings(max_rounds=15, tol=0.0), id="default"),
+        pytest.param(Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0), id="rough"),
+        pytest.param(Settings.paper(T=3, P=3), id="paper"),
+        pytest.param(Settings(max_rounds=15, tol=0.0, max_staleness=1), id="asynchronous"),
+    ],
+)
 def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
     data, given = problem(1), losses_of(kind)
     ridge = None if settings.method == "dual" else 1e-6

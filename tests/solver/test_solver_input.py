@@ -1,4 +1,4 @@
-"""Bad input to the solver: one clear sentence each. And an author's own loss."""
+"""Bad input to the solver gives one clear error each; and a custom loss."""
 
 import numpy as np
 import pytest
@@ -25,13 +25,13 @@ def _with(row: int, column: int, value: float) -> np.ndarray:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix])
-def test_holes_are_named(value: float, layout: object) -> None:
+def test_nan_and_infinity_are_located(value: float, layout: object) -> None:
     data = TaskData.from_long(layout(_with(4, 1, value)), Y, TASKS)
     with pytest.raises(ValueError, match="task 'b', row 1, column 1: X holds NaN or infinity"):
         solve(data, loss="squared", reg_lambda=1.0)
 
 
-def test_bad_labels_and_weights_are_named() -> None:
+def test_bad_labels_and_weights_are_located() -> None:
     bad = Y.copy()
     bad[3] = np.nan
     with pytest.raises(ValueError, match="task 'b', row 0: y holds NaN"):
@@ -76,12 +76,12 @@ def test_lambda(reg_lambda: float) -> None:
         (np.eye(3), "has 3 tasks, the data has 2"),
     ],
 )
-def test_covariances_that_are_none(sigma: np.ndarray, sentence: str) -> None:
+def test_invalid_covariances_are_refused(sigma: np.ndarray, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         solve(TaskData.from_long(X, Y, TASKS), loss="squared", reg_lambda=1.0, relationship=sigma)
 
 
-def test_graphs_that_are_none() -> None:
+def test_invalid_graphs_are_refused() -> None:
     with pytest.raises(ValueError, match="must be symmetric"):
         TaskCovariance.from_graph(np.array([[0, 1], [0, 0]]))
     with pytest.raises(ValueError, match="finite and non-negative"):
@@ -108,7 +108,7 @@ def test_an_engine_with_more_tasks_than_the_data_is_refused() -> None:
         solve(data.only(np.arange(3)), loss="squared", reg_lambda=0.1, engine=engine)
 
 
-def test_names_and_knobs() -> None:
+def test_invalid_names_and_settings_are_refused() -> None:
     data = TaskData.from_long(X, Y, TASKS)
     with pytest.raises(ValueError, match="unknown loss 'hing'; choose one of"):
         solve(data, loss="hing", reg_lambda=1.0)
@@ -126,7 +126,7 @@ def test_names_and_knobs() -> None:
         Settings(relaxation=2.5)
 
 
-def test_stopping_early_is_said() -> None:
+def test_reaching_max_rounds_emits_a_warning() -> None:
     with pytest.warns(UserWarning, match="stopped after max_rounds=1 rounds at a relative gap of"):
         solve(random_problem("hinge"), loss="hinge", reg_lambda=1e-3, settings=Settings(max_rounds=1))
 

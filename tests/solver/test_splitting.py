@@ -1,4 +1,4 @@
-"""Joint splitting from the inside: where the workers arrive, and when it is worth looking there."""
+"""Joint splitting from the inside: the points where the workers arrive, and when their loss is evaluated."""
 
 from dataclasses import replace
 

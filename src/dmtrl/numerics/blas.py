@@ -28,7 +28,7 @@ class _SharedLimit:
         self.begin()
 
     def begin(self) -> None:
-        """Nobody holds the limit: at the start, and in the child of a fork, which has no keeper."""
+        """No fit holds the limit: at the start, and in the child of a fork, which has no keeper thread."""
         self._lock, self._holders, self._last_left = Lock(), 0, Event()
         self._keeper: Thread | None = None
 
