@@ -1,7 +1,6 @@
 """check_loss: a consistent loss passes, and every kind of violation is reported."""
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -13,25 +12,7 @@ from dmtrl.exceptions import LossError
 from dmtrl.losses import CLASSIFICATION, CustomLoss, scalar
 from dmtrl.losses import builtin as losses
 from dmtrl.losses.check import check_loss
-
-
-@njit
-def expectile_value(z, y):
-    r = y - z
-    return 0.5 * (0.8 if r >= 0 else 0.2) * r * r
-
-
-@njit
-def expectile_conjugate(a, y):
-    """With w the weight of the side: sup_r a r - w r^2 / 2 = a^2 / (2 w), and the sign of r is that of a."""
-    return 0.5 * a * a / (0.8 if a >= 0 else 0.2) - a * y
-
-
-@njit
-def expectile_step(a, z, y, sq):
-    """a'/w = y - z - sq (a' - a); w > 0, so a' has the sign of y - z + sq a."""
-    top = y - z + sq * a
-    return top / (1.0 / (0.8 if top >= 0 else 0.2) + sq)
+from support.losses_by_hand import EXPECTILE, expectile_step
 
 
 @njit
@@ -63,16 +44,6 @@ def logcosh_step(a, z, y, sq):
         else:
             low = r
     return np.tanh(0.5 * (low + high))
-
-
-EXPECTILE = CustomLoss(
-    "expectile",
-    expectile_value,
-    expectile_conjugate,
-    expectile_step,
-    domain=lambda y: (-math.inf, math.inf),
-    smoothness=0.8,
-)
 
 
 LOGCOSH = CustomLoss(

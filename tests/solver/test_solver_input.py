@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from numba import njit
 from scipy import sparse
 
-from dmtrl import CustomLoss, Settings, TaskCovariance, TaskData, check_loss, solve
+from dmtrl import Settings, TaskCovariance, TaskData, solve
 from dmtrl.engines import LocalEngine
 from dmtrl.losses import get_loss
 from dmtrl.relationship import shared
 from dmtrl.solver.outcome import StartPoint
+from support.losses_by_hand import EXPECTILE
 from support.problems import random_problem
 
 X = np.arange(12.0).reshape(6, 2)
@@ -131,39 +131,11 @@ def test_reaching_max_rounds_emits_a_warning() -> None:
         solve(random_problem("hinge"), loss="hinge", reg_lambda=1e-3, settings=Settings(max_rounds=1))
 
 
-@njit
-def _expectile_value(z, y):
-    r = y - z
-    return 0.5 * (0.8 if r >= 0 else 0.2) * r * r
-
-
-@njit
-def _expectile_conjugate(a, y):
-    return 0.5 * a * a / (0.8 if a >= 0 else 0.2) - a * y
-
-
-@njit
-def _expectile_step(a, z, y, sq):
-    new = (y - z + sq * a) / (1 / 0.8 + sq)
-    return new if new >= 0 else (y - z + sq * a) / (1 / 0.2 + sq)
-
-
 def test_a_custom_loss() -> None:
-    """Asymmetric least squares (an expectile), alone and beside a built-in loss; with weights 1, 1 it is the squared
-    loss.
-    """
-    expectile = CustomLoss(
-        "expectile",
-        _expectile_value,
-        _expectile_conjugate,
-        _expectile_step,
-        lambda y: (-np.inf, np.inf),
-        smoothness=0.8,
-    )
-    check_loss(expectile)
+    """Asymmetric least squares (an expectile), alone and beside built-in losses."""
     data = random_problem("squared", m=3, d=4)
     settings = Settings(tol=1e-6, max_rounds=2000)
-    outcome = solve(data, loss=expectile, reg_lambda=0.1, settings=settings)
+    outcome = solve(data, loss=EXPECTILE, reg_lambda=0.1, settings=settings)
     assert outcome.certificate.relative_gap <= 1e-6
     nuclear = np.linalg.svd(outcome.W, compute_uv=False).sum()
     total = 0.05 * nuclear**2
@@ -172,7 +144,7 @@ def test_a_custom_loss() -> None:
         r = data.y[rows] - data.X[rows] @ outcome.W[i]
         total += np.mean(0.5 * np.where(r >= 0, 0.8, 0.2) * r**2)
     assert outcome.certificate.primal == pytest.approx(total, rel=1e-9)
-    mixed = solve(data, loss=[expectile, "squared", "huber"], reg_lambda=0.1, settings=settings)
+    mixed = solve(data, loss=[EXPECTILE, "squared", "huber"], reg_lambda=0.1, settings=settings)
     assert mixed.certificate.relative_gap <= 1e-6
 
 

@@ -23,8 +23,8 @@ class _Seat:
 
 
 class Host:
-    """A worker, and its siblings by number. They are created at their first message, so that an
-    error of the source comes back as an answer."""
+    """A worker, and its siblings by number. They are created at their first message, so that an error of the source is
+    raised where its answer is received."""
 
     def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
         self._given: tuple[Source, AnyLoss | Sequence[AnyLoss]] | None = (source, losses)

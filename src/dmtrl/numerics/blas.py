@@ -20,9 +20,9 @@ def _limit() -> Any:
 
 
 class _SharedLimit:
-    """The number of BLAS threads belongs to the process, and the one thread that sets it must take it back. So a thread
-    of its own holds the limit while any fit needs it: a limit of each fit would end with the fit that began first, and
-    the last bits of the others would change."""
+    """The number of BLAS threads belongs to the process, and the thread that sets it must reset it. So a separate
+    thread holds the limit while any fit needs it. If each fit set its own, the limit would end with the fit that began
+    first, and the last bits of the others would change."""
 
     def __init__(self) -> None:
         self.begin()

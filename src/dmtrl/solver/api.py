@@ -190,7 +190,7 @@ def solve_on(
     watch: Watch | None = None,
     layout: Layout | None = None,
 ) -> Outcome:
-    """One run on an engine whose workers hold the tasks. `name`: of the run, in the session's checkpoints."""
+    """One run on an engine whose workers hold the tasks. `name` identifies the run in the session's checkpoints."""
     relationship = spec.relationship_for(reg_lambda, common)
     coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout, spec.task_weight)
     with single_threaded_blas(), threads(getattr(engine, "threads", 1)):

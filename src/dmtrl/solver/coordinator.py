@@ -51,8 +51,8 @@ class RunState:
 
 
 class Coordinator:
-    """`layout`: who holds what, where that is known already; by default the workers are asked. `task_weight`: the
-    exponent of the task sizes, or the weights of the tasks themselves."""
+    """`layout` says which worker holds which units; by default the workers are asked. `task_weight` is the exponent of
+    the task sizes, or the weights of the tasks themselves."""
 
     def __init__(
         self,

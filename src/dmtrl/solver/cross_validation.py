@@ -1,4 +1,4 @@
-"""Cross-validation of lambda, common and own, with the rows where they are.
+"""Cross-validation of lambda, common and own, on the workers that hold the rows.
 
 Rows either come with their splits, or every worker holds out its own folds, stratified by task and class. Only sums
 over the held-out rows come back. The fits of a split are a path: each starts where the one before ended. Paths are

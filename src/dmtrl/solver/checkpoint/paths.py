@@ -94,7 +94,7 @@ class PathGroup:
 
 @dataclass
 class PathSession:
-    """What a path carries through its fits; to the coordinator of each it is a session."""
+    """The session of one path, through all its fits."""
 
     group: PathGroup
     fold: int

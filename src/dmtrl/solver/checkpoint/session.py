@@ -128,8 +128,8 @@ class CheckpointWriter:
 
 
 class CheckpointSession:
-    """What a computation carries through its runs. Without a writer it writes nothing. `paths.py` has the session of a
-    cross-validation's path."""
+    """The checkpoints of a computation, through all its runs. Without a writer it writes nothing. `paths.py` has the
+    session of one path of a cross-validation."""
 
     def __init__(self, writer: CheckpointWriter | None = None, resumed: Version | None = None):
         self.writer = writer
