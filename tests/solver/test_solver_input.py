@@ -1,5 +1,7 @@
 """Bad input to the solver gives one clear error each; and a custom loss."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import sparse
@@ -59,10 +61,29 @@ def test_shapes() -> None:
         TaskData.from_long(X[:0], Y[:0])
 
 
-@pytest.mark.parametrize("reg_lambda", [0.0, -1.0, np.nan, np.inf])
-def test_lambda(reg_lambda: float) -> None:
-    with pytest.raises(ValueError, match="reg_lambda must be positive and finite"):
-        solve(random_problem(), loss="squared", reg_lambda=reg_lambda)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        *(({"reg_lambda": bad}, "reg_lambda must be positive and finite") for bad in (0.0, -1.0, np.nan, np.inf, "1")),
+        *(({"intercept_ridge": bad}, "intercept_ridge must be None, or positive and finite") for bad in (0.0, "1")),
+        *(({"n_jobs": bad}, "n_jobs must be None or an integer") for bad in (1.5, "2")),
+    ],
+)
+def test_invalid_numbers_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        solve(random_problem(), **{"loss": "squared", "reg_lambda": 0.1} | options)
+
+
+def test_arrays_are_no_data() -> None:
+    with pytest.raises(TypeError, match="data must be a TaskData or a SourcePlan, got ndarray"):
+        solve(X, loss="squared", reg_lambda=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix])
+def test_rows_whose_squares_overflow_are_refused(layout: Any) -> None:
+    data = TaskData.from_long(layout(_with(5, 0, 1e160)), Y, TASKS)
+    with pytest.raises(ValueError, match="task 'b', row 2: the numbers of X are so large that their squares overflow"):
+        solve(data, loss="squared", reg_lambda=1.0)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,6 @@ class Coordinator:
         layout: Layout | None = None,
         task_weight: float | np.ndarray = 0.0,
     ):
-        if not (np.isfinite(reg_lambda) and reg_lambda > 0):
-            raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
         self._intercept = isinstance(relationship, FreeIntercept)
         self._layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), m)
