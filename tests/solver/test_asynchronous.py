@@ -73,11 +73,8 @@ def test_b_matches_the_dual_variables_of_the_workers() -> None:
     last = dict(engine.answers)
     total = layout.per_task(layout.weight)[layout.task]
     for k, worker in enumerate(engine.workers):
-        request = Prepare(
-            keep=True,
-            total_weight=layout.scatter(k, total),
-            steps=np.zeros(len(layout.positions[k]), np.int64),
-        )
+        steps = np.zeros(len(layout.positions[k]), np.int64)
+        request = Prepare(keep=True, total_weight=layout.scatter(k, total), steps=steps)
         again = decode(worker.answer(encode(request)))
         np.testing.assert_array_equal(again.b, last[k].b)
         np.testing.assert_allclose(again.conjugate, last[k].conjugate, rtol=1e-12)

@@ -234,9 +234,11 @@ def test_lost_workers_come_back_from_the_checkpoint(
 
 @pytest.mark.parametrize("moment", [36, 39, 42])
 def test_an_incomplete_save_restores_no_worker(tmp_path: Path, moment: int) -> None:
-    """The third checkpoint fails at one worker, and its folder goes; who is lost then comes back from the second."""
-    data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
-    whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
+    """The third checkpoint fails at one worker, and its folder is removed. A worker lost after that is restored from
+    the second."""
+    data = random_problem("hinge", m=5, rows=8)
+    how: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.1, "settings": Settings(tol=1e-5)}
+    whole = solve(data, **how, workers=3)
     session = open_session(Checkpoint(tmp_path, every_rounds=2), None)
 
     def stand_in_the_way(record: Any) -> None:
@@ -246,15 +248,7 @@ def test_an_incomplete_save_restores_no_worker(tmp_path: Path, moment: int) -> N
 
     with RecoveringEngine(Fragile(data, "hinge", 3, {moment: "before", moment + 1: "after"})) as engine:
         with pytest.warns(CheckpointWarning, match=r"version-000002-\w+, is kept"):
-            found = solve(
-                data,
-                loss="hinge",
-                reg_lambda=0.1,
-                settings=options,
-                engine=engine,
-                callbacks=[stand_in_the_way],
-                checkpoint=session,
-            )
+            found = solve(data, **how, engine=engine, callbacks=[stand_in_the_way], checkpoint=session)
         same_bits(found, whole)
         assert engine.losses == 2
     assert session.last == newest(str(tmp_path))
@@ -262,7 +256,7 @@ def test_an_incomplete_save_restores_no_worker(tmp_path: Path, moment: int) -> N
 
 @pytest.mark.parametrize("moment", [30, 36, 39, 44])  # the path begins anew at 29; 33 and 39 are saves
 def test_a_worker_lost_after_a_resume_needs_no_removed_version(tmp_path: Path, moment: int) -> None:
-    """A path begins anew after the resume, and the version that the run went on from is deleted by then."""
+    """A path starts again after the resume, and the version that the run resumed from has been deleted by then."""
     data, place = random_problem("hinge", m=4, rows=8), Checkpoint(tmp_path, every_rounds=2)
 
     def choose(
@@ -324,8 +318,7 @@ def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path
         solve(data, **how, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=3))
     folder = newest(str(tmp_path))
     assert f"resume={folder!r}" in str(lost.value)
-    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "settings": Settings(tol=1e-9), "workers": 2}
-    same_bits(solve(data, **how, resume=folder), solve(data, **how))
+    same_bits(solve(data, **how, workers=2, resume=folder), solve(data, **how, workers=2))
 
 
 def same_model(one: Any, other: Any) -> None:

@@ -25,7 +25,7 @@ def one_of_64_slow(data: TaskData, loss: str) -> VirtualEngine:
     return virtual(data, loss, [10.0 if k == SLOW else 1.0 for k in range(64)])
 
 
-@pytest.mark.parametrize(("loss", "lam"), [(loss, lam) for loss in ("hinge", "logistic") for lam in (1e-3, 3e-3, 1e-2)])
+@pytest.mark.parametrize(("loss", "lam"), [(loss, lam) for loss in ("hinge", "logistic") for lam in (1e-3, 1e-2)])
 def test_one_slow_worker_of_64_costs_less_than_half_of_what_it_does_in_synchronous_rounds(
     wide_fleet: TaskData, loss: str, lam: float
 ) -> None:

@@ -129,12 +129,9 @@ def test_joint_optimum(kind, absent, ridge, common):
 def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
     data, given = problem(1), losses_of(kind)
     ridge = None if settings.method == "dual" else 1e-6
-    best = solve(
-        data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=ridge, settings=Settings(tol=1e-5)
-    ).certificate
-    run = solve(
-        data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=ridge, settings=settings, workers=2, n_jobs=2
-    )
+    how = {"loss": given, "reg_lambda": LAM, "common": 1.0, "intercept_ridge": ridge}
+    best = solve(data, **how, settings=Settings(tol=1e-5)).certificate
+    run = solve(data, **how, settings=settings, workers=2, n_jobs=2)
     for record in run.history:
         assert record.dual <= best.primal * (1 + 1e-9)
         assert record.primal >= best.dual * (1 - 1e-9)
@@ -143,19 +140,11 @@ def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
 
 @pytest.mark.parametrize("kind", ["softmax", "logistic"])
 def test_workers_threads_and_formats_agree(kind):
-    data, given, settings = problem(2), losses_of(kind), Settings(tol=1e-6)
-    first = solve(data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, settings=settings)
+    data, exact = problem(2), Settings(tol=1e-6, max_rounds=5000)
+    how = {"loss": losses_of(kind), "reg_lambda": LAM, "common": 1.0, "intercept_ridge": 1e-6, "settings": exact}
+    first = solve(data, **how)
     for workers, threads in ((2, 1), (4, 2)):
-        other = solve(
-            data,
-            loss=given,
-            reg_lambda=LAM,
-            common=1.0,
-            intercept_ridge=1e-6,
-            settings=settings,
-            workers=workers,
-            n_jobs=threads,
-        )
+        other = solve(data, **how, workers=workers, n_jobs=threads)
         np.testing.assert_array_equal(other.W, first.W)
     others = {
         "csr": (TaskData(sparse.csr_matrix(data.X), data.y, None, data.starts, data.names), 1, 1e-4),
@@ -163,16 +152,7 @@ def test_workers_threads_and_formats_agree(kind):
         "shards": (data, 2, 5e-3),
     }
     for rows, shards, close in others.values():
-        other = solve(
-            rows,
-            loss=given,
-            reg_lambda=LAM,
-            common=1.0,
-            intercept_ridge=1e-6,
-            settings=Settings(tol=1e-6, max_rounds=5000),
-            shards=shards,
-            workers=2 if shards > 1 else 1,
-        )
+        other = solve(rows, **how, shards=shards, workers=shards)
         assert other.certificate.relative_gap <= 1e-6
         assert other.certificate.primal == pytest.approx(first.certificate.primal, rel=3e-6)
         np.testing.assert_allclose(other.W, first.W, atol=10 * close)
@@ -203,12 +183,7 @@ def test_held_out_rows_are_scored_by_their_answers(kind):
     W = rng.normal(size=(M, (D + 1) * K))
     worker = Worker(data.sources(1)[0], losses_of(kind, absent))
     held = decode(worker.answer(encode(HoldOut(fold=0, folds=1, seed=0))))
-    prepare = Prepare(
-        max_passes=1,
-        intercept=True,
-        total_weight=held.weight,
-        steps=np.zeros(M, dtype=np.int64),
-    )
+    prepare = Prepare(max_passes=1, intercept=True, total_weight=held.weight, steps=np.zeros(M, dtype=np.int64))
     worker.answer(encode(prepare))
     found = decode(worker.answer(encode(Score(w=W))))
     for i in range(M):
