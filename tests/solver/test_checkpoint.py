@@ -215,6 +215,20 @@ def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
     assert not damaged.parent.exists(), "a leftover that is removed"
 
 
+def test_a_version_that_was_renamed_can_be_resumed_more_than_once(tmp_path: Path) -> None:
+    data, kept = random_problem(), tmp_path / "kept"
+    how = halfway(data, tmp_path / "run")
+    whole = solve(data, **how)
+    version(tmp_path / "run", 3).rename(kept)
+    for place in (tmp_path / "elsewhere", kept):
+        records: list[Any] = []
+        checkpoint = Checkpoint(place, every_rounds=1)
+        with pytest.raises(Stopped):
+            solve(data, **how, resume=kept, checkpoint=checkpoint, callbacks=[stop_after(9)])
+        same_bits(solve(data, **how, resume=place, callbacks=[records.append]), whole)
+        assert records[0].round == 9
+
+
 @given(
     faults=st.dictionaries(st.integers(4, 90), st.sampled_from(["before", "after"]), max_size=25),
     every=st.integers(1, 5),
