@@ -9,7 +9,7 @@ from numba import njit
 from test_losses import BUILTIN
 
 from dmtrl.exceptions import LossError
-from dmtrl.losses import CLASSIFICATION, CustomLoss, scalar
+from dmtrl.losses import CLASSIFICATION, CustomLoss, Softmax, scalar
 from dmtrl.losses import builtin as losses
 from dmtrl.losses.check import check_loss
 from support.losses_by_hand import EXPECTILE, expectile_step
@@ -67,6 +67,8 @@ def test_check_loss_takes_names_labels_and_seeds() -> None:
     check_loss("poisson", [0, 3])
     with pytest.raises(ValueError, match="the poisson loss needs non-negative counts"):
         check_loss("poisson", [2.0, -1.0])
+    with pytest.raises(ValueError, match="one score; the softmax loss has 3"):
+        check_loss(Softmax(3))
 
 
 @njit

@@ -117,7 +117,9 @@ def test_a_graph_may_have_loops_and_is_not_changed() -> None:
     before = loops.toarray()
     found, plain = TaskCovariance.from_graph(loops), TaskCovariance.from_graph(edges)
     np.testing.assert_array_equal(loops.toarray(), before)
-    np.testing.assert_allclose(found.block((0, 2)), plain.dense()[np.ix_([0, 2], [0, 2])], rtol=1e-12)
+    for some in ((0, 2), [0, -1], np.array([True, False, True])):
+        np.testing.assert_allclose(found.block(some), plain.dense()[np.ix_([0, 2], [0, 2])], rtol=1e-12)
+    assert found.block([]).shape == (0, 0)
 
 
 def test_an_engine_with_more_tasks_than_the_data_is_refused() -> None:

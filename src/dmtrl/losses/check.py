@@ -37,6 +37,8 @@ def check_loss(loss: str | AnyLoss, labels: Sequence[float] | None = None, *, se
         Seed of the random points.
     """
     loss, violations, rng = get_loss(loss), Violations(), np.random.default_rng(seed)
+    if loss.outputs != 1:
+        raise ValueError(f"check_loss tests losses of one score; the {loss.name} loss has {loss.outputs}")
     for name in () if isinstance(loss, Loss) else ("value", "conjugate", "step"):
         if not hasattr(getattr(loss, name), "py_func"):
             violations.add(f"{name} is not compiled and cannot run in the kernels", "decorate with @njit")

@@ -15,6 +15,7 @@ import numpy as np
 
 from dmtrl.losses.base import AnyLoss
 from dmtrl.losses.vector import softmax_chances, softmax_conjugate, softmax_step
+from dmtrl.numerics.checks import is_whole
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ClassLoss(ABC):
     kind = "classification"
 
     def __post_init__(self) -> None:
-        if not self.outputs >= 2:
+        if not (is_whole(self.outputs) and self.outputs >= 2):
             raise ValueError(f"{self.name} needs at least two classes, got {self.outputs!r}")
         some = self.possible
         if some is not None and not (some and set(some) <= set(range(self.outputs))):

@@ -204,7 +204,7 @@ class TaskCovariance:
         tasks : sequence of int
             Task numbers.
         """
-        tasks = np.asarray(tasks)
+        tasks = np.arange(self.m)[list(tasks)]
         F = self.factor()[tasks]
         return F @ F.T + self.floor * (tasks[:, None] == tasks[None, :])
 
