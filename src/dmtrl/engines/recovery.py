@@ -351,11 +351,10 @@ class RecoveringEngine(RestartingEngine):
     def _replay(self, k: int) -> None:
         """Send the next part of the log to a replacement, and at the end the present request."""
         worker = self._workers[k]
-        batch = next(worker.replaying, None) if worker.replaying is not None else None
+        assert worker.replaying is not None and worker.request is not None  # noqa: PT018
+        batch = next(worker.replaying, None)
         if batch is None:
-            worker.replaying = None
-            assert worker.request is not None
-            batch = [worker.request]
+            worker.replaying, batch = None, [worker.request]
         self._post(k, batch)
 
     def _give_up(self, k: int) -> None:
