@@ -252,9 +252,8 @@ class RecoveringEngine(RestartingEngine):
         names: Sequence[str] | None = None,
         answer_timeout: float | None = None,
     ):
+        self._names, self._warned_about_log = names, False
         super().__init__(carrier, recovery_timeout, answer_timeout)
-        self._names = names
-        self._warned_about_log = False
         try:
             while any(worker.starting or worker.introducing for worker in self._workers):
                 self._step(None)
