@@ -122,7 +122,7 @@ test-minimum: $(MINIMUM_STAMP) browser  ## run all tests with the minimum versio
 
 SOAK_MINUTES ?= 15
 FUZZ_MINUTES ?= 5
-soak: setup  ## damaged inputs to the shell for 5 minutes, then kill actors and nodes of a cluster for 15 and compare the bits
+soak: setup  ## damaged inputs to the dmtrl commands for 5 minutes, then kill actors and nodes of a cluster for 15 and compare the bits
 	@cd tests && ../$(BIN)/python -m support.fuzz --minutes $(FUZZ_MINUTES)
 	@cd tests && ../$(BIN)/python -m support.soak --minutes $(SOAK_MINUTES)
 

@@ -96,10 +96,10 @@ def help_pages(command: click.Command, name: str, parent: click.Context | None =
                 yield from help_pages(found, part, context)
 
 
-def write_shell_reference(app: Any) -> None:
+def write_command_reference(app: Any) -> None:
     """The help texts of all commands as a page."""
-    title = "Reference of the shell\n======================\n"
-    page = DOCS / "api" / "generated" / "shell.rst"
+    title = "Command-line reference\n======================\n"
+    page = DOCS / "api" / "generated" / "commands.rst"
     text = "\n".join([title, *help_pages(main, "dmtrl")])
     page.parent.mkdir(exist_ok=True)
     if not page.exists() or page.read_text(encoding="utf-8") != text:
@@ -107,4 +107,4 @@ def write_shell_reference(app: Any) -> None:
 
 
 def setup(app: Any) -> None:
-    app.connect("builder-inited", write_shell_reference)
+    app.connect("builder-inited", write_command_reference)

@@ -1,4 +1,4 @@
-"""docs/shell.md lists exactly the keys that --json prints."""
+"""docs/command-line.md lists exactly the keys that --json prints."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from support.shell_data import run, shops, write
 
-PAGE = Path(__file__).parents[2] / "docs" / "shell.md"
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
 
 
 def test_keys_of_json_are_those_of_the_page(tmp_path: Path) -> None:

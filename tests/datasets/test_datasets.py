@@ -1,5 +1,6 @@
 """The named data sets: sizes and rho as the paper gives them, real files as their README describes them."""
 
+import re
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -20,7 +21,7 @@ from dmtrl.datasets import (
     load_school,
     make_synthetic,
 )
-from dmtrl.lab.demo import off_diagonal_pearson
+from dmtrl.lab.experiments.relations import off_diagonal_pearson
 
 PAPER_RHO = {1: 6.24, 2: 12.95}
 
@@ -90,10 +91,6 @@ def test_learned_correlation_is_the_true_one(learned: dict[int, tuple[SyntheticT
 @pytest.mark.parametrize("kind", [1, 2])
 def test_rho_is_near_the_papers(kind: int, learned: dict[int, tuple[SyntheticTasks, Outcome]]) -> None:
     assert learned[kind][1].covariance.paper_rho() == pytest.approx(PAPER_RHO[kind], rel=0.1)
-
-
-def test_rho_of_kind_2_is_larger(learned: dict[int, tuple[SyntheticTasks, Outcome]]) -> None:
-    assert learned[2][1].covariance.paper_rho() > 1.5 * learned[1][1].covariance.paper_rho()
 
 
 @pytest.mark.parametrize(
@@ -189,23 +186,10 @@ def test_a_digit_has_the_same_rows_in_any_set_of_digits(digits: list[int]) -> No
             assert np.array_equal(part.y[a:b], whole.y[c:d])
 
 
-@pytest.mark.parametrize(
-    ("digits", "sentence"),
-    [
-        ((3, 10), "from 0 to 9, got 10"),
-        ((-1,), "from 0 to 9, got -1"),
-        ((1.5,), "from 0 to 9, got 1.5"),
-        ((True,), "from 0 to 9, got True"),
-        (["3"], "from 0 to 9, got '3'"),
-        ("38", "a list of digits such as"),
-        (3, "a list of digits such as"),
-        ((), "at least one value"),
-        ((4, 4), "none twice"),
-    ],
-)
-def test_digits_that_are_none_are_refused(digits: object, sentence: str) -> None:
+@pytest.mark.parametrize("digits", [(3, 10), (-1,), (1.5,), (True,), ["3"], "38", 3, (), (4, 4)])
+def test_invalid_digits_are_refused(digits: object) -> None:
     for load in (load_digits_tasks, load_mnist_tasks):
-        with pytest.raises(ValueError, match=sentence):
+        with pytest.raises(ValueError, match=f"distinct integers from 0 to 9, .* got {re.escape(repr(digits))}"):
             load(digits=digits)
 
 
@@ -262,11 +246,11 @@ def test_any_domains(small_mds: Path, domains: object, names: list[str]) -> None
         (1.5, "names of domains or their number"),
         ("cars", "no domain 'cars'; the domains are baby, books, dvd, music"),
         (["dvd", 7], "no domain 7"),
-        ([], "at least one value"),
+        ([], "at least one name"),
         (["dvd", "dvd"], "none twice"),
     ],
 )
-def test_domains_that_are_none_are_refused(small_mds: Path, domains: object, sentence: str) -> None:
+def test_invalid_domains_are_refused(small_mds: Path, domains: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         load_mds(small_mds, domains=domains)
 
@@ -298,7 +282,7 @@ def test_cache_folder_follows_the_platform(monkeypatch: pytest.MonkeyPatch) -> N
     assert cache_folder() == Path.home() / "Library" / "Caches" / "dmtrl"
 
 
-def test_a_missing_file_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMTRL_DATA", str(tmp_path / "named"))
     monkeypatch.setenv("DMTRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DMTRL_OFFLINE", "1")
@@ -312,7 +296,7 @@ def test_a_missing_file_is_told_in_a_sentence(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.data
-def test_a_file_cut_short_is_told_in_a_sentence(shared_data: SharedData, tmp_path: Path) -> None:
+def test_a_truncated_file_is_an_error(shared_data: SharedData, tmp_path: Path) -> None:
     whole = (shared_data / "school.npz").read_bytes()
     (tmp_path / "school.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="truncated"):

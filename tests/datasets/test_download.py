@@ -40,8 +40,8 @@ def small_school(home: Home, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Ar
     return arrays
 
 
-def nobody() -> str:
-    """The address of a port that nobody listens on."""
+def unused_address() -> str:
+    """The address of a port that nothing listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}/"
@@ -93,7 +93,7 @@ def test_mirrors_are_tried_in_turn(
 ) -> None:
     empty = Home()
     try:
-        live_at(monkeypatch, "school.npz", nobody(), empty.url, home.url)
+        live_at(monkeypatch, "school.npz", unused_address(), empty.url, home.url)
         load_school()
         assert empty.asked == {"school_b.mat": 1}
         same(cache / "school.npz", small_school)
@@ -105,7 +105,7 @@ def test_server_down_and_file_not_found(
     home: Home, cache: Path, small_school: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del home.files["school_7_indexes.mat"]
-    away = nobody()
+    away = unused_address()
     live_at(monkeypatch, "school.npz", away, home.url)
     sentence = refusal(cache)
     assert f"{away[7:-1]}: school_b.mat could not be requested" in sentence
@@ -148,7 +148,7 @@ def test_a_connection_that_breaks_once_is_tried_again(home: Home, cache: Path, s
     same(cache / "school.npz", small_school)
 
 
-def test_silence_and_a_trickle_are_given_up(
+def test_a_silent_and_a_slow_mirror_time_out(
     home: Home, cache: Path, small_school: Arrays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def say_nothing(request: http.server.BaseHTTPRequestHandler, data: bytes) -> None:

@@ -137,16 +137,8 @@ def first_worker_held(engine: Any) -> Iterator[None]:
 
 def prepare(held: Description) -> Prepare:
     """A run on these units alone."""
-    return Prepare(
-        seed=0,
-        local_solver="sdca",
-        sampling="shuffled",
-        max_passes=40,
-        keep=False,
-        density=1.0,
-        total_weight=held.weight,
-        steps=np.zeros(len(held.tasks), np.int64),
-    )
+    steps = np.zeros(len(held.tasks), np.int64)
+    return Prepare(local_solver="sdca", max_passes=40, total_weight=held.weight, steps=steps)
 
 
 def test_answers_arrive_as_they_are_ready(pair: Engine) -> None:

@@ -13,18 +13,7 @@ def test_siblings_in_an_actor() -> None:
     """Each has dual variables of its own, and answers a repeated message from memory."""
     data, loss = random_problem("logistic", m=2, rows=12), get_loss("logistic")
     total = np.diff(data.starts).astype(float)
-    prepare = encode(
-        Prepare(
-            seed=0,
-            local_solver="sdca",
-            sampling="passes",
-            max_passes=1,
-            keep=False,
-            density=1.0,
-            total_weight=total,
-            steps=np.zeros(2, np.int64),
-        )
-    )
+    prepare = encode(Prepare(local_solver="sdca", max_passes=1, total_weight=total, steps=np.zeros(2, np.int64)))
     w, step = np.ones((2, data.X.shape[1])), np.ones(2)
     rounds = [encode(Round(round=k, target=1e-9, w=w, step=step)) for k in range(2)]
     worker = Worker(data.sources(1)[0], loss)

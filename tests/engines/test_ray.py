@@ -180,7 +180,7 @@ def test_resources_that_no_node_has(cluster: Any) -> None:
         solve(data, loss="squared", reg_lambda=1.0, engine=options)
 
 
-def test_nobody_at_that_address() -> None:
+def test_no_cluster_at_the_address() -> None:
     data = random_problem("squared", m=2)
     with pytest.raises(ConnectionError, match=r"no Ray cluster at '127.0.0.1:9'"):
         solve(data, loss="squared", reg_lambda=1.0, engine=RayOptions("127.0.0.1:9"))

@@ -24,16 +24,7 @@ from support.problems import random_problem
 
 OK = Message("answer")
 HOLD_OUT = HoldOut(fold=0, folds=3, seed=0)
-FRESH = Prepare(
-    seed=0,
-    local_solver="auto",
-    sampling="shuffled",
-    max_passes=1,
-    keep=False,
-    density=1.0,
-    total_weight=np.ones(1),
-    steps=np.zeros(1, np.int64),
-)
+FRESH = Prepare(max_passes=1, total_weight=np.ones(1), steps=np.zeros(1, np.int64))
 KEPT = replace(FRESH, keep=True)
 SMALL = Round(round=0, target=0.0, w=np.ones((1, 1)), step=np.ones(1))
 LARGE = replace(SMALL, w=np.ones((1, 100)))  # about 1000 bytes

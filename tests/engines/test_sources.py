@@ -140,7 +140,7 @@ def test_row_numbers_of_pandas_are_no_feature(tmp_path: Path) -> None:
         ({"features": []}, "no column is left for the features"),
     ],
 )
-def test_columns_that_are_not_there(what: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_missing_columns(what: dict[str, Any], words: str, tmp_path: Path) -> None:
     parquet.write_table(TABLE, tmp_path / "all.parquet")
     with pytest.raises(ValueError, match=words):
         SourcePlan.from_files(tmp_path / "all.parquet", **(COLUMNS | what))
@@ -148,7 +148,7 @@ def test_columns_that_are_not_there(what: dict[str, Any], words: str, tmp_path: 
         SourcePlan.from_dataset(str(tmp_path / "all.parquet"), **(COLUMNS | what))
 
 
-def test_rows_that_say_no_task_or_no_number(tmp_path: Path) -> None:
+def test_rows_without_a_task_or_a_number(tmp_path: Path) -> None:
     table = pa.table({"t": ["n", None], "y": [1.0, 2.0], "x": ["1", "two"]})
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match="column 't' is empty in row 2"):
@@ -168,7 +168,7 @@ def test_rows_that_say_no_task_or_no_number(tmp_path: Path) -> None:
         ((load, ["a", "b"], [1.0]), "one finite number for each of the 2 tasks"),
     ],
 )
-def test_plans_of_functions_that_cannot_be(arguments: tuple[Any, ...], words: str) -> None:
+def test_invalid_plans_of_functions(arguments: tuple[Any, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SourcePlan.from_callable(*arguments)
 

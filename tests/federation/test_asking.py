@@ -63,8 +63,8 @@ def test_a_site_that_is_lost_again_and_again_is_given_up() -> None:
         ask("answers", 11)
 
 
-def test_a_site_without_a_sign_of_life_is_given_up() -> None:
-    with pytest.raises(WorkerLostError, match=r"the site 'south' gave no sign of life within 0\.2 seconds"):
+def test_a_site_that_does_not_respond_is_given_up() -> None:
+    with pytest.raises(WorkerLostError, match=r"the site 'south' did not respond within 0\.2 seconds"):
         ask("answers", "silent")
 
 

@@ -156,9 +156,12 @@ def test_the_bits_are_those_of_the_simulation(
 
 
 def test_what_travels(
-    undisturbed: tuple[StudyRun, list[ledger.Entry]], relays: list[Relay], files: dict[str, Path], folder: Path,
+    undisturbed: tuple[StudyRun, list[ledger.Entry]],
+    relays: list[Relay],
+    files: dict[str, Path],
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """On the wire there is only TLS. Inside are the messages of the ledger, which are those of a simulation; they hold
     no row, no label and no dual variable."""
     [relay], (_, entries) = relays, undisturbed
@@ -282,7 +285,7 @@ def test_a_run_that_is_stopped_and_resumed_and_a_killed_server(
     assert resumed.reaches(0.4)
     kill(*all_processes(federation.coordinator.kit))
     output = _assert_same_bits(resumed, federation, expected)
-    assert "the server was lost and is started again" in output
+    assert "the server was lost; starting it again" in output
 
 
 def test_a_site_as_a_service(federation: Loopback) -> None:

@@ -20,9 +20,13 @@ from support.studies import CLINIC, clinic_files
 
 FINGERPRINT = "SHA256:" + ":".join(["AB"] * 32)
 VALID: dict[str, Any] = {
-    "site": "north", "project": "clinic", "host": "server.example.org", "port": 8102, "fingerprint": FINGERPRINT,
+    "site": "north",
+    "project": "clinic",
+    "host": "server.example.org",
+    "port": 8102,
+    "fingerprint": FINGERPRINT,
     "study": CLINIC,
-}  # fmt: skip
+}
 
 
 def invitation(folder: Path, **changes: Any) -> Path:
@@ -132,9 +136,11 @@ def coordinator(folder: Path, **changes: Any) -> Path:
 def test_a_changed_coordinator_file_gives_one_sentence(tmp_path: Path) -> None:
     assert StudyServer.open(coordinator(tmp_path)).port == 8102
     for changes, words in (
-        ({"port": "x"}, "the port must be"), ({"host": "a b"}, "the host must be"), 
-        ({"project": 5}, "the project must"), ({"more": 1}, "is not what 'dmtrl study provision' wrote"),
-    ):  # fmt: skip
+        ({"port": "x"}, "the port must be"),
+        ({"host": "a b"}, "the host must be"),
+        ({"project": 5}, "the project must"),
+        ({"more": 1}, "is not what 'dmtrl study provision' wrote"),
+    ):
         with pytest.raises(ValueError, match=words):
             StudyServer.open(coordinator(tmp_path, **changes))
     for text in ("5", "[]", "{", '{"project": "clinic"}'):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner
 
@@ -21,6 +22,7 @@ from dmtrl.federation.flare.jobs import fault_in_job, write_job
 from dmtrl.federation.flare.launchers import RestartingHandle
 from dmtrl.federation.flare.runs import (
     FAILED,
+    NOT_BEGUN,
     RUNNING,
     ProgressRecord,
     State,
@@ -76,16 +78,31 @@ def test_a_job_process_that_ends_on_its_own_is_not_started_again(code: int) -> N
     assert handle.poll() == code
 
 
+class Sleeper(processes.KitProcess):
+    def __init__(self, kit: Path):
+        self._kit = kit
+
+    @property
+    def kit(self) -> Path:
+        return self._kit
+
+    def prepare(self) -> list[str]:
+        return SLEEP
+
+
 def test_a_process_in_the_background(tmp_path: Path) -> None:
+    sleeper = Sleeper(tmp_path)
     assert processes.running(tmp_path) is None
-    assert not processes.stop(tmp_path)
-    number = processes.start(tmp_path, SLEEP)
+    assert not sleeper.stop()
+    assert sleeper.start()
     process = processes.running(tmp_path)
     assert process is not None
-    assert process.pid == number
+    assert process.cmdline() == SLEEP
+    assert not sleeper.start()
     assert not processes.managed(tmp_path)
     assert not processes.connected(process, 1)
-    assert processes.stop(tmp_path)
+    assert sleeper.stop()
+    assert not psutil.pid_exists(process.pid)
     assert processes.running(tmp_path) is None
     # the number of another process is not taken for ours
     (tmp_path / "process.json").write_text(json.dumps({"process": os.getpid(), "created": 1.0, "managed": False}))
@@ -95,8 +112,10 @@ def test_a_process_in_the_background(tmp_path: Path) -> None:
 def test_the_record_of_a_run(tmp_path: Path) -> None:
     assert runs(tmp_path) == []
     first, second = new_run(tmp_path), new_run(tmp_path)
-    assert [run.number for run in runs(tmp_path)] == [1, 2]
-    assert first.state() is None
+    (tmp_path / "runs" / "999").mkdir()
+    new_run(tmp_path)
+    assert [run.number for run in runs(tmp_path)] == [1, 2, 999, 1000]
+    assert first.state() == State(NOT_BEGUN)
     second.set_state(RUNNING)
     second.set_state(FAILED, "va: no")
     assert second.state() == State(FAILED, "va: no")
@@ -105,13 +124,13 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
 
     carrier = Sites(["a", "b"], lambda name, fields: None)
     record = ProgressRecord(first, carrier)
-    record(StudyEvent("greeting the sites", sites=("a", "b")))
+    record(StudyEvent("contacting the sites", sites=("a", "b")))
     record(StudyEvent("choosing lambda", 0.5, "1 of 2 fits", 3, 0.25, ("a", "b")))
     carrier.close()
     with open(first.folder / "progress.jsonl", "a") as file:
         file.write('{"stage": "cut')  # by a kill
     entries = list(first.progress())
-    assert [entry.get("stage") for entry in entries] == ["greeting the sites", "choosing lambda", None]
+    assert [entry.get("stage") for entry in entries] == ["contacting the sites", "choosing lambda", None]
     assert describe(entries[1]) == "1 of 2 fits, round 3, relative gap 25.00%, 2 sites"
     assert describe({**entries[1], "present": ["a"]}).endswith("away: b")
     assert list(first.progress(2)) == [{}]

@@ -18,13 +18,8 @@ from dmtrl.federation.site import Site
 from dmtrl.federation.site_data import check_file
 from dmtrl.protocol import messages as rounds
 from dmtrl.protocol.message import Message
-from support.site_requests import begin, refusal, site_of
+from support.site_requests import PREPARE, begin, refusal, site_of
 from support.studies import CLINIC, clinic, clinic_files
-
-PREPARE = rounds.Prepare(
-    seed=0, local_solver="auto", sampling="shuffled", max_passes=100, keep=False, density=1.0, intercept=True,
-    intercept_ridge=0.1, total_weight=np.array([60.0]), steps=np.zeros(1, dtype=np.int64),
-)  # fmt: skip
 
 
 def begun(tmp_path: Path, **policy: Any) -> tuple[Site, int]:
@@ -151,10 +146,20 @@ def test_a_refused_problem_is_not_stored(tmp_path: Path) -> None:
 
 
 def finish(site: Site, weights: int, value: float = 0.0) -> Message:
-    return messages.encode(messages.Finish(
-        study=site.study.hash, names='["north"]', weights=np.full((1, weights), value), common=np.zeros(weights),
-        reg_lambda=1.0, tau=0.0, primal=1.0, dual=1.0, converged=True, rounds=1,
-    ))  # fmt: skip
+    return messages.encode(
+        messages.Finish(
+            study=site.study.hash,
+            names='["north"]',
+            weights=np.full((1, weights), value),
+            common=np.zeros(weights),
+            reg_lambda=1.0,
+            tau=0.0,
+            primal=1.0,
+            dual=1.0,
+            converged=True,
+            rounds=1,
+        )
+    )
 
 
 def test_a_stored_problem_is_checked_again(tmp_path: Path) -> None:
@@ -169,8 +174,10 @@ def test_centres_and_means_must_fit(tmp_path: Path) -> None:
     site = site_of(tmp_path)
     fine = begin(site)
     for x_centre, y_centre in (
-        (fine.x_centre[:, None], 0.0), (np.full_like(fine.x_centre, np.inf), 0.0), (fine.x_centre, 1.0)
-    ):  # fmt: skip
+        (fine.x_centre[:, None], 0.0),
+        (np.full_like(fine.x_centre, np.inf), 0.0),
+        (fine.x_centre, 1.0),
+    ):
         norms = messages.MeasureNorms(preparation=fine.preparation, x_centre=x_centre, y_centre=y_centre)
         assert "centres that do not fit" in refusal(site, messages.encode(norms))
     for means in (np.zeros(11), np.zeros((12, 60)), np.full(12, np.nan)):

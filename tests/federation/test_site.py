@@ -19,7 +19,7 @@ from dmtrl.protocol import messages as rounds
 from dmtrl.protocol.message import Message
 from support.private_studies import private_study
 from support.shell_data import write
-from support.site_requests import begin, refusal, site_of
+from support.site_requests import PREPARE, begin, refusal, site_of
 from support.studies import CLINIC, approved_site, clinic, clinic_files, clinic_table
 
 DESCRIBE = rounds.encode(rounds.Describe())
@@ -67,6 +67,16 @@ def test_an_approval_is_withdrawn_during_a_run(tmp_path: Path) -> None:
         withdraw(site.folder)
 
 
+def test_the_approval_of_another_study_ends_a_run(tmp_path: Path) -> None:
+    site, other = site_of(tmp_path), clinic(text=CLINIC + "\n")
+    site.answer(messages.encode(begin(site)))
+    site.answer(DESCRIBE)
+    approve(site.folder, other, "approved in a test")
+    assert "was not approved here" in refusal(site, hello(clinic()))
+    assert "was not approved here" in refusal(site, DESCRIBE)
+    assert messages.decode(site.answer(hello(other))).rows.tolist() == [60]
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"study": "x"}', b"\xff"])
 def test_a_damaged_approval_is_none(tmp_path: Path, content: bytes) -> None:
     site = site_of(tmp_path)
@@ -102,15 +112,12 @@ def test_too_many_weights_for_the_rows(tmp_path: Path) -> None:
 
 def run_rounds(site: Site, count: int) -> None:
     d = rounds.decode(site.answer(DESCRIBE)).features
-    site.answer(rounds.encode(rounds.Prepare(
-        seed=0, local_solver="auto", sampling="shuffled", max_passes=5, keep=False, density=1.0, intercept=True,
-        total_weight=np.array([60.0]), steps=np.zeros(1, dtype=np.int64),
-    )))  # fmt: skip
+    site.answer(rounds.encode(replace(PREPARE, max_passes=5, intercept_ridge=-1.0)))
     for number in range(count):
         w = np.full((1, d + 1), 0.01 * number)
-        site.answer(rounds.encode(
-            rounds.Round(round=number, target=0.1, w=w, step=np.ones(1), intercept_step=np.ones(1))
-        ))  # fmt: skip
+        site.answer(
+            rounds.encode(rounds.Round(round=number, target=0.1, w=w, step=np.ones(1), intercept_step=np.ones(1)))
+        )
 
 
 def test_the_most_rounds_hold_also_after_a_restart(tmp_path: Path) -> None:
@@ -213,11 +220,20 @@ def test_the_approval_says_what_leaves(tmp_path: Path) -> None:
     path = clinic_files(tmp_path)["north"]
     text = approval_text(study, Policy("north", str(path)), check_file(study, path), tmp_path)
     for words in (
-        study.hash, "'ill' (yes against no)", "north: 60 rows", "improved:", "at most 20,000 times",
-        "What is never sent", "no noise is added", "each site gets the weights of its own tasks", "at least 10 rows",
-        "not private by themselves", "compute single rows", "Approve only if you trust the operator of the server",
+        study.hash,
+        "'ill' (yes against no)",
+        "north: 60 rows",
+        "improved:",
+        "at most 20,000 times",
+        "What is never sent",
+        "no noise is added",
+        "each site gets the weights of its own tasks",
+        "at least 10 rows",
+        "not private by themselves",
+        "compute single rows",
+        "Approve only if you trust the operator of the server",
         "Rows in each of 3 folds, at least: north: 20.",
-    ):  # fmt: skip
+    ):
         assert words in text
     refused = replace(Policy("north", ""), messages=tuple(name for name in MESSAGES if name != "scores"))
     assert "(refused by the policy of this site)" in approval_text(study, refused, check_file(study, path), tmp_path)

@@ -6,11 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dmtrl.federation.draft import draft_study
 from dmtrl.federation.site_data import ERROR, NOTE, WARNING, SiteCheck, check_file
 from dmtrl.federation.study import parse_study
 from support.shell_data import write
-from support.studies import CLINIC, clinic, clinic_table
+from support.studies import CLINIC, clinic, clinic_table, draft
 
 
 def check_table(table: pa.Table, tmp_path: Path, text: str = CLINIC) -> SiteCheck:
@@ -72,7 +71,7 @@ def test_another_coding_of_the_target_is_an_error(tmp_path: Path) -> None:
 
 def drafted(tmp_path: Path) -> str:
     like = write(clinic_table(0, 200), tmp_path / "like.csv")
-    kept = draft_study(like, "clinic", "ill", drop=["remark", "wing", "test", "day"])
+    kept = draft(like, "clinic", "ill", drop=["remark", "wing", "test", "day"])
     return kept.source.decode()
 
 
@@ -155,7 +154,7 @@ def test_a_file_in_parquet_gives_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.data
 def test_the_hospitals_fit_the_heart_study(shared_data: Path) -> None:
     heart = shared_data / "heart" / "cleveland.csv"
-    study = draft_study(heart, "heart", "num", drop=["slope", "ca", "thal"])
+    study = draft(heart, "heart", "num", drop=["slope", "ca", "thal"])
     for name, rows in (("cleveland", 303), ("hungarian", 294), ("switzerland", 123), ("va", 200)):
         check = check_file(study, heart.with_name(f"{name}.csv"))
         assert check.data is not None

@@ -4,13 +4,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from dmtrl.exceptions import InputError, StudyError
-from dmtrl.federation.draft import draft_study
+from dmtrl.federation.approval import create_site
 from dmtrl.federation.study import parse_study, read_study
 from support.shell_data import shops, write
-from support.studies import CLINIC, clinic, clinic_table
+from support.studies import CLINIC, clinic, clinic_table, draft
 
 
 def test_a_study_file_is_read(tmp_path: Path) -> None:
@@ -19,8 +20,11 @@ def test_a_study_file_is_read(tmp_path: Path) -> None:
     study = read_study(path)
     assert study.name == "clinic"
     assert [(column.name, column.kind) for column in study.used] == [
-        ("age", "number"), ("dose", "number"), ("ward", "category"), ("day", "date"),
-    ]  # fmt: skip
+        ("age", "number"),
+        ("dose", "number"),
+        ("ward", "category"),
+        ("day", "date"),
+    ]
     assert study.columns[2].levels == ("a", "b", "c", "rare")
     assert study.fit.reg_lambda == (0.3, 0.03)
     assert study.class_names == ("no", "yes")
@@ -46,6 +50,7 @@ BAD = [
     ('loss = "logistic"', 'loss = "squared"', 11, "is for regression"),
     ('loss = "logistic"', 'loss = "logit"', 11, "there is no loss 'logit'"),
     ("lambda = [0.3, 0.03]", "lambda = [0.3, -1]", 12, "positive numbers"),
+    ("common = [0.0, 1.0]", "common = -0.5", 13, "numbers of at least 0"),
     ("folds = 3", "folds = 1", 14, "at least 2"),
     ("folds = 3", "fold = 3", 14, "did you mean 'folds'?"),
     ("range = [0, 120]", "range = [120, 0]", 18, "[lowest, highest]"),
@@ -96,12 +101,17 @@ def test_bytes_that_are_not_text_are_refused() -> None:
 def test_a_draft_has_the_kinds_of_the_columns(tmp_path: Path) -> None:
     notes: list[str] = []
     like = write(clinic_table(0), tmp_path / "north.csv")
-    study = draft_study(like, "trial", "ill", drop=["wing"], held_out="test", notes=notes)
+    study = draft(like, "trial", "ill", drop=["wing"], held_out="test", notes=notes)
     kinds = {column.name: column.kind for column in study.columns}
     assert kinds == {
-        "age": "number", "dose": "number", "ward": "category", "day": "date", "remark": "ignored", "wing": "ignored",
+        "age": "number",
+        "dose": "number",
+        "ward": "category",
+        "day": "date",
+        "remark": "ignored",
+        "wing": "ignored",
         "cost": "number",
-    }  # fmt: skip
+    }
     assert any("remark" in note for note in notes)
     assert study.columns[2].levels == ("a", "b", "c", "rare")
     assert (study.target.negative, study.target.positive) == (("no",), ("yes",))
@@ -114,7 +124,7 @@ def test_a_draft_has_the_kinds_of_the_columns(tmp_path: Path) -> None:
 
 def test_a_draft_ignores_ids_and_keeps_the_tasks_of_a_column(tmp_path: Path) -> None:
     notes: list[str] = []
-    study = draft_study(write(shops(), tmp_path / "shops.csv"), "trial", "sales", task="shop", notes=notes)
+    study = draft(write(shops(), tmp_path / "shops.csv"), "trial", "sales", task="shop", notes=notes)
     kinds = {column.name: column.kind for column in study.columns}
     assert kinds["row_id"] == "ignored"
     assert kinds["remark"] == "ignored"
@@ -144,17 +154,19 @@ def test_a_column_of_a_draft_has_one_role(tmp_path: Path, options: dict[str, Any
     table = clinic_table(0)
     like = write(table.append_column("site", table.column("wing")), tmp_path / "north.csv")
     with pytest.raises(InputError, match=words):
-        draft_study(like, "trial", "ill", **options)
-    draft_study(like, "trial", "ill", drop=["age", "age"], held_out="test", task="wing")
+        draft(like, "trial", "ill", **options)
+    draft(like, "trial", "ill", drop=["age", "age"], held_out="test", task="wing")
 
 
 def test_a_draft_does_not_hold_the_lowest_and_highest_values(tmp_path: Path) -> None:
     notes: list[str] = []
     path = tmp_path / "values.csv"
-    rows = [f"{29.5 + i},{0.0123 + i / 1000:.4f},{-1234567 - 1001 * i},2021-03-{i % 20 + 7:02d},{i % 7}.{i}"
-            for i in range(40)]  # fmt: skip
+    rows = [
+        f"{29.5 + i},{0.0123 + i / 1000:.4f},{-1234567 - 1001 * i},2021-03-{i % 20 + 7:02d},{i % 7}.{i}"
+        for i in range(40)
+    ]
     path.write_text("age,small,large,day,y\n" + "\n".join(rows) + "\n")
-    study = draft_study(path, "trial", "y", kind="regression", notes=notes)
+    study = draft(path, "trial", "y", kind="regression", notes=notes)
     ranges = {column.name: column.range for column in study.columns}
     assert ranges["age"] == (20, 70)
     assert ranges["small"] == (0.01, 0.06)
@@ -167,31 +179,53 @@ def test_a_draft_does_not_hold_the_lowest_and_highest_values(tmp_path: Path) -> 
 
 def test_rare_levels_of_a_draft_are_reported(tmp_path: Path) -> None:
     notes: list[str] = []
-    draft_study(write(clinic_table(0), tmp_path / "north.csv"), "trial", "ill", notes=notes)
+    draft(write(clinic_table(0), tmp_path / "north.csv"), "trial", "ill", notes=notes)
     assert "column 'ward': fewer than 10 rows have the level 'rare'" in notes
 
 
 def test_names_with_quotes_survive_a_draft(tmp_path: Path) -> None:
     path = tmp_path / "odd.csv"
     path.write_text('"a ""b"".c\\d",y\n' + "".join(f"{i / 7:.3f},{i % 2}\n" for i in range(40)))
-    study = draft_study(path, "odd", "y")
+    study = draft(path, "odd", "y")
     assert [column.name for column in study.columns] == ['a "b".c\\d']
+
+
+def test_characters_that_cannot_be_printed_survive_a_draft(tmp_path: Path) -> None:
+    name, level = "remark\U000e0001", "a\tb\U000e0001"
+    table = clinic_table(0).append_column(name, pa.array([level, "c"] * 30))
+    study = draft(write(table, tmp_path / "a.parquet"), "a", "ill")
+    assert [column.levels for column in study.columns if column.name == name] == [(level, "c")]
+    data = tmp_path / "a\n\U000e0001.csv"
+    assert create_site(tmp_path / "site", "north", data).data == str(data)
+
+
+@pytest.mark.parametrize(("kind", "number"), [(pa.date32(), ()), (pa.string(), ("empty",)), (pa.float64(), ())])
+def test_an_empty_column_is_ignored_in_a_draft(tmp_path: Path, kind: pa.DataType, number: tuple[str, ...]) -> None:
+    notes: list[str] = []
+    table = clinic_table(0).append_column("empty", pa.nulls(60, kind))
+    study = draft(write(table, tmp_path / "a.parquet"), "a", "ill", number=number, notes=notes)
+    assert [column.kind for column in study.columns if column.name == "empty"] == ["ignored"]
+    assert "column 'empty' is empty here: ignored" in notes
 
 
 def test_a_target_with_several_values_needs_a_positive_class(tmp_path: Path) -> None:
     path = tmp_path / "three.csv"
     path.write_text("x,y\n" + "".join(f"{i / 7:.3f},{'uvw'[i % 3]}\n" for i in range(40)))
     with pytest.raises(InputError, match="positive"):
-        draft_study(path, "three", "y")
-    study = draft_study(path, "three", "y", positive=["w"])
+        draft(path, "three", "y")
+    study = draft(path, "three", "y", positive=["w"])
     assert study.target.negative == ("u", "v")
 
 
 @pytest.mark.data
 def test_the_heart_draft_asks_about_disease(shared_data: Path) -> None:
     like = shared_data / "heart" / "cleveland.csv"
-    study = draft_study(like, "heart", "num", drop=["slope", "ca", "thal"])
+    study = draft(like, "heart", "num", drop=["slope", "ca", "thal"])
     assert (study.target.negative, study.target.positive) == (("0",), ("1", "2", "3", "4"))
     assert {column.name for column in study.columns if column.kind == "category"} == {
-        "sex", "cp", "fbs", "restecg", "exang",
-    }  # fmt: skip
+        "sex",
+        "cp",
+        "fbs",
+        "restecg",
+        "exang",
+    }

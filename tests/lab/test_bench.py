@@ -54,19 +54,14 @@ def test_a_slow_worker_gives_the_same_answer() -> None:
     slowed = stragglers.timed(task, 1e-3, (1.0, 3.0), settings, stretch=0.5)
     plain = solve(task.train, loss=task.loss, reg_lambda=1e-3, workers=2, settings=settings)
     np.testing.assert_array_equal(slowed.outcome.W, plain.W)
-    assert slowed.rounds == len(plain.history)
+    assert len(slowed.outcome.history) == slowed.answers == len(plain.history)
     assert 0 < slowed.idle < 1
 
 
-@pytest.mark.parametrize(
-    ("problem", "workers", "variants"),
-    [
-        ("synthetic 1", 16, [stragglers.SYNCHRONOUS, stragglers.ASYNCHRONOUS]),
-        ("512 tasks, logistic", 64, [stragglers.SYNCHRONOUS, stragglers.ASYNCHRONOUS]),
-    ],
-)
-def test_stragglers_reach_the_gap_with_certificates_that_hold(problem: str, workers: int, variants: list[str]) -> None:
+@pytest.mark.parametrize(("problem", "workers"), [("synthetic 1", 16), ("512 tasks, logistic", 64)])
+def test_stragglers_reach_the_gap_with_certificates_that_hold(problem: str, workers: int) -> None:
     params = {"problem": problem, "reg_lambda": 1e-4, "workers": workers, "quick": True}
+    variants = [stragglers.SYNCHRONOUS, stragglers.ASYNCHRONOUS]
     figures = stragglers.measure(**params)
     assert list(figures) == variants
     for variant in variants:

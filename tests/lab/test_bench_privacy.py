@@ -29,7 +29,7 @@ def test_sites_that_are_too_small_are_named() -> None:
 def test_without_noise_the_averages_find_the_shared_model() -> None:
     """A rival must be a fair one: with epsilon so large that there is no noise it finds a good model."""
     sites = privacy.simulated(500)
-    W = privacy.noisy_average(sites, privacy.FEDAVG, 1e4, 0)
+    W = privacy.noisy_average(sites, 1e4, 0)
     assert np.ptp(W, axis=0).max() == 0, "one model for all"
     assert sites.error(W) < 0.25
     assert sites.error(privacy.clear(sites)) < sites.error(W)

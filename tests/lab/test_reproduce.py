@@ -1,14 +1,15 @@
 """`dmtrl reproduce`: records that survive a kill, experiments that show what they say, a page that opens."""
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmtrl.cli.main import main
-from dmtrl.lab.experiments import agreement, bounds, convergence, coupling, relations, school, unbalanced
+from dmtrl.lab.experiments import agreement, bounds, convergence, coupling, heart, relations, school, unbalanced
 from dmtrl.lab.experiments.collection import Collection
 from dmtrl.lab.experiments.curves import Spread, history_curves, rounds_to
 from dmtrl.lab.experiments.experiment import Experiment, Record, Run
-from dmtrl.lab.experiments.problems import load_problem
+from dmtrl.lab.experiments.problems import load_problem, tasks_of
 from dmtrl.lab.experiments.records import Store
 from dmtrl.lab.experiments.reproduce import REPRODUCTION
 from dmtrl.numerics.blas import single_threaded_blas
@@ -55,7 +56,7 @@ def test_a_cut_line_is_dropped_and_its_run_done_again(tmp_path: Path, cut: int) 
     assert store.path.read_bytes() == whole
 
 
-def test_a_foreign_line_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_line_that_is_no_record_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text('{"colour": "red"}\n')
     with pytest.raises(ValueError, match="line 1 is not a record"):
         Store(tmp_path).read()
@@ -87,6 +88,23 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert done == [0, 1, -1, 2, 3]
     assert shown.missing == {}
     assert [section.items[0].text for section in shown.sections] == ["4", "4"]
+
+
+def test_experiments_without_a_matching_run_are_not_drawn(tmp_path: Path) -> None:
+    def first(records: Sequence[Record]) -> list[Text]:
+        return [Text(str(records[0].params["seed"]))]
+
+    toy = replace(_toy(lambda seed, quick: {}), items=first)
+    named = replace(toy, name="named", runs=lambda quick: [Run({"seed": "seven", "quick": True}, 1.0)])
+    some = Collection("toys", "", {"toy": [toy], "named": [named]}).only("all", "seven")
+    assert [section.items[0].text for section in some.run("all", True, tmp_path).sections] == ["seven"]
+
+
+def test_files_of_the_user_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "mine.csv").write_text("1\n")
+    Collection("toys", "", {"toy": [_toy(lambda seed, quick: {})]}).run("all", True, tmp_path)
+    assert (tmp_path / "files" / "mine.csv").read_text() == "1\n"
 
 
 def test_a_data_set_that_is_missing_stops_only_its_own_experiment(tmp_path: Path) -> None:
@@ -143,19 +161,25 @@ def test_explained_variance_by_hand() -> None:
     assert found["explained_within"] == pytest.approx(1 - 6 / 10)
 
 
+def test_a_hospital_without_a_test_error_has_no_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [SimpleNamespace(site="a", error=0.25), SimpleNamespace(site="b", error=None)]
+    result = SimpleNamespace(tasks=tasks, reg_lambda=1.0, tau=0.0, relative_gap=0.0)
+    monkeypatch.setattr(heart, "simulate", lambda *_, **__: result)
+    hospital = heart.Hospital(["age"], np.ones((4, 1)), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
+    assert heart._study_accuracy({"a": hospital, "b": hospital}, "", quick=True)[1] == {"a": 0.75}
+
+
 def test_errors_by_hand() -> None:
     task = load_problem("synthetic 1", quick=True)
     right = np.zeros((task.test.m, task.test.X.shape[1]))
-    assert task.error(right) == pytest.approx(
-        np.mean([(task.test.y[a:b] > 0).mean() for a, b in itertools.pairwise(task.test.starts)])
-    )
+    assert task.error(right) == pytest.approx(np.mean([(y > 0).mean() for _, y in tasks_of(task.test)]))
 
 
 def test_relations_are_recovered_at_full_size() -> None:
     assert relations.measure(kind=1, seed=0, quick=False)["recovery"] >= 0.98
 
 
-def test_steps_are_allocate_steps_in_full() -> None:
+def test_every_allocation_has_about_one_step_per_row() -> None:
     data = unbalanced.unbalanced(load_problem("synthetic 1", quick=True).train)
     rows = np.diff(data.starts)
     assert rows.max() >= 20 * rows.min()
@@ -169,7 +193,7 @@ def test_steps_are_allocate_steps_in_full() -> None:
 
 def test_steps_for_the_same_theta_grow_with_rows() -> None:
     """With even rows and one Sigma, H is n + stiffness times the same constant, so it grows with n."""
-    from dmtrl.lab.theory import TaskFacts, local_theta, rho
+    from dmtrl.lab.theory import TaskFacts, local_theta
     from dmtrl.relationship.covariance import TaskCovariance
 
     data = unbalanced.unbalanced(load_problem("synthetic 1", quick=True).train)
@@ -177,9 +201,9 @@ def test_steps_for_the_same_theta_grow_with_rows() -> None:
     steps = unbalanced.allocate_steps(unbalanced.BY_THEORY, data, sigma)
     rows = np.diff(data.starts)
     assert np.corrcoef(steps, rows)[0, 1] > 0.5
-    step = rho(sigma, "paper") * sigma.diagonal() / unbalanced.LAMBDA
-    parts = zip(itertools.pairwise(data.starts), steps, step, strict=True)
-    thetas = [local_theta(TaskFacts.of(unbalanced.LOSS, data.X[a:b], data.y[a:b]), int(h), s) for (a, b), h, s in parts]
+    step = sigma.paper_rho() * sigma.diagonal() / unbalanced.LAMBDA
+    parts = zip(tasks_of(data), steps, step, strict=True)
+    thetas = [local_theta(TaskFacts.of(unbalanced.LOSS, *rows), int(h), s) for rows, h, s in parts]
     assert max(thetas) - min(thetas) < 0.05  # the same Theta for all
 
 
@@ -337,7 +361,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "index.html").stat().st_size > 100_000
 
 
-def test_no_data_is_told_and_the_rest_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMTRL_DATA", str(tmp_path / "nothing"))
     monkeypatch.setenv("DMTRL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("DMTRL_OFFLINE", "1")

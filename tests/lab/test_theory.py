@@ -120,8 +120,7 @@ def test_every_rho_is_safe(seed, m, regular, eta, loss):
     tasks = some_units(rng, m)
     problem, alone = Problem.random(rng, loss, sigma, 0.01, tasks), np.arange(len(tasks))
     alpha, new = problem.y * rng.random((2, *problem.y.shape))
-    paper = theory.rho(sigma, "paper", eta=eta, unit_tasks=tasks)
-    spectral = theory.rho(sigma, "spectral", eta=eta, unit_tasks=tasks)
+    paper, spectral = eta * sigma.paper_rho(tasks), eta * sigma.spectral_rho(tasks)
     assert eta * (1 - 1e-9) <= spectral <= paper * (1 + 1e-9)
     rounding = 1e-10 * (1 + abs(problem.dual(alpha)) + abs(problem.dual(new)))
     for rho in (paper, spectral):
@@ -136,7 +135,7 @@ def test_no_smaller_rho_is_safe(seed, m, regular):
     tasks = some_units(rng, m)
     owner = np.arange(len(tasks))
     exact, v = dense_rho(sigma, tasks, owner)
-    rho = theory.rho(sigma, eta=eta, unit_tasks=tasks)
+    rho = eta * sigma.spectral_rho(tasks)
     assert rho == pytest.approx(eta * exact, rel=1e-7)
     one, p = np.ones((len(tasks), 1)), 1.0 / np.bincount(tasks)[tasks][:, None]
     problem = Problem("hinge", sigma, 0.1, tasks, one[:, :, None], one, p)
@@ -154,9 +153,9 @@ def test_rho_of_many_tasks_by_low_rank_algebra(floor):
     whole, split = np.arange(350), np.concatenate([np.arange(350), np.arange(20)])
     for tasks in (whole, split):
         exact, _ = dense_rho(sigma, tasks, np.arange(len(tasks)))
-        rho = theory.rho(sigma, unit_tasks=tasks)
+        rho = sigma.spectral_rho(tasks)
         assert exact * (1 - 1e-9) <= rho <= exact + (np.bincount(tasks).max() if floor > 0 else 1e-6)
-    assert theory.rho(sigma) <= theory.rho(sigma, "paper")
+    assert sigma.spectral_rho() <= sigma.paper_rho()
 
 
 @given(seeds, st.integers(2, 6), st.booleans())
@@ -165,9 +164,9 @@ def test_order_of_tasks_does_not_matter(seed, m, regular):
     sigma, order = some_sigma(rng, m, regular), rng.permutation(m)
     turned = TaskCovariance.from_dense(sigma.block(order))
     tasks = some_units(rng, m)
-    for kind in ("paper", "spectral"):
-        rho = theory.rho(sigma, kind, unit_tasks=tasks)
-        assert theory.rho(turned, kind, unit_tasks=np.argsort(order)[tasks]) == pytest.approx(rho, rel=1e-6)
+    moved = np.argsort(order)[tasks]
+    assert turned.paper_rho(moved) == pytest.approx(sigma.paper_rho(tasks), rel=1e-6)
+    assert turned.spectral_rho(moved) == pytest.approx(sigma.spectral_rho(tasks), rel=1e-6)
     facts, step = [TaskFacts.even("squared", int(n)) for n in rng.integers(1, 100, m)], rng.random(m) * 50
     H, again = theory.steps_per_task(facts, 0.3, step), [facts[i] for i in order]
     np.testing.assert_array_equal(theory.steps_per_task(again, 0.3, step[order]), H[order])
@@ -225,7 +224,8 @@ def test_measured_rounds_are_within_the_predicted(loss, eta, gap, kind):
     rng, theta = np.random.default_rng(2), 0.6
     sigma, tasks = some_sigma(rng, 3, True), np.array([0, 1, 2, 2])
     problem = Problem.random(rng, loss, sigma, 1.0, tasks)
-    facts, step = problem.facts(), problem.step(theory.rho(sigma, kind, eta=eta, unit_tasks=tasks))
+    rho = sigma.paper_rho(tasks) if kind == "paper" else sigma.spectral_rho(tasks)
+    facts, step = problem.facts(), problem.step(eta * rho)
     seen = [np.zeros((20, *problem.y.shape))]
     start = problem.gaps(seen[0], problem.W(seen[0]))[0].sum()
     bound = theory.rounds(facts, step, gap=gap, start=start, theta=theta, eta=eta)
@@ -242,7 +242,7 @@ def test_measured_rounds_are_within_the_predicted(loss, eta, gap, kind):
 def test_smooth_rounds_are_nearly_tight():
     """Two equal tasks with opposite labels, solved exactly: the error shrinks by 1 - kappa, the gap by its square."""
     sigma, needed = TaskCovariance.from_dense(np.ones((2, 2))), math.log(1e-8) / (2 * math.log(1 - 1 / 11))
-    step = theory.rho(sigma) * sigma.diagonal() / 0.3  # rho 2, sigma_ii 1/2: kappa = 1 / (1 + 3 / 0.3)
+    step = sigma.spectral_rho() * sigma.diagonal() / 0.3  # rho 2, sigma_ii 1/2: kappa = 1 / (1 + 3 / 0.3)
     facts = [TaskFacts.even("squared", 1, 3.0)] * 2
     assert 2 * needed <= theory.rounds(facts, step, gap=1e-8, start=1.0).total <= 2.3 * needed
     # one such task alone has, at alpha = 0, a gap of 1/2 while D* - D is 1/22: the factor 1/kappa
@@ -269,7 +269,6 @@ def test_refusals_and_widths():
         (lambda: even("poisson", 3), "neither bounded curvature"),
         (lambda: theory.local_steps(even("hinge", 3), 0.5, 1.0), "pass gap"),
         (lambda: theory.rounds([even("hinge", 3), even("squared", 3)], [1, 1], gap=1, start=1), "all smooth or all"),
-        (lambda: theory.rho(TaskCovariance.identity(2), "block"), "must be one of"),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -134,8 +134,9 @@ def test_labels_are_checked():
         losses.Softmax(3).check_labels(np.array([0.0, 3.0]), "task 'a'")
     with pytest.raises(ValueError, match="needs the labels 0, 2, found 1"):
         losses.Softmax(3, (0, 2)).check_labels(np.array([1.0]), "task 'a'")
-    with pytest.raises(ValueError, match="at least two classes"):
-        losses.Softmax(1)
+    for outputs in (1, 2.5, "3"):
+        with pytest.raises(ValueError, match="at least two classes"):
+            losses.Softmax(outputs)
     with pytest.raises(ValueError, match="possible must list"):
         losses.Softmax(3, (3,))
     with pytest.raises(ValueError, match="a loss for two classes"):

@@ -1,7 +1,6 @@
 """check_loss: a consistent loss passes, and every kind of violation is reported."""
 
 import dataclasses
-import math
 from typing import Any
 
 import numpy as np
@@ -10,28 +9,10 @@ from numba import njit
 from test_losses import BUILTIN
 
 from dmtrl.exceptions import LossError
-from dmtrl.losses import CLASSIFICATION, CustomLoss, scalar
+from dmtrl.losses import CLASSIFICATION, CustomLoss, Softmax, scalar
 from dmtrl.losses import builtin as losses
 from dmtrl.losses.check import check_loss
-
-
-@njit
-def expectile_value(z, y):
-    r = y - z
-    return 0.5 * (0.8 if r >= 0 else 0.2) * r * r
-
-
-@njit
-def expectile_conjugate(a, y):
-    """With w the weight of the side: sup_r a r - w r^2 / 2 = a^2 / (2 w), and the sign of r is that of a."""
-    return 0.5 * a * a / (0.8 if a >= 0 else 0.2) - a * y
-
-
-@njit
-def expectile_step(a, z, y, sq):
-    """a'/w = y - z - sq (a' - a); w > 0, so a' has the sign of y - z + sq a."""
-    top = y - z + sq * a
-    return top / (1.0 / (0.8 if top >= 0 else 0.2) + sq)
+from support.losses_by_hand import EXPECTILE, expectile_step
 
 
 @njit
@@ -65,16 +46,6 @@ def logcosh_step(a, z, y, sq):
     return np.tanh(0.5 * (low + high))
 
 
-EXPECTILE = CustomLoss(
-    "expectile",
-    expectile_value,
-    expectile_conjugate,
-    expectile_step,
-    domain=lambda y: (-math.inf, math.inf),
-    smoothness=0.8,
-)
-
-
 LOGCOSH = CustomLoss(
     "logcosh",
     logcosh_value,
@@ -96,6 +67,8 @@ def test_check_loss_takes_names_labels_and_seeds() -> None:
     check_loss("poisson", [0, 3])
     with pytest.raises(ValueError, match="the poisson loss needs non-negative counts"):
         check_loss("poisson", [2.0, -1.0])
+    with pytest.raises(ValueError, match="one score; the softmax loss has 3"):
+        check_loss(Softmax(3))
 
 
 @njit
@@ -238,7 +211,7 @@ def test_check_loss_lists_everything_at_once() -> None:
         assert sum(part in line for line in lines[1:]) == 1, part
 
 
-def test_a_non_convex_loss_is_told_that_and_not_blamed_for_what_follows() -> None:
+def test_a_non_convex_loss_is_reported_as_that_alone() -> None:
     with pytest.raises(LossError, match="convex") as caught:
         check_loss(changed(HINGE, value=ramp_value))
     assert "maximiser" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""One thread for BLAS while anybody computes."""
+"""BLAS has one thread while any fit runs."""
 
 import multiprocessing
 import os

@@ -1,12 +1,14 @@
 """The wire format: a message survives it, its size is counted right, and damage is detected."""
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dmtrl.protocol.message import Message
+from dmtrl.protocol.message import MAGIC, Message
 
 SCALARS = st.dictionaries(
     st.text(max_size=8), st.integers(-9, 9) | st.floats(allow_nan=False) | st.booleans() | st.text(), max_size=4
@@ -44,3 +46,23 @@ def test_a_damaged_message_is_refused() -> None:
     for cut in (3, 12, len(data) - 1):
         with pytest.raises(ValueError, match=r"cut short|magic word"):
             Message.decode(data[:cut])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "5",
+        "[{}, {}, []]",
+        '["x", 1, []]',
+        '["x", {}, 1]',
+        '["x", {}, [["b", "<f9", [1]]]]',
+        '["x", {}, [["b", "<f8", 5]]]',
+        '["x", {}, [["b", "<f8", [-1]]]]',
+        '["x", {}, [["b", "<f8", [0.5]]]]',
+        '["x", {}, [["b", "|O", [1]]]]',
+    ],
+)
+def test_a_header_of_another_form_is_refused(header: str) -> None:
+    data = MAGIC + struct.pack("<I", len(header)) + header.encode() + bytes(8)
+    with pytest.raises(ValueError, match="a dmtrl message was cut short or damaged"):
+        Message.decode(data)

@@ -42,12 +42,8 @@ UNITS, FEATURES = 4, 3
 ALL = [KINDS[name] for name in sorted(KINDS)]  # in the same order in every process
 VALUES: dict[Any, Any] = {int: 7, float: 0.25, str: "text", bool: True, str | None: "text"}
 PREPARE = Prepare(
-    seed=0,
     local_solver="sdca",
-    sampling="shuffled",
     max_passes=3,
-    keep=False,
-    density=1.0,
     total_weight=np.full(UNITS, 9.0),
     steps=np.zeros(UNITS, np.int64),
 )

@@ -85,7 +85,7 @@ def test_means_of_groups_are_means_of_the_whole_matrix() -> None:
             assert means[g, h] == pytest.approx(block.mean())
 
 
-def test_few_groups_join_who_is_alike() -> None:
+def test_few_groups_join_similar_tasks() -> None:
     parents = np.eye(5)
     family = np.arange(400) % 5
     vectors = parents[family] + 0.02 * np.random.default_rng(0).normal(size=(400, 5))
@@ -98,7 +98,7 @@ def test_few_groups_join_who_is_alike() -> None:
     assert few_groups(vectors[:20], 30).tolist() == list(range(20))
 
 
-def test_a_task_without_variance_is_related_to_nobody() -> None:
+def test_a_task_without_variance_is_related_to_no_other() -> None:
     sigma = TaskCovariance.from_dense(np.diag([0.5, 0.5, 0.0]))
     assert strongest_pairs(unit_vectors(sigma), 3) == ([], [])
     assert similarity_order(sigma.correlation()).tolist() != []

@@ -62,6 +62,7 @@ def test_axes_of_ones_own_and_the_models_order(model: MTRLRegressor) -> None:
 def test_many_labels_are_thinned_and_long_or_strange_ones_are_safe() -> None:
     display = TaskCorrelationDisplay(np.eye(139), [f"school {i}" for i in range(139)]).plot()
     assert 20 <= len(_words(display.ax_)) <= 40
+    assert _words(display.plot(max_labels=0).ax_) == []
     strange = TaskCorrelationDisplay(np.eye(2), ["$\\frac{1}{0}$", "x" * 100]).plot()
     strange.figure_.canvas.draw()
     assert _words(strange.ax_)[0] == "$\\frac{1}{0}$"
@@ -124,7 +125,7 @@ def test_an_unfitted_estimator_is_refused() -> None:
             display.from_estimator(MTRLRegressor())
 
 
-def test_matplotlib_is_asked_for_by_name_and_only_when_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_matplotlib_which_only_drawing_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, dmtrl; dmtrl.TaskCorrelationDisplay; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -13,10 +13,11 @@ import pytest
 from conftest import SharedData
 from dmtrl import RFF, Certificate, MTRLClassifier, MTRLRegressor, TaskCovariance
 from dmtrl.report.content import HeatMap, KeyFigures, Table
+from dmtrl.report.files import write_files
 from dmtrl.report.model_page import ModelFacts, model_facts, model_page, page_from_facts, write_model_page
 from dmtrl.report.model_page.facts import percent
 from dmtrl.report.model_page.relations import MAX_CELLS, relations
-from dmtrl.report.page import render_page, write_files
+from dmtrl.report.page import render_page
 from support.browser import DRAWN, Browser, hover_cell
 from support.model_pages import families, fitted, items, made_up_comparison, table, words
 from support.report_pages import HOSTILE

@@ -44,7 +44,7 @@ def test_the_watch_on_the_network_sees_a_request(browser: Browser, tmp_path: Pat
     assert browser.console() != []
 
 
-def test_policy_forbids_scripts_and_requests_that_are_not_ours(browser: Browser, page: Path) -> None:
+def test_policy_forbids_other_scripts_and_requests(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.run(
         """
@@ -157,7 +157,7 @@ def test_page_never_scrolls_sideways(browser: Browser, which: str, request: pyte
         assert browser.run("return [innerWidth, document.documentElement.scrollWidth]") == [width, width]
 
 
-def test_plots_and_tables_speak_to_those_who_do_not_see(browser: Browser, page: Path) -> None:
+def test_plots_and_tables_have_accessible_names(browser: Browser, page: Path) -> None:
     browser.open(page)
     tree = browser.command("Accessibility.getFullAXTree")["nodes"]
     seen = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in tree if not node["ignored"]]

@@ -27,11 +27,11 @@ from dmtrl.report.content import (
     Text,
     slug,
 )
-from dmtrl.report.files import csv_text, formatted_columns, is_right_aligned, markdown_text, parse_number
+from dmtrl.report.files import csv_text, formatted_columns, is_right_aligned, markdown_text, parse_number, write_files
 from dmtrl.report.interactive import panels
-from dmtrl.report.page import _paragraphs, render_page, write_files, write_page
+from dmtrl.report.page import _paragraphs, render_page, write_page
 from dmtrl.report.static import render
-from dmtrl.report.theme import DARK, LIGHT, Theme, axis_labels, colour_map, literal, single_line
+from dmtrl.report.theme import DARK, LIGHT, Theme, axis_labels, dark_colours, literal, single_line
 from support.report_pages import HOSTILE, curves, full_page, hostile_page
 
 ONE = Series("one", [1, 2], [3, 4])
@@ -53,7 +53,7 @@ ONE = Series("one", [1, 2], [3, 4])
         (lambda: Table("t", ["a", "b"], [[1, 2], [1]]), "row 2 has 1 values for 2 columns"),
     ],
 )
-def test_nonsense_is_refused_with_a_sentence(make: object, sentence: str) -> None:
+def test_invalid_content_is_refused(make: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()  # type: ignore[operator]
 
@@ -165,7 +165,7 @@ def test_a_number_is_never_shown_as_zero_or_far_from_itself(values: list[float])
 
 
 @given(st.lists(st.text(max_size=40), min_size=1, max_size=30), st.integers(8, 24))
-def test_words_on_an_axis_fit_and_differ_where_the_labels_do(labels: list[str], width: int) -> None:
+def test_axis_labels_fit_and_stay_distinct(labels: list[str], width: int) -> None:
     prefixed = ["School school" * 3 + label + " of the district" for label in labels]
     for given_labels in (labels, prefixed):
         words = axis_labels(given_labels, width)
@@ -173,7 +173,7 @@ def test_words_on_an_axis_fit_and_differ_where_the_labels_do(labels: list[str], 
         assert len(set(words)) == len({single_line(label) for label in given_labels})
 
 
-def test_words_on_an_axis_lose_what_all_have_in_common_and_no_part_of_a_number() -> None:
+def test_axis_labels_lose_common_words_but_no_part_of_a_number() -> None:
     schools = [f"School school{i}" for i in (1, 10, 11, 139)]
     assert axis_labels(schools, 13) == ["…1", "…10", "…11", "…139"]
     assert axis_labels(schools, 20) == schools, "what fits stays whole"
@@ -266,7 +266,7 @@ def test_pictures_of_every_kind_are_well_formed_also_with_hostile_names(tmp_path
                 assert not [e for e in root.iter() if e.tag.endswith(("script", "foreignObject", "}a"))]
 
 
-def test_optional_packages_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_optional_package(monkeypatch: pytest.MonkeyPatch) -> None:
     page = Page("p", "", [Section("s", [Text("t"), curves("c")])])
     for package, call in (
         ("jinja2", lambda: render_page(page)),
@@ -321,7 +321,7 @@ def test_colours_can_be_told_apart_and_text_can_be_read(theme: Theme) -> None:
 def test_light_and_dark_are_exchanged_one_to_one() -> None:
     colours = [LIGHT.background, LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.missing, *LIGHT.series, *LIGHT.diverging]
     assert len(set(colours)) == len(colours)
-    pairs = colour_map(LIGHT, DARK)
+    pairs = dark_colours()
     assert set(colours) <= set(pairs)
     figure = panels(curves("c"))[0].figure
     assert pairs[figure.layout.paper_bgcolor] == DARK.background

@@ -47,8 +47,12 @@ def test_every_loss_has_a_baseline(name: str) -> None:
     best = []
     for task in "pqr":
         mine = tasks == task
-        found = minimize_scalar(lambda z, m=mine: np.sum(weight[m] * loss.value(z, y[m])), bounds=(-15, 15),
-                                method="bounded", options={"xatol": 1e-9})  # fmt: skip
+        found = minimize_scalar(
+            lambda z, m=mine: np.sum(weight[m] * loss.value(z, y[m])),
+            bounds=(-15, 15),
+            method="bounded",
+            options={"xatol": 1e-9},
+        )
         best.append((found.fun, weight[mine].sum()))
     errors, totals = np.array(best).T
     assert baseline_loss(loss, y, tasks, weight) == pytest.approx(errors.sum() / totals.sum(), rel=1e-6)

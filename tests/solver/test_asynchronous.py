@@ -53,7 +53,7 @@ def test_certificates_never_lie(name: str) -> None:
     assert outcome.certificate.primal - best.primal <= 1.1e-3 * abs(best.primal)
 
 
-def test_the_objective_is_the_one_of_the_weights_that_are_handed_back() -> None:
+def test_the_objective_is_that_of_the_returned_weights() -> None:
     """Rows of W that were evaluated at different times, summed anew from the data."""
     data = random_problem("hinge", m=8, d=6, rows=40)
     W = run(virtual(data, "hinge"), data).W
@@ -62,7 +62,7 @@ def test_the_objective_is_the_one_of_the_weights_that_are_handed_back() -> None:
     assert outcome.certificate.primal == pytest.approx(by_hand, rel=1e-9)
 
 
-def test_b_is_what_the_workers_alpha_say() -> None:
+def test_b_matches_the_dual_variables_of_the_workers() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = virtual(data, "hinge")
     outcome = run(engine, data, tol=1e-2)
@@ -73,16 +73,8 @@ def test_b_is_what_the_workers_alpha_say() -> None:
     last = dict(engine.answers)
     total = layout.per_task(layout.weight)[layout.task]
     for k, worker in enumerate(engine.workers):
-        request = Prepare(
-            seed=0,
-            local_solver="auto",
-            sampling="shuffled",
-            max_passes=100,
-            keep=True,
-            density=1.0,
-            total_weight=layout.scatter(k, total),
-            steps=np.zeros(len(layout.positions[k]), np.int64),
-        )
+        steps = np.zeros(len(layout.positions[k]), np.int64)
+        request = Prepare(keep=True, total_weight=layout.scatter(k, total), steps=steps)
         again = decode(worker.answer(encode(request)))
         np.testing.assert_array_equal(again.b, last[k].b)
         np.testing.assert_allclose(again.conjugate, last[k].conjugate, rtol=1e-12)
@@ -93,7 +85,7 @@ def test_b_is_what_the_workers_alpha_say() -> None:
     ("relationship", "common", "shards"),
     [("learned", 0.0, 1), ("learned", 1.0, 1), ("independent", 0.0, 1), ("shared", 0.5, 1), ("learned", 0.0, 3)],
 )
-def test_the_same_optimum_as_rounds_in_step(relationship: str, common: float, shards: int) -> None:
+def test_same_optimum_as_synchronous_rounds(relationship: str, common: float, shards: int) -> None:
     """Every relationship; also tasks that are cut, whose loss is asked for at one point of all."""
     data = random_problem("squared", m=7, d=6, rows=40)
     best = solve(
@@ -118,7 +110,7 @@ def test_a_free_intercept() -> None:
     assert run(virtual(data, "squared"), data, relation, tol=1e-5).converged
 
 
-def test_it_goes_on_from_an_earlier_outcome() -> None:
+def test_continues_from_an_earlier_outcome() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = virtual(data, "hinge")
     start = run(engine, data, tol=1e-2)
@@ -128,7 +120,7 @@ def test_it_goes_on_from_an_earlier_outcome() -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 3, 8])
-def test_nobody_runs_ahead_further_than_the_bound(staleness: int) -> None:
+def test_no_worker_exceeds_max_staleness(staleness: int) -> None:
     """Counted on the messages: while one is at work on weights of version v, how often others get newer ones."""
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = SpyingEngine(virtual(data, "hinge", (1.0, 1.0, 40.0, 1.0)))
@@ -136,7 +128,7 @@ def test_nobody_runs_ahead_further_than_the_bound(staleness: int) -> None:
     assert engine.ahead == staleness  # kept, and made use of
 
 
-def test_when_nothing_is_gained_any_more_it_falls_into_step() -> None:
+def test_without_progress_rounds_become_synchronous() -> None:
     """At the limit of what floats can tell no answer brings anything: then staleness is given up."""
     data = random_problem("squared", m=8, d=6, rows=40)
     engine = SpyingEngine(virtual(data, "squared", (1.0, 1.0, 3.0, 1.0)))
@@ -145,21 +137,21 @@ def test_when_nothing_is_gained_any_more_it_falls_into_step() -> None:
     assert max(engine.each[-12:]) == 0
 
 
-def test_a_straggler_holds_nobody() -> None:
+def test_a_straggler_does_not_delay_the_others() -> None:
     """The others answer about ten times while it answers once; rounds in step are all alike."""
     data = random_problem("hinge", m=8, d=6, rows=40)
-    free, in_step = (virtual(data, "hinge") for _ in range(2))
+    free, synchronous = (virtual(data, "hinge") for _ in range(2))
     run(free, data, max_staleness=100, tol=1e-3)
-    run(in_step, data, max_staleness=0, tol=1e-3)
+    run(synchronous, data, max_staleness=0, tol=1e-3)
     counts = answers_by_worker(free)
     assert counts[2] >= 2
     assert (np.delete(counts, 2) >= 4 * counts[2]).all()
-    assert len(set(answers_by_worker(in_step))) == 1
+    assert len(set(answers_by_worker(synchronous))) == 1
 
 
-def test_first_answers_are_to_be_had_soon() -> None:
-    """Where the run begins the loss is known, so nobody looks; factors that pay over many answers are left for later,
-    and never made by one who answers seldom."""
+def test_first_answers_take_little_work() -> None:
+    """The loss at the start is known, so it is not evaluated. Factors that pay over many answers are computed later,
+    and never by a worker that rarely answers."""
     data = random_problem("squared", m=8, d=10, rows=60)
     solvers: dict[int, list[int]] = {k: [] for k in range(4)}
     engine = virtual(data, "squared", (1.0, 1.0, 40.0, 1.0))
@@ -217,12 +209,12 @@ def test_a_bound_and_an_objective_from_the_first_round_on() -> None:
     assert outcome.certificate.primal == pytest.approx(by_hand, rel=1e-9)
 
 
-def test_without_stragglers_it_is_rounds_in_step() -> None:
+def test_without_stragglers_rounds_are_synchronous() -> None:
     """Where all answers arrive together, nothing is stale: B and the weights follow splitting's own path."""
     data = random_problem("squared", m=8, d=6, rows=40)
-    knobs = {"local_solver": "gram", "initial_step": 0.5, "max_rounds": 3, "tol": 0.0}
-    ours = run(virtual(data, "squared", (0.0,) * 4), data, **knobs)
-    theirs = run(virtual(data, "squared", (0.0,) * 4), data, max_staleness=0, **knobs)
+    options = {"local_solver": "gram", "initial_step": 0.5, "max_rounds": 3, "tol": 0.0}
+    ours = run(virtual(data, "squared", (0.0,) * 4), data, **options)
+    theirs = run(virtual(data, "squared", (0.0,) * 4), data, max_staleness=0, **options)
     np.testing.assert_allclose(ours.dual.B, theirs.dual.B, rtol=1e-9)
 
 
@@ -241,7 +233,7 @@ class Napping(LocalEngine):
         self._workers[slow].answer = answer  # type: ignore[method-assign]
 
 
-def test_a_run_that_is_over_waits_for_nobody() -> None:
+def test_a_finished_run_does_not_wait_for_answers() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine, clock = virtual(data, "hinge"), list[float]()
     run(engine, data, watch=lambda record: clock.append(engine.clock))
@@ -249,7 +241,7 @@ def test_a_run_that_is_over_waits_for_nobody() -> None:
     assert engine.pending
 
 
-def test_another_run_on_the_same_workers_drops_what_nobody_waited_for() -> None:
+def test_the_next_run_drops_pending_answers() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine, fresh = virtual(data, "hinge"), virtual(data, "hinge")
     run(engine, data)
@@ -274,7 +266,7 @@ def test_workers_are_free_after_the_run() -> None:
         assert len(engine.broadcast(Describe())) == 4
 
 
-def test_nan_is_named() -> None:
+def test_nan_is_reported_with_its_task() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = virtual(data, "hinge")
     honest = engine.workers[2].answer
@@ -290,7 +282,7 @@ def test_nan_is_named() -> None:
         run(engine, data)
 
 
-def test_what_cannot_be_had_is_refused() -> None:
+def test_unsupported_combinations_are_refused() -> None:
     with pytest.raises(ValueError, match="splitting"):
         Settings(max_staleness=4, method="dual")
     with pytest.raises(ValueError, match="max_staleness must be"):

@@ -1,4 +1,4 @@
-"""A run that was stopped goes on, and ends with the same bits as one that never was."""
+"""A run that is stopped and resumed ends with the same bits as an uninterrupted one."""
 
 import json
 import os
@@ -65,26 +65,27 @@ def _many_small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(
-    method=st.sampled_from(sorted(METHODS)),
-    loss=st.sampled_from(["squared", "hinge", "logistic", "poisson", "absolute"]),
+    how=st.fixed_dictionaries(
+        {
+            "loss": st.sampled_from(["squared", "hinge", "logistic", "poisson", "absolute"]),
+            "relationship": st.sampled_from(["learned", "learned", "shared", "independent"]),
+            "common": st.sampled_from([0.0, 0.5]),
+            "shards": st.sampled_from([1, 3]),
+            "settings": st.sampled_from(list(METHODS.values())),
+        }
+    ),
     csr=st.booleans(),
-    shards=st.sampled_from([1, 3]),
-    common=st.sampled_from([0.0, 0.5]),
-    relationship=st.sampled_from(["learned", "learned", "shared", "independent"]),
+    wide=st.booleans(),
     stop=st.integers(0, 23),
     every=st.integers(1, 5),
-    wide=st.booleans(),
 )
 @settings(max_examples=20)
 def test_stopped_anywhere_the_bits_are_the_same(
-    tmp_path_factory: pytest.TempPathFactory, method: str, loss: str, csr: bool, shards: int, common: float,
-    relationship: str, stop: int, every: int, wide: bool,
-) -> None:  # fmt: skip
-    data = random_problem(loss, m=5, d=12 if wide else 3, rows=10, csr=csr, dtype=np.float32 if wide else np.float64)
-    how: dict[str, Any] = {
-        "loss": loss, "reg_lambda": 0.05, "relationship": relationship, "common": common, "workers": 3,
-        "shards": shards, "settings": METHODS[method],
-    }  # fmt: skip
+    tmp_path_factory: pytest.TempPathFactory, how: dict[str, Any], csr: bool, wide: bool, stop: int, every: int
+) -> None:
+    shape: dict[str, Any] = {"d": 12, "dtype": np.float32} if wide else {"d": 3}
+    data = random_problem(how["loss"], m=5, rows=10, csr=csr, **shape)
+    how |= {"reg_lambda": 0.05, "workers": 3}
     whole = solve(data, **how)
     place = tmp_path_factory.mktemp("checkpoint")
     stopped = False
@@ -111,7 +112,7 @@ def test_stopped_after_every_round(tmp_path: Path, intercept: float | None) -> N
     same_bits(solve(data, **how, checkpoint=place, resume=True), whole)
 
 
-def test_a_run_that_was_over_goes_on_to_a_smaller_gap(tmp_path: Path) -> None:
+def test_a_finished_run_resumes_with_a_smaller_tol(tmp_path: Path) -> None:
     data = random_problem("hinge")
     solve(data, loss="hinge", reg_lambda=0.1, settings=Settings(tol=1e-2), checkpoint=tmp_path)
     rounds: list[int] = []
@@ -211,7 +212,21 @@ def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "version-000004").mkdir()
     assert newest(str(tmp_path)) == str(version(tmp_path, 2))
     same_bits(solve(data, **how, resume=tmp_path), whole)
-    assert not damaged.parent.exists(), "left over, and in nobody's way"
+    assert not damaged.parent.exists(), "a leftover that is removed"
+
+
+def test_a_version_that_was_renamed_can_be_resumed_more_than_once(tmp_path: Path) -> None:
+    data, kept = random_problem(), tmp_path / "kept"
+    how = halfway(data, tmp_path / "run")
+    whole = solve(data, **how)
+    version(tmp_path / "run", 3).rename(kept)
+    for place in (tmp_path / "elsewhere", kept):
+        records: list[Any] = []
+        checkpoint = Checkpoint(place, every_rounds=1)
+        with pytest.raises(Stopped):
+            solve(data, **how, resume=kept, checkpoint=checkpoint, callbacks=[stop_after(9)])
+        same_bits(solve(data, **how, resume=place, callbacks=[records.append]), whole)
+        assert records[0].round == 9
 
 
 @given(
@@ -232,10 +247,12 @@ def test_lost_workers_come_back_from_the_checkpoint(
 
 
 @pytest.mark.parametrize("moment", [36, 39, 42])
-def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, moment: int) -> None:
-    """The third checkpoint fails at one worker, and its folder goes; who is lost then comes back from the second."""
-    data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
-    whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
+def test_an_incomplete_save_restores_no_worker(tmp_path: Path, moment: int) -> None:
+    """The third checkpoint fails at one worker, and its folder is removed. A worker lost after that is restored from
+    the second."""
+    data = random_problem("hinge", m=5, rows=8)
+    how: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.1, "settings": Settings(tol=1e-5)}
+    whole = solve(data, **how, workers=3)
     session = open_session(Checkpoint(tmp_path, every_rounds=2), None)
 
     def stand_in_the_way(record: Any) -> None:
@@ -245,23 +262,15 @@ def test_a_save_that_not_all_could_make_brings_nobody_back(tmp_path: Path, momen
 
     with RecoveringEngine(Fragile(data, "hinge", 3, {moment: "before", moment + 1: "after"})) as engine:
         with pytest.warns(CheckpointWarning, match=r"version-000002-\w+, is kept"):
-            found = solve(
-                data,
-                loss="hinge",
-                reg_lambda=0.1,
-                settings=options,
-                engine=engine,
-                callbacks=[stand_in_the_way],
-                checkpoint=session,
-            )
+            found = solve(data, **how, engine=engine, callbacks=[stand_in_the_way], checkpoint=session)
         same_bits(found, whole)
         assert engine.losses == 2
     assert session.last == newest(str(tmp_path))
 
 
 @pytest.mark.parametrize("moment", [30, 36, 39, 44])  # the path begins anew at 29; 33 and 39 are saves
-def test_who_is_lost_long_after_a_resume_needs_nothing_that_is_gone(tmp_path: Path, moment: int) -> None:
-    """A path begins anew after the resume, and the version that the run went on from is deleted by then."""
+def test_a_worker_lost_after_a_resume_needs_no_removed_version(tmp_path: Path, moment: int) -> None:
+    """A path starts again after the resume, and the version that the run resumed from has been deleted by then."""
     data, place = random_problem("hinge", m=4, rows=8), Checkpoint(tmp_path, every_rounds=2)
 
     def choose(
@@ -289,7 +298,7 @@ class OutOfReach:
         raise ConnectionError("the rows are out of reach")
 
 
-def test_only_what_stands_in_the_way_of_a_checkpoint_is_forgiven(tmp_path: Path) -> None:
+def test_only_errors_of_writing_a_checkpoint_become_warnings(tmp_path: Path) -> None:
     """A worker is lost while it saves and cannot read its rows again: that ends the run, which says what it is."""
     data = random_problem("hinge", m=4, rows=8)
     with RecoveringEngine(carrier := Fragile(data, "hinge", 2, {10: "before"})) as engine:
@@ -309,7 +318,7 @@ def test_a_version_that_goes_while_it_is_looked_at_does_not_count(tmp_path: Path
     assert newest(str(tmp_path)) == str(version(tmp_path, 2))
 
 
-def test_a_url_without_fsspec_is_an_error_of_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_url_needs_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)  # as if it were not installed
     with pytest.raises(OSError, match=r'is a URL, which needs fsspec: pip install "dmtrl\[ray\]"'):
         open_session(Checkpoint("memory://some/bucket"), True)
@@ -318,15 +327,12 @@ def test_a_url_without_fsspec_is_an_error_of_the_place(monkeypatch: pytest.Monke
 def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path: Path) -> None:
     data = random_problem(m=4)
     faults = dict.fromkeys(range(40, 200), "before")
+    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "settings": Settings(tol=1e-9)}
     with RecoveringEngine(Fragile(data, "squared", 2, faults)) as engine, pytest.raises(WorkerLostError) as lost:
-        solve(
-            data, loss="squared", reg_lambda=0.05, settings=Settings(tol=1e-9), engine=engine,
-            checkpoint=Checkpoint(tmp_path, every_rounds=3),
-        )  # fmt: skip
+        solve(data, **how, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=3))
     folder = newest(str(tmp_path))
     assert f"resume={folder!r}" in str(lost.value)
-    how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "settings": Settings(tol=1e-9), "workers": 2}
-    same_bits(solve(data, **how, resume=folder), solve(data, **how))
+    same_bits(solve(data, **how, workers=2, resume=folder), solve(data, **how, workers=2))
 
 
 def same_model(one: Any, other: Any) -> None:
@@ -341,7 +347,7 @@ def same_model(one: Any, other: Any) -> None:
 
 @pytest.mark.parametrize("model", [MTRLRegressor(tol=1e-6), MTRLClassifier(tol=1e-6), MTRLClassifier(loss="hinge")])
 @pytest.mark.parametrize("stop", [0, 1, 4])
-def test_an_estimator_goes_on(tmp_path: Path, model: Any, stop: int) -> None:
+def test_an_estimator_resumes(tmp_path: Path, model: Any, stop: int) -> None:
     X, y, tasks = table(2 if isinstance(model, MTRLClassifier) else 0)
     whole = model.fit(X, y, tasks=tasks)
     stopping = type(model)(**(model.get_params() | {"callbacks": [stop_after(stop)]}))
@@ -362,7 +368,7 @@ def test_an_estimator_goes_on(tmp_path: Path, model: Any, stop: int) -> None:
     ],
     ids=["squared", "hinge", "three classes"],
 )
-def test_cross_validation_goes_on(tmp_path: Path, model: Any, stop: int) -> None:
+def test_cross_validation_resumes(tmp_path: Path, model: Any, stop: int) -> None:
     """Stopped while choosing: what was written last lies in the middle of some fit, or between two."""
     classes = {"MTRLRegressorCV": 0, "MTRLClassifierCV": 3 if len(model.commons) == 1 else 2}[type(model).__name__]
     X, y, tasks = table(classes)

@@ -1,4 +1,4 @@
-"""Checkpoints of rounds without a barrier: everybody is waited for, and the run goes on from there."""
+"""Checkpoints of asynchronous rounds: all pending answers are awaited first, and the run resumes from there."""
 
 import warnings
 from pathlib import Path
@@ -35,7 +35,7 @@ def problems() -> list[Any]:
 
 
 @pytest.mark.parametrize(("data", "slowness", "shards", "lam"), problems())
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
+def test_a_stopped_run_resumes(
     data: TaskData, slowness: tuple[float, ...], shards: int, lam: float, tmp_path: Path
 ) -> None:
     """On a clock that follows from the work; so nothing is missing in what is written down."""
@@ -55,9 +55,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("every", [1, 2, 5])
 @pytest.mark.parametrize(("relationship", "shards"), [("independent", 1), ("learned", 2), ("learned", 1)])
-def test_however_often_everybody_is_waited_for_a_run_ends(
-    relationship: str, shards: int, every: int, tmp_path: Path
-) -> None:
+def test_a_run_ends_however_often_it_is_saved(relationship: str, shards: int, every: int, tmp_path: Path) -> None:
     """Also where the loss is asked for at one point of all, for which it takes more than one answer of each."""
     data = random_problem("hinge", m=8, d=6, rows=40)
     outcome = solve(
@@ -73,7 +71,7 @@ def test_however_often_everybody_is_waited_for_a_run_ends(
 
 
 def test_what_is_resumed_is_certified(tmp_path: Path) -> None:
-    """With real threads, whose order nobody knows."""
+    """With real threads, whose order is not known."""
     data = make_synthetic(1, rows_per_task=200, d=20).train
     known = {"loss": "hinge", "reg_lambda": 1e-3, "workers": 4, "n_jobs": 2}
     best = solve(data, **known, settings=Settings(tol=1e-6)).certificate
@@ -96,7 +94,7 @@ def test_an_estimator_with_a_checkpoint(tmp_path: Path) -> None:
     assert again.certificate_ == model.certificate_  # it was over when it was written down
 
 
-def test_nobody_is_waited_for_without_a_checkpoint() -> None:
+def test_without_a_checkpoint_no_answer_is_awaited() -> None:
     data = random_problem("hinge", m=8, d=6, rows=40)
     engine = virtual(data, "hinge")
     assert saved_run(engine, data, 0.05, None, tol=1e-2, max_rounds=300).converged

@@ -1,4 +1,4 @@
-"""What no program can prepare for: kill -9 in the middle, a full disk. Real processes, a real disk; the same bits."""
+"""Runs killed with SIGKILL and full disks, with real processes and a real disk: the same bits after a resume."""
 
 import contextlib
 import hashlib
@@ -30,18 +30,16 @@ def digest(outcome: Outcome) -> str:
 
 
 def wait_for_the_kill(place: str, number: str) -> None:
-    """Stand still once a few more versions are there than are waited for: then nobody is done before the kill."""
+    """Pause once a few more versions exist than the test waits for, so that no run finishes before it is killed."""
     time.sleep(0.02)  # and slowly until then, so that it may strike anywhere
     while version(Path(place)) >= int(number) + 3:
         signal.pause()
 
 
 def run(place: str, until: str = "", engine: Any = "local") -> Outcome:
-    return solve(
-        random_problem("hinge", m=6, rows=20), **HOW, engine=engine, resume=True,
-        checkpoint=Checkpoint(place, every_rounds=1),
-        callbacks=[lambda record: wait_for_the_kill(place, until)] if until else [],
-    )  # fmt: skip
+    data, checkpoint = random_problem("hinge", m=6, rows=20), Checkpoint(place, every_rounds=1)
+    callbacks = [lambda record: wait_for_the_kill(place, until)] if until else []
+    return solve(data, **HOW, engine=engine, resume=True, checkpoint=checkpoint, callbacks=callbacks)
 
 
 def ray_run(place: str, until: str = "") -> Outcome:
@@ -71,10 +69,9 @@ def child(*words: object) -> Iterator[subprocess.Popen[str]]:
         "PYTHONWARNINGS": "ignore",
     }
     code = "import sys, test_checkpoint_killed as t; print(getattr(t, sys.argv[1])(*sys.argv[2:]))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True,
-        start_new_session=True,
-    ) as process:  # fmt: skip
+    command = [sys.executable, "-c", code, *map(str, words)]
+    how: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, env=environment, **how) as process:
         try:
             yield process
         finally:
@@ -195,10 +192,9 @@ def _fill_and_report(place: str, callback: Any, warnings: Any) -> str:
     versions: list[int] = []
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        outcome = solve(
-            random_problem("hinge", m=6, rows=20), **HOW, checkpoint=Checkpoint(place, every_rounds=1),
-            callbacks=[callback, lambda record: versions.append(version(Path(place)))],
-        )  # fmt: skip
+        data = random_problem("hinge", m=6, rows=20)
+        callbacks = [callback, lambda record: versions.append(version(Path(place)))]
+        outcome = solve(data, **HOW, checkpoint=Checkpoint(place, every_rounds=1), callbacks=callbacks)
     words = [str(warning.message) for warning in said]
     names = sorted(path.name for path in Path(place).iterdir())
     return "\n".join([*words, str(versions), " ".join(names), digest(outcome)])

@@ -1,4 +1,4 @@
-"""A checkpoint of another problem, of other rows or of another's functions is refused, and so are strange files."""
+"""A checkpoint of another problem, other rows or other custom functions is refused, and so are foreign files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_another_relationship_of_the_same_name_is_refused(tmp_path: Path, interc
         ({"a": np.ones(2)}, None),
     ],
 )
-def test_a_relationship_may_speak_in_numpys_words(tmp_path: Path, weight: Any, other: Any) -> None:
+def test_a_relationship_may_hold_numpy_scalars(tmp_path: Path, weight: Any, other: Any) -> None:
     mine, another = Ridge(2.0), Ridge(2.0)
     vars(mine).update(weight=weight, tau=np.float64(0.0))
     vars(another).update(weight=other)
@@ -119,7 +119,7 @@ def test_a_relationship_may_speak_in_numpys_words(tmp_path: Path, weight: Any, o
     np.testing.assert_array_equal(solve(data, **how, resume=tmp_path).W, whole.W)
 
 
-def test_strange_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
     data = random_problem()
     how = halfway(data, tmp_path / "c")
     last = version(tmp_path / "c", 3)

@@ -44,7 +44,7 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
     assert added.certificate.relative_gap < 0.3  # with thirty rows a task the old tasks would hardly have moved
 
 
-def test_wrong_newcomers() -> None:
+def test_invalid_new_tasks_are_refused() -> None:
     data = random_problem("squared", m=3, d=4)
     model = solve(data, loss="squared", reg_lambda=0.1)
     args = (ProblemSpec(4, get_loss("squared"), "learned", Settings()), 0.1, 0.0)

@@ -25,8 +25,8 @@ def one_of_64_slow(data: TaskData, loss: str) -> VirtualEngine:
     return virtual(data, loss, [10.0 if k == SLOW else 1.0 for k in range(64)])
 
 
-@pytest.mark.parametrize(("loss", "lam"), [(loss, lam) for loss in ("hinge", "logistic") for lam in (1e-3, 3e-3, 1e-2)])
-def test_one_slow_worker_of_64_costs_less_than_half_of_what_it_does_in_step(
+@pytest.mark.parametrize(("loss", "lam"), [(loss, lam) for loss in ("hinge", "logistic") for lam in (1e-3, 1e-2)])
+def test_one_slow_worker_of_64_costs_less_than_half_of_what_it_does_in_synchronous_rounds(
     wide_fleet: TaskData, loss: str, lam: float
 ) -> None:
     """To a joint gap of 0.01, on the clock of the engine, with certificates that hold against an optimum known much
@@ -45,7 +45,7 @@ def test_one_slow_worker_of_64_costs_less_than_half_of_what_it_does_in_step(
     assert reached[8] <= reached[0] / 2
 
 
-def test_one_slow_worker_of_16_costs_half_of_what_it_does_in_step() -> None:
+def test_one_slow_worker_of_16_costs_half_of_what_it_does_in_synchronous_rounds() -> None:
     data = make_synthetic(1, 0, rows_per_task=400, d=40).train
     reached = {}
     for staleness in (0, 8):

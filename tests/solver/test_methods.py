@@ -1,4 +1,4 @@
-"""Rounds: the paper's algorithm, acceleration, partitions, threads, shards, and what must not change the answer."""
+"""Rounds: the paper's algorithm, partitions, threads, shards, and what must not change the result."""
 
 import itertools
 
@@ -7,6 +7,7 @@ import pytest
 
 from dmtrl import Outcome, Settings, TaskData, solve
 from dmtrl.losses import BUILTIN
+from dmtrl.worker.worker import Worker
 from support.problems import random_problem, rows_of
 
 
@@ -209,17 +210,14 @@ def test_features_of_any_scale(loss: str, scale: float) -> None:
 
 def test_bytes_are_d_numbers_a_task_and_a_little_more() -> None:
     data = random_problem("squared", m=4, d=500)
-    record = solve(data, loss="squared", reg_lambda=0.1, workers=4, settings=Settings(max_rounds=2, tol=0.0)).history[
-        -1
-    ]
+    two_rounds = Settings(max_rounds=2, tol=0.0)
+    record = solve(data, loss="squared", reg_lambda=0.1, workers=4, settings=two_rounds).history[-1]
     numbers = 4 * 500 * 8
     assert numbers < record.bytes_sent < numbers + 4 * 400
     assert numbers < record.bytes_received < numbers + 4 * 600
 
 
-def test_a_lost_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dmtrl.worker.worker import Worker
-
+def test_nan_in_an_answer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = Worker.answer
 
     def broken(self: Worker, message: object) -> object:

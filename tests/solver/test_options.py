@@ -1,5 +1,5 @@
-"""Settings, Checkpoint, RayOptions, solve and the estimators: what is of a wrong kind gets one clear sentence, before
-anything runs; what is not reaches the run."""
+"""Settings, Checkpoint, RayOptions, solve and the estimators: an invalid value is one clear error before anything runs,
+and a valid one reaches the run."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ STANDARD: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sentence"),
+    ("options", "sentence"),
     [
         ({"max_staleness": 1.5}, "max_staleness must be an integer of at least 0, got 1.5"),
         ({"max_staleness": "2"}, "max_staleness must be an integer of at least 0, got '2'"),
@@ -43,9 +43,9 @@ STANDARD: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
         ({"initial_step": np.inf}, "initial_step must be None or positive"),
     ],
 )
-def test_settings(knobs: dict[str, Any], sentence: str) -> None:
+def test_settings(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Settings(**knobs)
+        Settings(**options)
 
 
 @pytest.mark.parametrize(
@@ -103,22 +103,19 @@ def test_checkpoints(words: dict[str, Any], sentence: str) -> None:
         ({"resume": ""}, "resume must be .* got ''"),
     ],
 )
-def test_where_a_run_is_kept(words: dict[str, Any], sentence: str) -> None:
+def test_invalid_checkpoint_arguments_are_refused(words: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         solve(random_problem(), **STANDARD, **words)
 
 
 def test_numbers_of_numpy_can_be_kept(tmp_path: Path) -> None:
     data = random_problem("squared", m=4)
-    mine = Settings(
-        steps=tuple(np.diff(data.starts)), seed=np.int64(1), max_rounds=np.int32(40),  # type: ignore[arg-type]
-        tol=np.float32(0.25), local_solver="sdca",  # type: ignore[arg-type]
-    )  # fmt: skip
-    plain = Settings(
-        steps=tuple(int(rows) for rows in np.diff(data.starts)), seed=1, max_rounds=40, tol=0.25, local_solver="sdca"
-    )
+    rows = np.diff(data.starts)
+    numbers: dict[str, Any] = {"seed": np.int64(1), "max_rounds": np.int32(40), "tol": np.float32(0.25)}
+    mine = Settings(steps=tuple(rows), local_solver="sdca", **numbers)
+    plain = Settings(steps=tuple(rows.tolist()), local_solver="sdca", seed=1, max_rounds=40, tol=0.25)
     assert mine == plain
-    assert Settings(steps=np.diff(data.starts)).steps == plain.steps  # type: ignore[arg-type]
+    assert Settings(steps=rows).steps == plain.steps  # type: ignore[arg-type]
     kept = solve(data, **STANDARD, settings=mine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
     again = solve(data, **STANDARD, settings=plain, resume=tmp_path)  # the same settings, says the file
     assert kept.W.tobytes() == again.W.tobytes() == solve(data, **STANDARD, settings=plain).W.tobytes()
@@ -165,7 +162,7 @@ def test_estimators_refuse_a_staleness_before_they_look_at_a_row(model: Any, sta
 
 
 @pytest.mark.parametrize("model", ESTIMATORS, ids=lambda model: type(model).__name__)
-def test_estimators_without_a_barrier(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_estimators_with_asynchronous_rounds(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run of a fit is one, those that choose lambda too, and it ends at the same optimum."""
     runs: list[int] = []
 
@@ -176,22 +173,22 @@ def test_estimators_without_a_barrier(model: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(coordinator, "AsynchronousSplitting", Counted)
     X, y, tasks = table(2 if isinstance(model, MTRLClassifier) else 0)
-    in_step = clone(model).fit(X, y, tasks=tasks)
-    assert in_step.max_staleness == 0
+    synchronous = clone(model).fit(X, y, tasks=tasks)
+    assert synchronous.max_staleness == 0
     assert runs == []
-    impatient = clone(clone(model).set_params(max_staleness=8, engine="local", n_jobs=2))
-    assert impatient.get_params()["max_staleness"] == 8
-    impatient.fit(X, y, tasks=tasks)
+    asynchronous = clone(clone(model).set_params(max_staleness=8, engine="local", n_jobs=2))
+    assert asynchronous.get_params()["max_staleness"] == 8
+    asynchronous.fit(X, y, tasks=tasks)
     cells = 0
-    if hasattr(impatient, "cv_path_"):  # the candidates, and the chosen one on every fold again for the metrics
-        cells = int((impatient.cv_path_.rounds > 0).sum()) + impatient.cv
+    if hasattr(asynchronous, "cv_path_"):  # the candidates, and the chosen one on every fold again for the metrics
+        cells = int((asynchronous.cv_path_.rounds > 0).sum()) + asynchronous.cv
     assert runs == [1] * cells + [2], "two threads share the folds, then the tasks"
-    assert impatient.certificate_.relative_gap <= impatient.tol
+    assert asynchronous.certificate_.relative_gap <= asynchronous.tol
     if cells == 0:
-        primal, other = in_step.certificate_.primal, impatient.certificate_.primal
+        primal, other = synchronous.certificate_.primal, asynchronous.certificate_.primal
         assert abs(primal - other) <= model.tol * max(primal, other)
-        impatient.set_params(warm_start=True).fit(X, y, tasks=tasks)
-        assert impatient.history_[0]["primal"] == pytest.approx(other, rel=1e-9), "it begins where it was"
+        asynchronous.set_params(warm_start=True).fit(X, y, tasks=tasks)
+        assert asynchronous.history_[0]["primal"] == pytest.approx(other, rel=1e-9), "it begins where it was"
     else:
-        nearly = pytest.approx(in_step.cv_path_.mean("loss"), rel=0.1)  # each fit is within its own tol of the best
-        assert impatient.cv_path_.mean("loss") == nearly
+        nearly = pytest.approx(synchronous.cv_path_.mean("loss"), rel=0.1)  # each fit is within its own tol of the best
+        assert asynchronous.cv_path_.mean("loss") == nearly

@@ -33,7 +33,7 @@ def test_rows_weigh_the_tasks() -> None:
     assert Race("loss", "rows").contenders(mean * weight, weight).tolist() == [True, True, True]
 
 
-def test_everybody_remains_without_a_test() -> None:
+def test_all_candidates_remain_without_a_test() -> None:
     total = np.array([[1.0, 1.0], [50.0, 60.0]])
     assert Race("loss").contenders(total, np.ones((2, 2))).all()
     unseen = np.array([[1.0, 1.0, 1.0, 0.0], [50.0, 60.0, 70.0, 0.0]])
@@ -51,7 +51,7 @@ def _rows(seed: int, classes: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return X, np.where(z > 0, 1.0, -1.0) if classes else z, tasks
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_the_choice_is_that_of_the_whole_grid(loss: str, seed: int) -> None:
     data = TaskData.from_long(*_rows(seed, loss == "logistic"))

@@ -1,4 +1,4 @@
-"""Growth: no (m, m) array on any path, memory in proportion to the data, and the blocked ways against plain ones."""
+"""Growth: no (m, m) array on any path, memory in proportion to the data, and blocked products against plain ones."""
 
 import copy
 import json
@@ -168,7 +168,7 @@ def test_pairs_are_searched_a_block_at_a_time(fitted: MTRLRegressor) -> None:
 
 
 @pytest.mark.parametrize("access", ["task_correlation_", "dense"])
-def test_the_array_itself_is_refused_in_a_sentence(access: str, fitted: MTRLRegressor) -> None:
+def test_a_dense_array_of_many_tasks_is_refused(access: str, fitted: MTRLRegressor) -> None:
     with at_most(LIMIT), pytest.raises(ValueError, match=r"6000 tasks.*block\(tasks\)"):
         fitted.task_correlation_ if access == "task_correlation_" else fitted.task_covariance_.dense()
 
@@ -176,11 +176,9 @@ def test_the_array_itself_is_refused_in_a_sentence(access: str, fitted: MTRLRegr
 FACTORS = {
     "solve": {"kind": "solve", "m": 4000, "rows": 50, "d": 100, "dtype": "float32", "loss": "squared"},
     "solve, long tasks": {"kind": "solve", "m": 200, "rows": 500, "d": 100, "dtype": "float64", "loss": "squared"},
-    "sparse": {
-        "kind": "solve", "m": 40, "rows": 5000, "d": 3000, "dtype": "float64", "loss": "logistic", "thin": True
-    },
+    "sparse": {"kind": "solve", "m": 40, "rows": 5000, "d": 3000, "dtype": "float64", "loss": "logistic", "thin": True},
     "fit": {"kind": "fit", "m": 4000, "rows": 50, "d": 100, "dtype": "float32"},
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow
@@ -281,9 +279,11 @@ def test_two_threads_give_the_bits_of_one(monkeypatch) -> None:
 
 @settings(deadline=None, max_examples=15)
 @given(
-    st.sampled_from([(30, 4), (4, 30), (6, 6), (6, 9), (9, 6), (1, 5)]), st.floats(0.3, 3.0), st.floats(0.05, 1.0),
+    st.sampled_from([(30, 4), (4, 30), (6, 6), (6, 9), (9, 6), (1, 5)]),
+    st.floats(0.3, 3.0),
+    st.floats(0.05, 1.0),
     st.integers(0, 99),
-)  # fmt: skip
+)
 def test_the_common_component_is_that_of_plain_turns(shape: tuple[int, int], t: float, tau: float, seed: int) -> None:
     """(24) repeated with full SVDs until nothing moves."""
     rng = np.random.default_rng(seed)

@@ -76,9 +76,10 @@ def mean_loss(data, W, kind, absent, ridge=None):
 
 
 @pytest.mark.parametrize("common", [0.0, 2.0])
-@pytest.mark.parametrize(("kind", "absent", "ridge"), [
-    ("softmax", False, None), ("softmax", True, 1e-2), ("logistic", True, 1e-2), ("hinge", False, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "absent", "ridge"),
+    [("softmax", False, None), ("softmax", True, 1e-2), ("logistic", True, 1e-2), ("hinge", False, None)],
+)
 def test_joint_optimum(kind, absent, ridge, common):
     """The optimum of the stacked problem: a task is a row of k d weights, intercepts are free, w_0 is shared."""
     data = problem(weighted=True, absent=absent)
@@ -116,19 +117,21 @@ def test_joint_optimum(kind, absent, ridge, common):
 
 
 @pytest.mark.parametrize("kind", ["softmax", "hinge"])
-@pytest.mark.parametrize("settings", [
-    Settings(max_rounds=15, tol=0.0), Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0),
-    Settings.paper(T=3, P=3), Settings(max_rounds=15, tol=0.0, max_staleness=1),
-], ids=["default", "rough", "paper", "asynchronous"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(Settings(max_rounds=15, tol=0.0), id="default"),
+        pytest.param(Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0), id="rough"),
+        pytest.param(Settings.paper(T=3, P=3), id="paper"),
+        pytest.param(Settings(max_rounds=15, tol=0.0, max_staleness=1), id="asynchronous"),
+    ],
+)
 def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
     data, given = problem(1), losses_of(kind)
     ridge = None if settings.method == "dual" else 1e-6
-    best = solve(
-        data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=ridge, settings=Settings(tol=1e-5)
-    ).certificate
-    run = solve(
-        data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=ridge, settings=settings, workers=2, n_jobs=2
-    )
+    how = {"loss": given, "reg_lambda": LAM, "common": 1.0, "intercept_ridge": ridge}
+    best = solve(data, **how, settings=Settings(tol=1e-5)).certificate
+    run = solve(data, **how, settings=settings, workers=2, n_jobs=2)
     for record in run.history:
         assert record.dual <= best.primal * (1 + 1e-9)
         assert record.primal >= best.dual * (1 - 1e-9)
@@ -137,19 +140,11 @@ def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
 
 @pytest.mark.parametrize("kind", ["softmax", "logistic"])
 def test_workers_threads_and_formats_agree(kind):
-    data, given, settings = problem(2), losses_of(kind), Settings(tol=1e-6)
-    first = solve(data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, settings=settings)
+    data, exact = problem(2), Settings(tol=1e-6, max_rounds=5000)
+    how = {"loss": losses_of(kind), "reg_lambda": LAM, "common": 1.0, "intercept_ridge": 1e-6, "settings": exact}
+    first = solve(data, **how)
     for workers, threads in ((2, 1), (4, 2)):
-        other = solve(
-            data,
-            loss=given,
-            reg_lambda=LAM,
-            common=1.0,
-            intercept_ridge=1e-6,
-            settings=settings,
-            workers=workers,
-            n_jobs=threads,
-        )
+        other = solve(data, **how, workers=workers, n_jobs=threads)
         np.testing.assert_array_equal(other.W, first.W)
     others = {
         "csr": (TaskData(sparse.csr_matrix(data.X), data.y, None, data.starts, data.names), 1, 1e-4),
@@ -157,16 +152,7 @@ def test_workers_threads_and_formats_agree(kind):
         "shards": (data, 2, 5e-3),
     }
     for rows, shards, close in others.values():
-        other = solve(
-            rows,
-            loss=given,
-            reg_lambda=LAM,
-            common=1.0,
-            intercept_ridge=1e-6,
-            settings=Settings(tol=1e-6, max_rounds=5000),
-            shards=shards,
-            workers=2 if shards > 1 else 1,
-        )
+        other = solve(rows, **how, shards=shards, workers=shards)
         assert other.certificate.relative_gap <= 1e-6
         assert other.certificate.primal == pytest.approx(first.certificate.primal, rel=3e-6)
         np.testing.assert_allclose(other.W, first.W, atol=10 * close)
@@ -197,17 +183,7 @@ def test_held_out_rows_are_scored_by_their_answers(kind):
     W = rng.normal(size=(M, (D + 1) * K))
     worker = Worker(data.sources(1)[0], losses_of(kind, absent))
     held = decode(worker.answer(encode(HoldOut(fold=0, folds=1, seed=0))))
-    prepare = Prepare(
-        seed=0,
-        local_solver="auto",
-        sampling="shuffled",
-        max_passes=1,
-        keep=False,
-        density=1.0,
-        intercept=True,
-        total_weight=held.weight,
-        steps=np.zeros(M, dtype=np.int64),
-    )
+    prepare = Prepare(max_passes=1, intercept=True, total_weight=held.weight, steps=np.zeros(M, dtype=np.int64))
     worker.answer(encode(prepare))
     found = decode(worker.answer(encode(Score(w=W))))
     for i in range(M):

@@ -1,13 +1,17 @@
-"""Bad input to the solver: one clear sentence each. And an author's own loss."""
+"""Bad input to the solver gives one clear error each; and a custom loss."""
+
+from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
 from scipy import sparse
 
-from dmtrl import CustomLoss, Settings, TaskCovariance, TaskData, check_loss, solve
+from dmtrl import Settings, TaskCovariance, TaskData, solve
+from dmtrl.engines import LocalEngine
+from dmtrl.losses import get_loss
 from dmtrl.relationship import shared
 from dmtrl.solver.outcome import StartPoint
+from support.losses_by_hand import EXPECTILE
 from support.problems import random_problem
 
 X = np.arange(12.0).reshape(6, 2)
@@ -23,13 +27,13 @@ def _with(row: int, column: int, value: float) -> np.ndarray:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix])
-def test_holes_are_named(value: float, layout: object) -> None:
+def test_nan_and_infinity_are_located(value: float, layout: object) -> None:
     data = TaskData.from_long(layout(_with(4, 1, value)), Y, TASKS)
     with pytest.raises(ValueError, match="task 'b', row 1, column 1: X holds NaN or infinity"):
         solve(data, loss="squared", reg_lambda=1.0)
 
 
-def test_bad_labels_and_weights_are_named() -> None:
+def test_bad_labels_and_weights_are_located() -> None:
     bad = Y.copy()
     bad[3] = np.nan
     with pytest.raises(ValueError, match="task 'b', row 0: y holds NaN"):
@@ -57,10 +61,29 @@ def test_shapes() -> None:
         TaskData.from_long(X[:0], Y[:0])
 
 
-@pytest.mark.parametrize("reg_lambda", [0.0, -1.0, np.nan, np.inf])
-def test_lambda(reg_lambda: float) -> None:
-    with pytest.raises(ValueError, match="reg_lambda must be positive and finite"):
-        solve(random_problem(), loss="squared", reg_lambda=reg_lambda)
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        *(({"reg_lambda": bad}, "reg_lambda must be positive and finite") for bad in (0.0, -1.0, np.nan, np.inf, "1")),
+        *(({"intercept_ridge": bad}, "intercept_ridge must be None, or positive and finite") for bad in (0.0, "1")),
+        *(({"n_jobs": bad}, "n_jobs must be None or an integer") for bad in (1.5, "2")),
+    ],
+)
+def test_invalid_numbers_are_refused(options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        solve(random_problem(), **{"loss": "squared", "reg_lambda": 0.1} | options)
+
+
+def test_arrays_are_no_data() -> None:
+    with pytest.raises(TypeError, match="data must be a TaskData or a SourcePlan, got ndarray"):
+        solve(X, loss="squared", reg_lambda=0.1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layout", [np.asarray, sparse.csr_matrix])
+def test_rows_whose_squares_overflow_are_refused(layout: Any) -> None:
+    data = TaskData.from_long(layout(_with(5, 0, 1e160)), Y, TASKS)
+    with pytest.raises(ValueError, match="task 'b', row 2: the numbers of X are so large that their squares overflow"):
+        solve(data, loss="squared", reg_lambda=1.0)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +97,12 @@ def test_lambda(reg_lambda: float) -> None:
         (np.eye(3), "has 3 tasks, the data has 2"),
     ],
 )
-def test_covariances_that_are_none(sigma: np.ndarray, sentence: str) -> None:
+def test_invalid_covariances_are_refused(sigma: np.ndarray, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         solve(TaskData.from_long(X, Y, TASKS), loss="squared", reg_lambda=1.0, relationship=sigma)
 
 
-def test_graphs_that_are_none() -> None:
+def test_invalid_graphs_are_refused() -> None:
     with pytest.raises(ValueError, match="must be symmetric"):
         TaskCovariance.from_graph(np.array([[0, 1], [0, 0]]))
     with pytest.raises(ValueError, match="finite and non-negative"):
@@ -88,7 +111,27 @@ def test_graphs_that_are_none() -> None:
         shared(3, correlation=2.0)
 
 
-def test_names_and_knobs() -> None:
+def test_a_graph_may_have_loops_and_is_not_changed() -> None:
+    edges = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 2.0], [0.0, 2.0, 0.0]])
+    loops = sparse.csr_matrix(edges + np.eye(3))
+    before = loops.toarray()
+    found, plain = TaskCovariance.from_graph(loops), TaskCovariance.from_graph(edges)
+    np.testing.assert_array_equal(loops.toarray(), before)
+    for some in ((0, 2), [0, -1], np.array([True, False, True])):
+        np.testing.assert_allclose(found.block(some), plain.dense()[np.ix_([0, 2], [0, 2])], rtol=1e-12)
+    assert found.block([]).shape == (0, 0)
+
+
+def test_an_engine_with_more_tasks_than_the_data_is_refused() -> None:
+    data = random_problem("squared", m=4)
+    with (
+        LocalEngine(data.sources(2), get_loss("squared")) as engine,
+        pytest.raises(ValueError, match="the workers hold task number 3, but the problem has 3 tasks"),
+    ):
+        solve(data.only(np.arange(3)), loss="squared", reg_lambda=0.1, engine=engine)
+
+
+def test_invalid_names_and_settings_are_refused() -> None:
     data = TaskData.from_long(X, Y, TASKS)
     with pytest.raises(ValueError, match="unknown loss 'hing'; choose one of"):
         solve(data, loss="hing", reg_lambda=1.0)
@@ -106,44 +149,16 @@ def test_names_and_knobs() -> None:
         Settings(relaxation=2.5)
 
 
-def test_stopping_early_is_said() -> None:
+def test_reaching_max_rounds_emits_a_warning() -> None:
     with pytest.warns(UserWarning, match="stopped after max_rounds=1 rounds at a relative gap of"):
         solve(random_problem("hinge"), loss="hinge", reg_lambda=1e-3, settings=Settings(max_rounds=1))
 
 
-@njit
-def _expectile_value(z, y):
-    r = y - z
-    return 0.5 * (0.8 if r >= 0 else 0.2) * r * r
-
-
-@njit
-def _expectile_conjugate(a, y):
-    return 0.5 * a * a / (0.8 if a >= 0 else 0.2) - a * y
-
-
-@njit
-def _expectile_step(a, z, y, sq):
-    new = (y - z + sq * a) / (1 / 0.8 + sq)
-    return new if new >= 0 else (y - z + sq * a) / (1 / 0.2 + sq)
-
-
 def test_a_custom_loss() -> None:
-    """Asymmetric least squares (an expectile), alone and beside a built-in loss; with weights 1, 1 it is the squared
-    loss.
-    """
-    expectile = CustomLoss(
-        "expectile",
-        _expectile_value,
-        _expectile_conjugate,
-        _expectile_step,
-        lambda y: (-np.inf, np.inf),
-        smoothness=0.8,
-    )
-    check_loss(expectile)
+    """Asymmetric least squares (an expectile), alone and beside built-in losses."""
     data = random_problem("squared", m=3, d=4)
     settings = Settings(tol=1e-6, max_rounds=2000)
-    outcome = solve(data, loss=expectile, reg_lambda=0.1, settings=settings)
+    outcome = solve(data, loss=EXPECTILE, reg_lambda=0.1, settings=settings)
     assert outcome.certificate.relative_gap <= 1e-6
     nuclear = np.linalg.svd(outcome.W, compute_uv=False).sum()
     total = 0.05 * nuclear**2
@@ -152,7 +167,7 @@ def test_a_custom_loss() -> None:
         r = data.y[rows] - data.X[rows] @ outcome.W[i]
         total += np.mean(0.5 * np.where(r >= 0, 0.8, 0.2) * r**2)
     assert outcome.certificate.primal == pytest.approx(total, rel=1e-9)
-    mixed = solve(data, loss=[expectile, "squared", "huber"], reg_lambda=0.1, settings=settings)
+    mixed = solve(data, loss=[EXPECTILE, "squared", "huber"], reg_lambda=0.1, settings=settings)
     assert mixed.certificate.relative_gap <= 1e-6
 
 

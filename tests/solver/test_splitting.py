@@ -1,4 +1,4 @@
-"""Joint splitting from the inside: where the workers arrive, and when it is worth looking there."""
+"""Joint splitting from the inside: the points where the workers arrive, and when their loss is evaluated."""
 
 from dataclasses import replace
 
@@ -83,9 +83,9 @@ def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target
     data.y[:] = np.abs(data.y) if loss == "poisson" else data.y
     worker = Worker(data.sources(1)[0], get_loss(loss))
     m, d = data.m, data.X.shape[1]
-    options = {"sampling": "shuffled", "max_passes": 200, "local_solver": "sdca", "seed": 3, "density": 1.0}
+    options = {"max_passes": 200, "local_solver": "sdca", "seed": 3}
     total = np.diff(data.starts).astype(float)
-    worker.answer(encode(Prepare(keep=False, total_weight=total, steps=np.zeros(m, np.int64), **options)))
+    worker.answer(encode(Prepare(total_weight=total, steps=np.zeros(m, np.int64), **options)))
     W, step = 0.1 * np.random.default_rng(2).standard_normal((m, d)), np.full(m, 0.5)
     found = decode(worker.answer(encode(Round(round=0, target=target, evaluate_u=True, w=W, step=step))))
     U, looked = W + step[:, None] * found.b, float(found.loss_u.sum())

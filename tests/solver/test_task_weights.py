@@ -90,13 +90,8 @@ def test_weighting_rows_is_repeating_them(gamma: str | float) -> None:
 def test_the_scale_of_sample_weights_does_not_matter() -> None:
     data = uneven()
     weight = np.random.default_rng(2).random(len(data.y)) + 0.1
-    first, second = (
-        solve(
-            TaskData(data.X, data.y, scale * weight, data.starts, data.names),
-            loss="squared", reg_lambda=LAM, task_weight=0.7, settings=EXACT,
-        )
-        for scale in (1.0, 1024.0)
-    )  # fmt: skip
+    scaled = [TaskData(data.X, data.y, scale * weight, data.starts, data.names) for scale in (1.0, 1024.0)]
+    first, second = (solve(one, loss="squared", reg_lambda=LAM, task_weight=0.7, settings=EXACT) for one in scaled)
     np.testing.assert_allclose(first.W, second.W, rtol=1e-9)
 
 
@@ -141,10 +136,8 @@ def test_sizes_that_differ_a_thousandfold(loss: str, intercept: float | None) ->
     data = uneven("classification", sizes=(3, 30, 3000))
     if loss == "poisson":
         data = TaskData(data.X, np.maximum(data.y, 0.0), None, data.starts, data.names)
-    outcome = solve(
-        data, loss=loss, reg_lambda=0.01, task_weight="rows", intercept_ridge=intercept,
-        settings=Settings(tol=1e-3, max_rounds=300),
-    )  # fmt: skip
+    how = Settings(tol=1e-3, max_rounds=300)
+    outcome = solve(data, loss=loss, reg_lambda=0.01, task_weight="rows", intercept_ridge=intercept, settings=how)
     assert outcome.converged
     assert outcome.certificate.gap >= -1e-12
     np.testing.assert_allclose(outcome.task_weight, by_rule(1.0, np.array([3.0, 30.0, 3000.0])))

@@ -1,4 +1,4 @@
-"""Cross-validation where the rows lie: the same sums as doing it by hand, and only sums."""
+"""Cross-validation on the workers: the same held-out sums as fitting each fold by hand."""
 
 from dataclasses import replace
 

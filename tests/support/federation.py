@@ -195,9 +195,10 @@ def leftovers(folder: Path) -> list[Mapping[str, Any]]:
     """Processes whose command names this folder, except those of the tests themselves."""
     mine = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
     return [
-        process.info for process in psutil.process_iter(["pid", "cmdline"])
+        process.info
+        for process in psutil.process_iter(["pid", "cmdline"])
         if process.pid not in mine and any(str(folder) in word for word in process.info["cmdline"] or [])
-    ]  # fmt: skip
+    ]
 
 
 def suspend(seconds: float, found: list[psutil.Process]) -> None:

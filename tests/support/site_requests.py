@@ -14,8 +14,22 @@ from dmtrl.federation.policy import Policy
 from dmtrl.federation.site import Site
 from dmtrl.federation.study import Study
 from dmtrl.protocol.message import Message
+from dmtrl.protocol.messages import Prepare
 from support.shell_data import write
 from support.studies import approved_site, clinic, clinic_table
+
+PREPARE = Prepare(
+    seed=0,
+    local_solver="auto",
+    sampling="shuffled",
+    max_passes=100,
+    keep=False,
+    density=1.0,
+    intercept=True,
+    intercept_ridge=0.1,
+    total_weight=np.array([60.0]),
+    steps=np.zeros(1, dtype=np.int64),
+)
 
 
 def site_of(tmp_path: Path, study: Study | None = None, **policy: Any) -> Site:
@@ -35,9 +49,12 @@ def begin(site: Site) -> messages.Begin:
     parts = [federated.norms(X, y, x_centre, y_centre)]
     coordinates = federated.coordinates_of(len(y), x_centre, y_centre, parts)
     return messages.Begin(
-        study=study.hash, preparation=federated.to_json(prepared),
-        coordinates=federated.coordinates_to_json(coordinates), x_centre=x_centre, numbers=np.arange(1),
-    )  # fmt: skip
+        study=study.hash,
+        preparation=federated.to_json(prepared),
+        coordinates=federated.coordinates_to_json(coordinates),
+        x_centre=x_centre,
+        numbers=np.arange(1),
+    )
 
 
 def refusal(site: Site, message: Message) -> str:

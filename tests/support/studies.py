@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dmtrl.federation.approval import approve, create_site
+from dmtrl.federation.draft import DraftRequest, draft_study
 from dmtrl.federation.policy import Policy
 from dmtrl.federation.site import Site
 from dmtrl.federation.study import Study, parse_study
@@ -55,6 +57,14 @@ def clinic(text: str = CLINIC, **replaced: str) -> Study:
         assert old in text
         text = text.replace(old, new)
     return parse_study(text.encode(), "clinic.toml")
+
+
+def draft(like: Path, name: str, target: str, notes: list[str] | None = None, **options: Any) -> Study:
+    """A draft of a study. notes: remarks are appended."""
+    study, remarks = draft_study(DraftRequest(str(like), target, **options), name)
+    if notes is not None:
+        notes += remarks
+    return study
 
 
 def clinic_table(site: int, rows: int = 60) -> pa.Table:

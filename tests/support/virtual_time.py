@@ -158,11 +158,7 @@ def prepared(
     worker = Worker(data.sources(1)[0], get_loss(loss) if isinstance(loss, str) else loss)
     description = decode(worker.answer(encode(HoldOut(fold=fold, folds=3, seed=0))))
     request = Prepare(
-        seed=0,
-        local_solver="auto",
-        sampling="shuffled",
         max_passes=5,
-        keep=False,
         density=description.chunks_used / max(description.chunks, 1) or 1.0,
         evaluate=True,
         total_weight=description.weight,

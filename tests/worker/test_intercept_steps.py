@@ -73,10 +73,12 @@ def test_the_step_does_not_depend_on_the_other_tasks_of_a_worker() -> None:
             worker = Worker(source, get_loss("logistic"))
             k = source.load().n_units
             request = Prepare(
-                seed=0, local_solver="auto", sampling="shuffled", max_passes=100, keep=False, density=1.0,
-                first_step=1e4, intercept=True, intercept_ridge=1e-6, total_weight=np.full(k, 900.0),
+                first_step=1e4,
+                intercept=True,
+                intercept_ridge=1e-6,
+                total_weight=np.full(k, 900.0),
                 steps=np.zeros(k, dtype=np.int64),
-            )  # fmt: skip
+            )
             found.append(decode(worker.answer(encode(request))).intercept_step)
         return np.concatenate(found)
 

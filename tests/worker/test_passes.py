@@ -1,5 +1,5 @@
-"""The passes of a worker's round: what is seen on the way is what an evaluation would see, and rows left alone are
-met again."""
+"""The passes of a worker's round: losses summed during a pass are those of an evaluation, and skipped rows are visited
+again."""
 
 import numpy as np
 import pytest
@@ -27,9 +27,9 @@ def _data(n: int = 400, d: int = 12, seed: int = 0, tasks: int = 3) -> TaskData:
 
 def _prepared(data: TaskData, loss: str, steps: int = 0, **options: object) -> Worker:
     worker = Worker(data.sources(1)[0], get_loss(loss))
-    scalars = {"sampling": "shuffled", "max_passes": 20, "local_solver": "sdca", "density": 1.0, "seed": 3} | options
+    scalars = {"max_passes": 20, "local_solver": "sdca", "seed": 3} | options
     total = np.diff(data.starts).astype(float)
-    worker.answer(encode(Prepare(keep=False, total_weight=total, steps=np.full(data.m, steps), **scalars)))
+    worker.answer(encode(Prepare(total_weight=total, steps=np.full(data.m, steps), **scalars)))
     return worker
 
 
@@ -61,7 +61,7 @@ def test_the_loss_on_the_way_is_the_loss_at_the_weights_that_came(loss, kind):
         np.testing.assert_allclose(answer.bracket_w, per_task(value + conjugate + alpha * z), rtol=1e-9)
 
 
-def test_what_nobody_looks_at_is_infinite_and_costs_nothing_else():
+def test_what_is_not_evaluated_is_infinite_and_changes_nothing_else():
     data = _data()
     W = np.random.default_rng(1).standard_normal((data.m, 12))
     seen, blind = (_prepared(data, "hinge") for _ in range(2))
@@ -72,7 +72,7 @@ def test_what_nobody_looks_at_is_infinite_and_costs_nothing_else():
     np.testing.assert_array_equal(a.b, b.b)
 
 
-def test_rows_that_are_calm_are_left_alone_and_met_again():
+def test_calm_rows_are_skipped_and_visited_again():
     data = _data(n=2000, tasks=1)
     eager = _prepared(data, "hinge", steps=60 * 2000)  # a given H visits every row in every pass
     worker = _prepared(data, "hinge", max_passes=60)

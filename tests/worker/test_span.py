@@ -35,10 +35,7 @@ def _solve(
     prepare = Prepare(
         seed=3,
         local_solver=solver,
-        sampling="shuffled",
         max_passes=20_000,
-        keep=False,
-        density=1.0,
         intercept=step.intercept is not None,
         intercept_ridge=step.ridge,
         total_weight=np.diff(data.starts).astype(float),

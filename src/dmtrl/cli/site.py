@@ -178,15 +178,16 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
         return
     if read_approval(folder) is None:
         click.echo("No study was approved here yet: the site will refuse to answer.", err=True)
-    click.echo("Compiling the kernels, if that was not done before ...", err=True)
+    click.echo("Compiling the kernels, if necessary ...", err=True)
     if foreground:
         site.run(echo_commands(verbose))
     if not site.start(echo_commands(verbose)):
-        click.echo(f"{name} already runs.")
+        click.echo(f"{name} is already running.")
     elif site.wait_for_server():
         click.echo(f"{name} is connected to {site.invitation.host}:{port}.")
     else:
-        click.echo(f"{name} runs, but does not reach the server yet; it keeps trying. Check: {site.firewall_rule()}.")
+        click.echo(f"{name} is running, but cannot reach the server yet; it keeps trying.")
+        click.echo(f"Check the firewall: {site.firewall_rule()}.")
 
 
 @command.command()

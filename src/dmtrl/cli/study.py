@@ -139,7 +139,7 @@ def provision(study: Path, host: str, port: int, folder: Path, verbose: bool) ->
     made = flare.provision(study, folder, host, port, echo_commands(verbose))
     click.echo(f"The coordinator's folder is {folder}. Keep {folder / 'authority'} secret.")
     click.echo(f"Fingerprint of the authority: {kits.fingerprint(folder)}")
-    click.echo("Give it to the sites by another way than the invitations, such as the telephone.")
+    click.echo("Give it to the sites over another channel than the invitations, such as the telephone.")
     click.echo(f"Firewall: {made.firewall_rule()}.")
     click.echo(f"Next: dmtrl study invite SITE -C {folder}")
 
@@ -200,7 +200,7 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
         coordinator.run(echo_commands(verbose))
     begun = coordinator.start(echo_commands(verbose))
     where = f"{coordinator.host}:{coordinator.port}"
-    click.echo(f"The server listens on {where}." if begun else f"The server already runs on {where}.")
+    click.echo(f"The server listens on {where}." if begun else f"The server is already running on {where}.")
 
 
 @command.command()
@@ -213,7 +213,7 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
 def run(folder: Path, resume: bool, wait: float, patience: float, quiet: bool, verbose: bool) -> None:
     """Run a study to its end: choose lambda, fit, and send every site its model.
 
-    Starts the server if it does not run. If the server crashes, it is started again and the run continues.
+    Starts the server if it is not running. If the server crashes, it is started again and the run continues.
 
     \b
     Example: dmtrl study run -C study
@@ -256,8 +256,7 @@ def status(folder: Path) -> None:
         click.echo(f"site {site}: {'connected' if site in present else 'not connected'}")
     for last in runs(folder)[-1:]:
         state = last.state()
-        text = "not begun" if state is None else state.state + (f": {state.reason}" if state.reason else "")
-        click.echo(f"run {last.number}: {text}")
+        click.echo(f"run {last.number}: {state.state}{f': {state.reason}' if state.reason else ''}")
 
 
 @command.command()
@@ -317,7 +316,7 @@ def fetch(folder: Path, out: Path, force: bool) -> None:
     from dmtrl.federation.results import MODEL
 
     StudyServer.open(folder)
-    finished = [one for one in runs(folder) if (state := one.state()) is not None and state.state == FINISHED]
+    finished = [one for one in runs(folder) if one.state().state == FINISHED]
     if not finished:
         raise FederationError("no run has finished yet; see 'dmtrl study status'")
     model = finished[-1].folder / MODEL

@@ -1,4 +1,4 @@
-"""Real data sets: School, MNIST, Multi-Domain Sentiment, and scikit-learn's digits.
+"""Real data sets: School, MNIST, Multi-Domain Sentiment, WISDM, and scikit-learn's digits.
 
 Features are not centred or scaled unless the docstring says so. A file is searched in `folder`, in the environment
 variable DMTRL_DATA and in the cache folder; otherwise it is downloaded into the cache.
@@ -7,7 +7,6 @@ variable DMTRL_DATA and in the cache folder; otherwise it is downloaded into the
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -189,22 +188,14 @@ def load_wisdm(folder: str | Path | None = None) -> Activities:
     return Activities(X, classes[y], users[task], fold)
 
 
-def _choose_digits(digits: Iterable[int] | None) -> list[int]:
+def _choose_digits(digits: object) -> list[int]:
     if digits is None:
         return list(range(10))
-    if isinstance(digits, str | bytes) or not isinstance(digits, Iterable):
-        raise ValueError(f"digits must be a list of digits such as (3, 5, 8), got {digits!r}")
-    chosen: list[Any] = list(digits)
-    for digit in chosen:
-        if isinstance(digit, bool) or not isinstance(digit, int | np.integer) or not 0 <= digit <= 9:
-            raise ValueError(f"digits must be integers from 0 to 9, got {digit!r}")
-    _check_distinct("digits", chosen)
+    chosen = list(digits) if isinstance(digits, Iterable) else []
+    integers = all(isinstance(digit, int | np.integer) and not isinstance(digit, bool) for digit in chosen)
+    if not chosen or not integers or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(10)):
+        raise ValueError(f"digits must be distinct integers from 0 to 9, such as (3, 5, 8), got {digits!r}")
     return [int(digit) for digit in chosen]
-
-
-def _check_distinct(name: str, chosen: list[Any]) -> None:
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise ValueError(f"{name} must hold at least one value and none twice, got {chosen!r}")
 
 
 def _choose_domains(domains: int | str | Iterable[str] | None, names: np.ndarray, task: np.ndarray) -> np.ndarray:
@@ -223,7 +214,8 @@ def _choose_domains(domains: int | str | Iterable[str] | None, names: np.ndarray
     for domain in chosen:
         if domain not in known:
             raise ValueError(f"there is no domain {domain!r}; the domains are {', '.join(known)}")
-    _check_distinct("domains", chosen)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ValueError(f"domains must hold at least one name and none twice, got {chosen!r}")
     return np.array([known.index(domain) for domain in chosen])
 
 

@@ -184,11 +184,8 @@ def _bits(engine: Engine, local: Engine) -> Iterator[str]:
                 total += [other.weight[other.tasks == task].sum() for task in units[k].tasks]
             return Prepare(
                 seed=3,
-                local_solver="auto",
-                sampling="shuffled",
                 max_passes=3,
                 keep=keep,
-                density=1.0,
                 evaluate=w is not None,
                 total_weight=total,
                 steps=np.zeros(len(total), dtype=np.int64),

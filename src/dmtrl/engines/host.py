@@ -23,8 +23,8 @@ class _Seat:
 
 
 class Host:
-    """A worker, and its siblings by number. They are created at their first message, so that an
-    error of the source comes back as an answer."""
+    """A worker, and its siblings by number. They are created at their first message, so that an error of the source is
+    raised where its answer is received."""
 
     def __init__(self, source: Source, losses: AnyLoss | Sequence[AnyLoss]):
         self._given: tuple[Source, AnyLoss | Sequence[AnyLoss]] | None = (source, losses)
@@ -52,7 +52,7 @@ class Host:
         if first.worker is None:
             assert self._given is not None
             source, losses = self._given
-            first.worker = Worker(_Writable(source), losses)
+            first.worker = Worker(_writable(source.load()), losses)
             self._given = None  # lets Ray release its copy of the rows
         if seat.worker is None:
             assert sibling is not None
@@ -64,20 +64,14 @@ class Host:
         self._seats.pop(sibling, None)
 
 
-@dataclass(frozen=True)
-class _Writable:
-    """Copies arrays that Ray made read-only, for which the kernels would be compiled once more."""
-
-    source: Source
-
-    def load(self) -> Blocks:
-        blocks = self.source.load()
-        X, weight = blocks.X, blocks.sample_weight
-        parts = (X.data, X.indices, X.indptr) if sparse.issparse(X) else (X,)
-        if all(part.flags.writeable for part in (*parts, blocks.y)):
-            return blocks
-        weight = None if weight is None else weight.copy()
-        return replace(blocks, X=X.copy(), y=blocks.y.copy(), sample_weight=weight, starts=blocks.starts.copy())
+def _writable(blocks: Blocks) -> Blocks:
+    """Copies of arrays that Ray made read-only: numba would compile the kernels again for those."""
+    X, weight = blocks.X, blocks.sample_weight
+    parts = (X.data, X.indices, X.indptr) if sparse.issparse(X) else (X,)
+    if all(part.flags.writeable for part in (*parts, blocks.y)):
+        return blocks
+    weight = None if weight is None else weight.copy()
+    return replace(blocks, X=X.copy(), y=blocks.y.copy(), sample_weight=weight, starts=blocks.starts.copy())
 
 
 def _as_builtin(error: Exception) -> Exception:

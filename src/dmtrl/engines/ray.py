@@ -135,9 +135,8 @@ class RayEngine(RecoveringEngine):
 
 
 @contextmanager
-def cluster(options: RayOptions | None = None) -> Iterator[int]:
+def cluster(options: RayOptions) -> Iterator[int]:
     """A connection to Ray that the engines inside share; yields the number of CPUs."""
-    options = options or RayOptions()
     _Connection.open(options)
     try:
         yield max(int(import_ray().cluster_resources().get("CPU", 1)), 1)
@@ -319,18 +318,14 @@ class _Carrier:
                 reference = self._ready.popleft()
                 if reference in self._pending:
                     return reference
-            self._ready.extend(self._wait(timeout))
-
-    def _wait(self, timeout: float | None) -> list[Any]:
-        """All references that are ready; asking Ray for one takes as long as asking for all."""
-        pending = list(self._pending)
-        if not pending:  # only timers can make progress
-            time.sleep(timeout or 0.0)
-            raise TimeoutError
-        if not self._ray.wait(pending, num_returns=1, timeout=timeout)[0]:
-            raise TimeoutError
-        ready: list[Any] = self._ray.wait(pending, num_returns=len(pending), timeout=0)[0]
-        return ready
+            pending = list(self._pending)
+            if not pending:  # only timers can make progress
+                time.sleep(timeout or 0.0)
+                raise TimeoutError
+            if not self._ray.wait(pending, num_returns=1, timeout=timeout)[0]:
+                raise TimeoutError
+            # asking Ray for one takes as long as asking for all
+            self._ready.extend(self._ray.wait(pending, num_returns=len(pending), timeout=0)[0])
 
     def _withdraw(self, k: int) -> None:
         self._pending.pop(self._references[k], None)

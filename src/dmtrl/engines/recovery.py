@@ -82,43 +82,29 @@ class _Worker:
     fault: str = ""  # of its last answer to the present request
 
 
-class RecoveringEngine(Engine):
-    """An engine over a carrier that replaces lost workers.
+class RestartingEngine(Engine):
+    """An engine over a carrier that restarts lost workers and sends them the request under way again.
 
-    A lost worker must answer again within `recovery_timeout` seconds; reading its rows may then take longer. An answer,
-    or reading rows, may take `answer_timeout` seconds before the worker counts as lost (None: no limit). `names`: of
-    the tasks, for error messages.
+    That is enough for workers that keep no state between requests, such as the sites that `federation/asking.py` asks;
+    `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller of
+    `receive` as `Refused`.
 
-    A subclass for workers of another kind overrides `_await_workers`, `_handle_sign_of_life`, `_take`,
-    `_handle_refusal`, `_give_up` and `_describe` (`Asker` of federation/asking.py does).
+    A worker that was started must respond within `recovery_timeout` seconds. An answer may take
+    `answer_timeout` seconds before the worker counts as lost (None: no limit).
     """
 
-    def __init__(
-        self,
-        carrier: Carrier,
-        recovery_timeout: float = 120.0,
-        names: Sequence[str] | None = None,
-        answer_timeout: float | None = None,
-    ):
-        self._carrier, self._names = carrier, names
-        self._recovery_timeout, self._answer_timeout = recovery_timeout, answer_timeout
+    def __init__(self, carrier: Carrier, recovery_timeout: float = 120.0, answer_timeout: float | None = None):
+        self._carrier, self._recovery_timeout, self._answer_timeout = carrier, recovery_timeout, answer_timeout
         self.pending: set[int] = set()
         self._workers = [_Worker(ReplayLog(IN_MEMORY // carrier.n_workers)) for _ in range(carrier.n_workers)]
         self._timers: dict[int, tuple[float, Callable[[], None]]] = {}  # actions that an answer cancels
-        self._warned_about_log = False
         self.losses = 0  # how often a worker was lost
         try:
             for k in range(carrier.n_workers):
                 self._renew(k)
-            self._await_workers()
         except BaseException:
             self.close()
             raise
-
-    def _await_workers(self) -> None:
-        """Wait until all workers have said what they hold."""
-        while any(worker.starting or worker.introducing for worker in self._workers):
-            self._step(None)
 
     @property
     def n_workers(self) -> int:
@@ -156,27 +142,30 @@ class RecoveringEngine(Engine):
         except Lost as lost:
             self._handle_loss(lost)
             return None
-        except Refused as refused:
-            self._handle_refusal(refused)
-            return None
         worker = self._workers[k]
         self._timers.pop(k, None)
         worker.repeats = 0
         if worker.starting:
             worker.starting = False
             self._handle_sign_of_life(k)
-        elif worker.introducing:
-            self._introduced(k, answer)
-        elif worker.replaying is not None:
-            self._replay(k)
-        elif worker.request is not None:
-            return self._take(k, worker.request, answer)
-        return None
+            return None
+        return self._handle_answer(k, answer)
 
     def _handle_sign_of_life(self, k: int) -> None:
-        """Ask what a started worker holds. From here on it may take its time: it may have many rows."""
-        self._workers[k].introducing = True
-        self._post(k, [_INTRODUCE])
+        """Go on with a worker that was started: send it the request under way, if there is one."""
+        request = self._workers[k].request
+        if request is None:
+            self._recovered(k)
+        else:
+            self._post(k, [request])
+
+    def _handle_answer(self, k: int, answer: Message) -> tuple[int, Message] | None:
+        """What the caller receives; None if the answer was for the engine itself."""
+        if self._workers[k].request is None:
+            return None
+        self._workers[k].request = None
+        self._recovered(k)
+        return k, answer
 
     def _seconds_to_wait(self, end: float | None) -> float | None:
         moments = [moment for moment, _ in self._timers.values()] + ([] if end is None else [end])
@@ -187,6 +176,112 @@ class RecoveringEngine(Engine):
         for k in [k for k, (moment, _) in self._timers.items() if moment <= now]:
             _, action = self._timers.pop(k)
             action()
+
+    def _recovered(self, k: int) -> None:
+        self._workers[k].losses, self._workers[k].unreadable_since = 0, 0.0
+
+    def _handle_loss(self, lost: Lost) -> None:
+        k, worker = lost.worker, self._workers[lost.worker]
+        if lost.maybe_alive and worker.repeats < _MAX_REPEATS:
+            worker.repeats += 1
+            self._timers[k] = time.monotonic() + _RETRY_DELAY, partial(self._post_again, k)
+            return
+        self._count(lost)
+        self._renew(k)
+
+    def _count(self, lost: Lost) -> None:
+        """Count a loss; raise if it is one too many."""
+        k, worker = lost.worker, self._workers[lost.worker]
+        worker.losses += 1
+        self.losses += 1
+        if worker.log.missing:
+            words = f"was lost ({lost}) and cannot be replaced: the messages it was sent could not be kept"
+            raise self._lost_for_good(k, f"{words} ({worker.log.missing}); give the temporary folder more room")
+        if worker.losses > _MAX_LOSSES:
+            raise self._lost_for_good(k, f"was lost {worker.losses} times in a row: {lost}")
+        logger.warning("%s was lost (%s) and is being replaced", self.describe(k), str(lost).split("\n")[0])
+
+    def _renew(self, k: int) -> None:
+        worker = self._workers[k]
+        if not worker.starting or worker.missing_since == 0.0:
+            worker.missing_since = time.monotonic()
+        worker.starting, worker.introducing, worker.replaying, worker.repeats = True, False, None, 0
+        self._carrier.renew(k)
+        self._post(k, [])
+
+    def _post(self, k: int, messages: Sequence[Message]) -> None:
+        worker = self._workers[k]
+        worker.number, worker.posted = worker.number + 1, messages
+        self._post_again(k)
+
+    def _post_again(self, k: int) -> None:
+        worker = self._workers[k]
+        self._carrier.post(k, worker.number, worker.posted)
+        if worker.starting:
+            self._timers[k] = worker.missing_since + self._recovery_timeout, partial(self._give_up, k)
+        elif self._answer_timeout is not None:  # per message; only the last answer comes back
+            seconds = self._answer_timeout * len(worker.posted)
+            silent = Lost(k, f"it did not answer for {seconds:g} seconds")
+            self._timers[k] = time.monotonic() + seconds, partial(self._handle_loss, silent)
+
+    def _give_up(self, k: int) -> None:
+        raise self._lost_for_good(k, f"did not respond within {self._recovery_timeout:g} seconds")
+
+    def _lost_for_good(self, k: int, words: str) -> WorkerLostError:
+        self.pending.discard(k)  # no answer will come
+        alive = sum(not other.starting and not other.losses for other in self._workers)
+        return WorkerLostError(f"{self.describe(k)} {words}", k, self._workers[k].tasks, alive)
+
+    def describe(self, worker: int) -> str:
+        """How error messages name a worker."""
+        return f"worker {worker}"
+
+
+class RecoveringEngine(RestartingEngine):
+    """An engine over a carrier that replaces lost workers, with all the state they had.
+
+    A lost worker must answer again within `recovery_timeout` seconds; reading its rows may then take longer. An answer,
+    or reading rows, may take `answer_timeout` seconds before the worker counts as lost (None: no limit). `names`: of
+    the tasks, for error messages.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        recovery_timeout: float = 120.0,
+        names: Sequence[str] | None = None,
+        answer_timeout: float | None = None,
+    ):
+        self._names, self._warned_about_log = names, False
+        super().__init__(carrier, recovery_timeout, answer_timeout)
+        try:
+            while any(worker.starting or worker.introducing for worker in self._workers):
+                self._step(None)
+        except BaseException:
+            self.close()
+            raise
+
+    def _step(self, end: float | None) -> tuple[int, Message] | None:
+        try:
+            return super()._step(end)
+        except Refused as refused:
+            self._handle_refusal(refused)
+            return None
+
+    def _handle_sign_of_life(self, k: int) -> None:
+        """Ask what a started worker holds. From here on it may take its time: it may have many rows."""
+        self._workers[k].introducing = True
+        self._post(k, [_INTRODUCE])
+
+    def _handle_answer(self, k: int, answer: Message) -> tuple[int, Message] | None:
+        worker = self._workers[k]
+        if worker.introducing:
+            self._introduced(k, answer)
+        elif worker.replaying is not None:
+            self._replay(k)
+        elif worker.request is not None:
+            return self._take(k, worker.request, answer)
+        return None
 
     def _take(self, k: int, request: Message, answer: Message) -> tuple[int, Message] | None:
         worker = self._workers[k]
@@ -206,24 +301,12 @@ class RecoveringEngine(Engine):
             self._warned_about_log = True
             logger.warning(
                 "the messages sent to %s could not be kept (%s); if it is lost it cannot be replaced",
-                self._describe(k),
+                self.describe(k),
                 worker.log.missing,
             )
         worker.request, worker.fault = None, ""
         self._recovered(k)
         return k, answer
-
-    def _recovered(self, k: int) -> None:
-        self._workers[k].losses, self._workers[k].unreadable_since = 0, 0.0
-
-    def _handle_loss(self, lost: Lost) -> None:
-        k, worker = lost.worker, self._workers[lost.worker]
-        if lost.maybe_alive and worker.repeats < _MAX_REPEATS:
-            worker.repeats += 1
-            self._timers[k] = time.monotonic() + _RETRY_DELAY, partial(self._post_again, k)
-            return
-        self._count(lost)
-        self._renew(k)
 
     def _handle_refusal(self, refused: Refused) -> None:
         """An error that a worker raises ends the run. The exception is a replacement that cannot read its rows or its
@@ -245,26 +328,6 @@ class RecoveringEngine(Engine):
         delay = _RETRY_DELAY * 2.0 ** (worker.losses - 2)  # the first loss had another reason
         self._timers[k] = min(now + delay, end), partial(self._renew, k)
 
-    def _count(self, lost: Lost) -> None:
-        """Count a loss; raise if it is one too many."""
-        k, worker = lost.worker, self._workers[lost.worker]
-        worker.losses += 1
-        self.losses += 1
-        if worker.log.missing:
-            words = f"was lost ({lost}) and cannot be replaced: the messages it was sent could not be kept"
-            raise self._lost_for_good(k, f"{words} ({worker.log.missing}); give the temporary folder more room")
-        if worker.losses > _MAX_LOSSES:
-            raise self._lost_for_good(k, f"was lost {worker.losses} times in a row: {lost}")
-        logger.warning("%s was lost (%s) and is being replaced", self._describe(k), str(lost).split("\n")[0])
-
-    def _renew(self, k: int) -> None:
-        worker = self._workers[k]
-        if not worker.starting or worker.missing_since == 0.0:
-            worker.missing_since = time.monotonic()
-        worker.starting, worker.introducing, worker.replaying, worker.repeats = True, False, None, 0
-        self._carrier.renew(k)
-        self._post(k, [])
-
     def _introduced(self, k: int, answer: Message) -> None:
         worker, description = self._workers[k], decode(answer)
         assert isinstance(description, Description)
@@ -274,7 +337,7 @@ class RecoveringEngine(Engine):
         digest = str(description.digest)
         if worker.digest not in ("", digest):  # the messages sent so far do not fit these rows
             raise ValueError(
-                f"the source of {self._describe(k)} gave other rows than before, so the results so far do not hold for "
+                f"the source of {self.describe(k)} gave other rows than before, so the results so far do not hold for "
                 "them; start the run again, from data that does not change while it is read"
             )
         worker.digest = digest
@@ -287,27 +350,11 @@ class RecoveringEngine(Engine):
     def _replay(self, k: int) -> None:
         """Send the next part of the log to a replacement, and at the end the present request."""
         worker = self._workers[k]
-        batch = next(worker.replaying, None) if worker.replaying is not None else None
+        assert worker.replaying is not None and worker.request is not None  # noqa: PT018
+        batch = next(worker.replaying, None)
         if batch is None:
-            worker.replaying = None
-            assert worker.request is not None
-            batch = [worker.request]
+            worker.replaying, batch = None, [worker.request]
         self._post(k, batch)
-
-    def _post(self, k: int, messages: Sequence[Message]) -> None:
-        worker = self._workers[k]
-        worker.number, worker.posted = worker.number + 1, messages
-        self._post_again(k)
-
-    def _post_again(self, k: int) -> None:
-        worker = self._workers[k]
-        self._carrier.post(k, worker.number, worker.posted)
-        if worker.starting:
-            self._timers[k] = worker.missing_since + self._recovery_timeout, partial(self._give_up, k)
-        elif self._answer_timeout is not None:  # per message; only the last answer comes back
-            seconds = self._answer_timeout * len(worker.posted)
-            silent = Lost(k, f"it did not answer for {seconds:g} seconds")
-            self._timers[k] = time.monotonic() + seconds, partial(self._handle_loss, silent)
 
     def _give_up(self, k: int) -> None:
         what = "replaced" if self._workers[k].losses else "started"
@@ -317,14 +364,9 @@ class RecoveringEngine(Engine):
             "memory, custom resources)",
         )
 
-    def _lost_for_good(self, k: int, words: str) -> WorkerLostError:
-        self.pending.discard(k)  # no answer will come
-        alive = sum(not other.starting and not other.losses for other in self._workers)
-        return WorkerLostError(f"{self._describe(k)} {words}", k, self._workers[k].tasks, alive)
-
-    def _describe(self, k: int) -> str:
-        tasks = self._workers[k].tasks
+    def describe(self, worker: int) -> str:
+        tasks = self._workers[worker].tasks
         names = [repr(self._names[t]) if self._names is not None else str(t) for t in tasks[:5]]
         if len(tasks) > 5:
             names.append(f"... {len(tasks)} in total")
-        return f"worker {k}" + (f" (tasks {', '.join(names)})" if names else "")
+        return f"worker {worker}" + (f" (tasks {', '.join(names)})" if names else "")

@@ -29,16 +29,6 @@ def warm_up(sources: Sequence[Source], losses: AnyLoss | Sequence[AnyLoss]) -> N
         first = np.arange(1)
         blocks = Blocks(sparse.csr_matrix(X) if csr else X, np.ones(2), None, np.array([0, 2]), first, first, [""])
         worker = Worker(blocks, built_in)
-        steps = np.zeros(1, dtype=np.int64)
-        prepare = Prepare(
-            seed=0,
-            local_solver="auto",
-            sampling="shuffled",
-            max_passes=1,
-            keep=False,
-            density=1.0,
-            total_weight=np.full(1, 2.0),
-            steps=steps,
-        )
+        prepare = Prepare(max_passes=1, total_weight=np.full(1, 2.0), steps=np.zeros(1, dtype=np.int64))
         worker.answer(encode(prepare))
         worker.answer(encode(Round(round=0, target=0.0, w=np.zeros((1, _WIDTH)), step=np.ones(1))))

@@ -13,7 +13,7 @@ from dmtrl.federation.privacy.budget import Budget
 from dmtrl.federation.privacy.releases import release_size
 from dmtrl.federation.request_checks import MOST_FOLDS
 from dmtrl.federation.site_data import SiteCheck
-from dmtrl.federation.study import SITE, Study, check_site_name, parse_study
+from dmtrl.federation.study import Study, check_site_name, parse_study
 
 STUDY, APPROVAL = "study.toml", "approval.json"
 
@@ -71,9 +71,13 @@ def withdraw(folder: str | Path) -> Approval:
     return given
 
 
-def is_approved(folder: Path) -> bool:
-    """Whether a site has an approval, of whatever study."""
-    return (folder / APPROVAL).exists()
+def version_of_approval(folder: Path) -> tuple[int, int] | None:
+    """Changes with every approval; None if there is none. Quicker than reading it."""
+    try:
+        found = (folder / APPROVAL).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def approved_study(folder: Path) -> Study:
@@ -105,42 +109,44 @@ class Leaving:
 
 def what_leaves(study: Study, policy: Policy) -> list[Leaving]:
     """Everything that can leave a site in a study. A site does not send more often, or more numbers, than this."""
-    tasks = 1 if study.tasks.by == SITE else len(study.tasks.values)
-    moments = sum(1 if column.kind == "number" else 10 for column in study.used if column.kind != "category")
+    tasks = len(study.task_names(policy.site))
+    moments = sum(column.moments for column in study.used)
     levels = sum(len(column.levels) + 2 for column in study.used if column.kind == "category")
     d, runs = most_features(study), policy.most_runs
     most, fits = min(study.limits.rounds, policy.most_rounds), runs * number_of_fits(study)
     folds = runs * (study.fit.folds + 2)
+    begun = Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs)
+    no_errors = Leaving("finished", "zeros: errors stay here", 4 * tasks, runs)
     if study.privacy.private:
-        width, releases = study.declared_features + 1, study.privacy.releases
+        content = f"per task: {_RELEASED[study.privacy.mode]}, with noise; and the point that was asked for"
         size = release_size(study.privacy, study.loss, study.declared_features)
+        numbers = tasks * (size + study.declared_features + 2) + 1
         return [
             Leaving("welcome", "per task: its rows", 2 * tasks, runs),
-            Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
-            Leaving("released", f"per task: {_RELEASED[study.privacy.mode]}, with noise; and the point that was asked "
-                    "for", tasks * (size + width + 1) + 1, releases),
-            Leaving("finished", "zeros: errors stay here", 4 * tasks, runs),
-        ]  # fmt: skip
+            begun,
+            Leaving("released", content, numbers, study.privacy.releases),
+            no_errors,
+        ]
     if study.privacy.masked:
-        largest = 2 * (7 + d * (d + 1) + 2 * d + 2 * moments + levels) + 1
+        content = "integers that are random by themselves; only sums over all sites can be read"
+        numbers = 2 * (7 + d * (d + 1) + 2 * d + 2 * moments + levels) + 1
         published = study.results.coordinator == "weights"
+        weights = "per task: its final weights" if published else "nothing"
         return [
             Leaving("welcome", "per task: whether it takes part", 2 * tasks, runs),
             Leaving("shared_key", "a public key", 32, most),
-            Leaving("masked", "integers that are random by themselves; only sums over all sites can be read", largest,
-                    2 * most + 10 * runs),
-            Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
-            Leaving("published", "per task: its final weights" if published else "nothing", tasks * (d + 1),
-                    runs if published else 0),
-            Leaving("finished", "zeros: errors stay here", 4 * tasks, runs),
-        ]  # fmt: skip
+            Leaving("masked", content, numbers, 2 * most + 10 * runs),
+            begun,
+            Leaving("published", weights, tasks * (d + 1), runs if published else 0),
+            no_errors,
+        ]
     return [
         Leaving("welcome", "per task: its rows, and whether all have one class", 2 * tasks, runs),
         Leaving("cell_counts", "per column: present cells, their sum; rows per level", 2 * moments + levels, runs),
         Leaving("spread", "per column: the sum of squared distances from the mean", moments, runs),
         Leaving("feature_sums", "the sum of each prepared feature and of the target", d + 1, runs),
         Leaving("norms", "the sum of squared distances from the means, for features and target", 2, runs),
-        Leaving("begun", "the numbers of features and tasks; a digest of the request", 2, runs),
+        begun,
         Leaving("description", "per task: rows and sum of weights; a digest of the rows", 4 * tasks + 4, folds),
         Leaving("prepared", "per task: a vector b and sums of the loss", tasks * (d + 5), fits),
         Leaving("improved", "per task: a vector b and sums of the loss", tasks * (d + 7), most),
@@ -160,8 +166,7 @@ _RELEASED = {
 
 def most_features(study: Study) -> int:
     """The largest number of features that the columns can become."""
-    numbers = {"number": 2, "date": 11}
-    return sum(numbers.get(column.kind, len(column.levels) + 2) for column in study.used)
+    return sum(column.moments + 1 if column.moments else len(column.levels) + 2 for column in study.used)
 
 
 def number_of_fits(study: Study) -> int:

@@ -2,9 +2,9 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
-from dmtrl.engines.recovery import Carrier, Lost, RecoveringEngine, Refused
+from dmtrl.engines.recovery import Carrier, Lost, Refused, RestartingEngine
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import messages
 from dmtrl.protocol.message import Message
@@ -46,17 +46,17 @@ class Subset:
         """Leave the other carrier open: its other sites may be used again."""
 
 
-class Asker(RecoveringEngine):
+class Asker(RestartingEngine):
     """Asks the sites of a carrier, whose names are in its order. A site that is lost meanwhile is started again from
     its folder and simply asked again: the requests are idempotent.
 
-    A site must give a sign of life within `patience` seconds; after that it may take its time to answer, at most
-    `answer_timeout` seconds (None: no limit).
+    A site that is started must respond within `patience` seconds; after that it may take its time to answer. The
+    refusal of one site does not wait for another one to start.
     """
 
-    def __init__(self, carrier: Carrier, names: Sequence[str], patience: float, answer_timeout: float | None = None):
-        self._site_names = names  # before the base class, which may already report a lost site
-        super().__init__(carrier, patience, answer_timeout=answer_timeout)
+    def __init__(self, carrier: Carrier, names: Sequence[str], patience: float):
+        super().__init__(carrier, patience)
+        self.names = names
 
     def ask_all(self, request: Any) -> list[Any]:
         """The answers of all sites to one request, in order."""
@@ -66,11 +66,14 @@ class Asker(RecoveringEngine):
         """The answers to a request for each site, in the order of the requests."""
         for k, request in requests.items():
             self.send(k, messages.encode(request))
-        answers = dict(self.receive() for _ in requests)
+        try:
+            answers = dict(self.receive() for _ in requests)
+        except Refused as refused:
+            raise refused_by(self.names[refused.worker], refused.error) from refused.error
         return {k: self._checked(k, request, answers[k]) for k, request in requests.items()}
 
     def _checked(self, k: int, request: Any, answer: Message) -> Any:
-        expected, name = messages.ANSWERS[type(request)], self._site_names[k]
+        expected, name = messages.ANSWERS[type(request)], self.names[k]
         try:
             content = messages.decode(answer)
         except ValueError as error:
@@ -79,29 +82,8 @@ class Asker(RecoveringEngine):
             raise RefusedBySiteError(f"answered {answer.name!r} to another question", site=name)
         return content
 
-    def _await_workers(self) -> None:
-        """Not before the first question: the refusal of one site need not wait for another to start."""
-
-    def _handle_sign_of_life(self, k: int) -> None:
-        request = self._workers[k].request
-        if request is None:
-            self._recovered(k)
-        else:
-            self._post(k, [request])
-
-    def _take(self, k: int, request: Message, answer: Message) -> tuple[int, Message]:
-        self._workers[k].request = None
-        self._recovered(k)
-        return k, answer
-
-    def _handle_refusal(self, refused: Refused) -> NoReturn:
-        raise refused_by(self._site_names[refused.worker], refused.error) from refused.error
-
-    def _give_up(self, k: int) -> NoReturn:
-        raise self._lost_for_good(k, f"gave no sign of life within {self._recovery_timeout:g} seconds")
-
-    def _describe(self, k: int) -> str:
-        return f"the site {self._site_names[k]!r}"
+    def describe(self, worker: int) -> str:
+        return f"the site {self.names[worker]!r}"
 
 
 def refused_by(site: str, error: Exception) -> RefusedBySiteError:

@@ -1,7 +1,7 @@
 """The coordinator's side of a study, over any carrier of messages to the sites.
 
-`run_study` greets the sites, adds up their statistics, sends them the prepared problem, chooses lambda and fits through
-the estimators, and sends each site its result. It never sees a row.
+`run_study` adds up the statistics of the sites, sends them the prepared problem, chooses lambda and fits through the
+estimators, and sends each site its result. It never sees a row.
 """
 
 import json
@@ -53,7 +53,6 @@ def run_study(
     resume: bool = False,
     checkpoint: Checkpoint | None = None,
     patience: float = 120.0,
-    answer_timeout: float | None = None,
 ) -> StudyResult:
     """Run a study with the sites of a carrier.
 
@@ -74,9 +73,7 @@ def run_study(
     checkpoint : Checkpoint, optional
         Where and how often checkpoints are written. Default: `folder`/checkpoint, every 20 seconds.
     patience : float, default=120.0
-        Seconds within which a site must give a sign of life, at the start and when it was lost.
-    answer_timeout : float, optional
-        Seconds that one answer may take before the site counts as lost. None: no limit.
+        Seconds within which a site must respond, at the start and after it was lost.
 
     Returns
     -------
@@ -100,9 +97,8 @@ def run_study(
             raise ValueError(f"the study needs at least {study.limits.sites} sites, got {len(present)}")
         names = [sites[k] for k in present]
         session = open_session(place, resume or None, replace_others=True)
-        run = _Run(study, Subset(carrier, present), names, lost, progress, patience, answer_timeout)
         try:
-            result = run.run(session)
+            result = _Run(study, Subset(carrier, present), names, lost, progress, patience).run(session)
         except RefusedBySiteError as refusal:
             raise refusal if refusal.site else refused_by("a site", refusal) from refusal
         except WorkerLostError as error:
@@ -119,19 +115,20 @@ def run_study(
         return result
 
 
+@dataclass(frozen=True)
 class _Run:
-    """One attempt with the sites that are present, sorted by name."""
+    """One attempt with the sites that are present, sorted by name. lost: those that were left out before."""
 
-    def __init__(
-        self, study: Study, carrier: Subset, names: Sequence[str], lost: Sequence[str], progress: OnEvent,
-        patience: float, answer_timeout: float | None,
-    ):  # fmt: skip
-        self._study, self._carrier, self._names, self._lost = study, carrier, list(names), lost
-        self._progress, self._patience, self._answer_timeout = progress, patience, answer_timeout
+    study: Study
+    carrier: Subset
+    names: Sequence[str]
+    lost: Sequence[str]
+    progress: OnEvent
+    patience: float
 
     def run(self, session: CheckpointSession) -> StudyResult:
-        study = self._study
-        self._report("greeting the sites")
+        study = self.study
+        self._report("contacting the sites")
         with self._asker() as sites:
             tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
             sums = MaskedSums(study, sites) if study.privacy.masked else None
@@ -150,7 +147,7 @@ class _Run:
             if sums is not None:
                 outcome = fit_masked_study(study, sites, sums, owner, model, problem, self._report_masked_round)
             elif study.privacy.private:
-                outcome = fit_privately(study, sites, self._names, owner, model, problem, self._report_release)
+                outcome = fit_privately(study, sites, owner, model, problem, self._report_release)
             else:
                 outcome = self._fit(model, problem, tasks, session)
         model.preparation_ = prepared
@@ -161,15 +158,15 @@ class _Run:
             return self._result(model, tasks, self._finish(sites, model, outcome, tasks, W))
 
     def _asker(self) -> Asker:
-        return Asker(self._carrier, self._names, self._patience, self._answer_timeout)
+        return Asker(self.carrier, self.names, self.patience)
 
     def _fit(self, model: Any, problem: FitProblem, tasks: Sequence[_Task], session: CheckpointSession) -> Outcome:
         """Choose lambda and fit, on the sites that have a task to fit."""
         fitted = sorted({task.site for task in tasks if task.number >= 0})
         names = [str(name) for name in problem.data.names]
-        model.set_params(callbacks=[_Watch(self._report, self._study.fit.tolerance)])
+        model.set_params(callbacks=[_Watch(self._report, self.study.fit.tolerance)])
         try:
-            with RecoveringEngine(Subset(self._carrier, fitted), self._patience, names, self._answer_timeout) as engine:
+            with RecoveringEngine(Subset(self.carrier, fitted), self.patience, names) as engine:
                 outcome: Outcome = model.fit_problem(problem, Placement(engine, session=session))
         except WorkerLostError as error:
             error.worker = fitted[error.worker]
@@ -184,12 +181,12 @@ class _Run:
         self._report("collecting noisy releases", done / total, f"{done} of {total}")
 
     def _report(self, stage: str, done: float = 0.0, detail: str = "", **more: Any) -> None:
-        self._progress(StudyEvent(stage, done, detail, sites=tuple(self._names), **more))
+        self.progress(StudyEvent(stage, done, detail, sites=tuple(self.names), **more))
 
     def _number_tasks(self, answers: Sequence[messages.Welcome]) -> list[_Task]:
         tasks, fitted, own = list[_Task](), 0, version("dmtrl")
-        for k, (site, answer) in enumerate(zip(self._names, answers, strict=True)):
-            possible = self._study.task_names(site)
+        for k, (site, answer) in enumerate(zip(self.names, answers, strict=True)):
+            possible = self.study.task_names(site)
             if answer.dmtrl != own:
                 raise ValueError(
                     f"{site} has dmtrl {answer.dmtrl}, but the coordinator has {own}; install the same version"
@@ -207,16 +204,20 @@ class _Run:
         return tasks
 
     def _begin(self, sites: Asker, tasks: Sequence[_Task], prepared: Preparation, coordinates: Coordinates) -> None:
-        requests, text = {}, preparation.to_json(prepared)
-        for k, name in enumerate(self._names):
-            numbers = np.full(len(self._study.task_names(name)), -1, dtype=np.int64)
+        text, coordinates_text = preparation.to_json(prepared), preparation.coordinates_to_json(coordinates)
+        requests = {}
+        for k, name in enumerate(self.names):
+            numbers = np.full(len(self.study.task_names(name)), -1, dtype=np.int64)
             for task in tasks:
                 if task.site == k:
                     numbers[task.at] = task.number
             requests[k] = messages.Begin(
-                study=self._study.hash, preparation=text, coordinates=preparation.coordinates_to_json(coordinates),
-                x_centre=coordinates.x_centre, numbers=numbers,
-            )  # fmt: skip
+                study=self.study.hash,
+                preparation=text,
+                coordinates=coordinates_text,
+                x_centre=coordinates.x_centre,
+                numbers=numbers,
+            )
         sites.ask(requests)
 
     def _prepare(self, ask: Callable[[Any], list[Any]], rows: int) -> tuple[Preparation, Coordinates, float]:
@@ -224,8 +225,8 @@ class _Run:
 
         ask: returns the answers of all sites to a request, or only their sum.
         """
-        study = self._study
-        stage = "adding up masked statistics" if self._study.privacy.masked else "adding up statistics"
+        study = self.study
+        stage = "adding up masked statistics" if study.privacy.masked else "adding up statistics"
         self._report(stage, 0.2)
         counts = ask(messages.CountCells())
         spreads = ask(messages.MeasureSpread(means=preparation.means_of(counts)))
@@ -245,19 +246,25 @@ class _Run:
     ) -> dict[int, messages.Finished]:
         """Send every site its weights, and return the errors on its held-out rows."""
         requests = {}
-        for k in range(len(self._names)):
-            share_all = self._study.results.sites == "all"
+        for k in range(len(self.names)):
+            share_all = self.study.results.sites == "all"
             given = [i for i, task in enumerate(tasks) if share_all or task.site == k]
             requests[k] = messages.Finish(
-                study=self._study.hash, names=json.dumps([tasks[i].name for i in given]), weights=W[given],
-                common=outcome.common, reg_lambda=model.reg_lambda_, tau=model.common_strength_,
-                primal=outcome.certificate.primal, dual=outcome.certificate.dual, converged=outcome.converged,
+                study=self.study.hash,
+                names=json.dumps([tasks[i].name for i in given]),
+                weights=W[given],
+                common=outcome.common,
+                reg_lambda=model.reg_lambda_,
+                tau=model.common_strength_,
+                primal=outcome.certificate.primal,
+                dual=outcome.certificate.dual,
+                converged=outcome.converged,
                 rounds=model.n_rounds_,
-            )  # fmt: skip
+            )
         return sites.ask(requests)
 
     def _result(self, model: Any, tasks: Sequence[_Task], errors: Mapping[int, messages.Finished]) -> StudyResult:
-        study, certificate, unit = self._study, model.certificate_, self._study.limits.rows_per_task
+        study, certificate, unit = self.study, model.certificate_, self.study.limits.rows_per_task
         measure = "wrong" if study.classification else "squared_error"
         cv_errors, results = _cv_errors(model, measure), list[TaskResult]()
         for task in tasks:
@@ -265,21 +272,27 @@ class _Run:
             n = int(held.rows[task.at])
             error = float(getattr(held, measure)[task.at]) / n if n else None
             cv_error = float(cv_errors[task.number]) if cv_errors is not None and task.number >= 0 else None
-            results.append(TaskResult(
-                task.name, self._names[task.site], _rounded(task.rows, unit), _rounded(n, unit), error, cv_error,
-                task.number < 0,
-            ))  # fmt: skip
+            rows, held_rows = task.rows // unit * unit, n // unit * unit
+            site, single = self.names[task.site], task.number < 0
+            results.append(TaskResult(task.name, site, rows, held_rows, error, cv_error, single))
         result = StudyResult(
-            study.name, study.hash, tuple(self._names), tuple(self._lost), tuple(results), model.reg_lambda_,
-            model.common_strength_, certificate.primal, certificate.dual, certificate.relative_gap, model.n_rounds_,
-            study.privacy.private, study.privacy.guarantee(), model if study.results.coordinator == "weights" else None,
-        )  # fmt: skip
+            study=study.name,
+            hash=study.hash,
+            sites=tuple(self.names),
+            lost=tuple(self.lost),
+            tasks=tuple(results),
+            reg_lambda=model.reg_lambda_,
+            tau=model.common_strength_,
+            primal=certificate.primal,
+            dual=certificate.dual,
+            relative_gap=certificate.relative_gap,
+            rounds=model.n_rounds_,
+            noisy=study.privacy.private,
+            privacy=study.privacy.guarantee(),
+            model=model if study.results.coordinator == "weights" else None,
+        )
         model.study_ = result.as_dict()  # for the page about the model
         return result
-
-
-def _rounded(count: float, unit: int) -> int:
-    return int(count) // unit * unit
 
 
 def _cv_errors(model: Any, measure: str) -> np.ndarray | None:

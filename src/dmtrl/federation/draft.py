@@ -3,7 +3,8 @@
 import math
 from calendar import monthrange
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from dmtrl.exceptions import InputError, Note, Setting
 from dmtrl.federation.site_data import correlation
 from dmtrl.federation.study import SITE, Study, StudyColumn, Target, Tasks, parse_study
+from dmtrl.federation.toml_fields import to_toml
 from dmtrl.losses import CLASSIFICATION, REGRESSION
 from dmtrl.tables import TableFiles, open_files, require_column
 from dmtrl.tables import columns as read
@@ -27,81 +29,64 @@ FEW_ROWS = 10  # levels of fewer rows are reported, because a level can tell who
 FEW_VALUES = 20  # up to this many different whole numbers may be the classes of a target
 
 
-def draft_study(
-    like: str | Path,
-    name: str,
-    target: str,
-    *,
-    task: str | None = None,
-    drop: Sequence[str] = (),
-    category: Sequence[str] = (),
-    number: Sequence[str] = (),
-    missing: Sequence[str] = (),
-    positive: Sequence[str] = (),
-    kind: str | None = None,
-    held_out: str | None = None,
-    notes: list[str] | None = None,
-) -> Study:
+@dataclass(frozen=True)
+class DraftRequest:
+    """What a study is drafted from: the options of `dmtrl study new`.
+
+    like: a data file with the columns of the study. target: the column to predict. task: a column whose values are the
+    tasks of every site; None: each site is a task. kind: "classification" or "regression"; None: inferred. drop:
+    columns to ignore. category, number: columns to use as such. missing: texts that mean a missing value. positive:
+    values of the target that form the positive class. held_out: a column that is 1 in rows that no fit uses.
+    """
+
+    like: str
+    target: str
+    task: str | None = None
+    kind: str | None = None
+    drop: Sequence[str] = ()
+    category: Sequence[str] = ()
+    number: Sequence[str] = ()
+    missing: Sequence[str] = ()
+    positive: Sequence[str] = ()
+    held_out: str | None = None
+
+
+def draft_study(request: DraftRequest, name: str) -> tuple[Study, list[str]]:
     """Draft a study from the columns of one file. The coordinator reads and corrects it before sites see it.
 
-    Parameters
-    ----------
-    like : path
-        A data file with the columns of the study.
-    name : str
-        The name of the study.
-    target : str
-        The column to predict.
-    task : str, optional
-        A column whose values are the tasks of every site. Default: the site is the task.
-    drop, category, number : sequence of str
-        Columns to ignore, or whose kind is given.
-    missing : sequence of str
-        Texts that mean a missing value.
-    positive : sequence of str
-        Values of the target that form the positive class.
-    kind : {"classification", "regression"}, optional
-    held_out : str, optional
-        A column that is 1 in rows that no fit uses.
-    notes : list of str, optional
-        Remarks for the coordinator are appended.
-
-    Returns
-    -------
-    Study
+    Returns the study and remarks for the coordinator.
     """
-    source = open_files([like])
-    for column in (target, *drop, *category, *number, *([task] if task else []), *([held_out] if held_out else [])):
-        require_column(column, source.names)
-    _check_roles(target, task, held_out, {"drop": drop, "category": category, "number": number})
-    notes = [] if notes is None else notes
-    draft = _Draft(source, without_missing(source.read().columns, tuple(missing)), notes)
+    source = open_files([request.like])
+    _check_roles(request, source.names)
+    target, task, held_out = request.target, request.task, request.held_out
+    draft = _Draft(source, without_missing(source.read().columns, tuple(request.missing)))
     if held_out is not None:
         draft.require_flags(held_out)
-    goal, y = draft.target(target, positive, kind)
-    columns = []
-    for column in source.names:
-        if column not in (target, task, held_out):
-            forced = "category" if column in category else "number" if column in number else None
-            columns.append(draft.column(column, y, "ignored" if column in drop else forced))
+    goal, y = draft.target(target, request.positive, request.kind)
+    forced = {"ignored": request.drop, "category": request.category, "number": request.number}
+    kinds = {column: kind for kind, columns in forced.items() for column in columns}
+    names = [column for column in source.names if column not in (target, task, held_out)]
+    columns = [draft.column(column, y, kinds.get(column)) for column in names]
     tasks = Tasks() if task is None else Tasks(task, draft.values(task))
-    notes.append(
-        f"the draft holds values of {Path(like).name} (levels, ranges, correlations): read it before you share it"
-    )
-    text = study_text(name, f"Drafted from {Path(like).name}", columns, goal, tasks, tuple(missing), held_out)
-    return parse_study(text.encode(), f"the draft from {like}")
+    file = Path(request.like).name
+    draft.notes.append(f"the draft holds values of {file} (levels, ranges, correlations): read it before you share it")
+    text = study_text(name, f"Drafted from {file}", columns, goal, tasks, tuple(request.missing), held_out)
+    return parse_study(text.encode(), f"the draft from {request.like}"), draft.notes
 
 
-def _check_roles(target: str, task: str | None, held_out: str | None, given: Mapping[str, Sequence[str]]) -> None:
-    """Every column has one role."""
-    if task == SITE:
+def _check_roles(request: DraftRequest, names: Sequence[str]) -> None:
+    """Every column exists and has one role."""
+    roles = [(role, getattr(request, role)) for role in ("target", "task", "held_out")]
+    roles += [(role, name) for role in ("drop", "category", "number") for name in dict.fromkeys(getattr(request, role))]
+    for _, column in roles:
+        if column is not None:
+            require_column(column, names)
+    if request.task == SITE:
         raise InputError(
             f"a column named {SITE!r} cannot be the tasks, because by = {SITE!r} in a study means that each site is a "
             "task; rename the column, or leave out ",
             Setting("task"),
         )
-    roles = [("target", target), ("task", task), ("held_out", held_out)]
-    roles += [(role, column) for role, columns in given.items() for column in dict.fromkeys(columns)]
     require_one_role(roles)
 
 
@@ -122,8 +107,9 @@ def _whole_months(first: date, last: date) -> tuple[date, date]:
 class _Draft:
     """Decides what becomes of each column of a file."""
 
-    def __init__(self, source: TableFiles, frame: Any, notes: list[str]):
-        self._source, self._frame, self._notes = source, frame, notes
+    def __init__(self, source: TableFiles, frame: Any):
+        self._source, self._frame = source, frame
+        self.notes: list[str] = []
 
     def _summary(self, name: str) -> CellSummary:
         cells = self._frame.column(name)
@@ -172,7 +158,7 @@ class _Draft:
                 shown = f"{len(values)} values, {_shown(values)}"
                 raise InputError(f"the target {name!r} has {shown}; pass ", Setting("positive"))
             positive = [value for value in values if value != "0"] if "0" in values else values[1:]
-            self._notes.append(f"target {name!r}: {_either(positive)} is the positive class")
+            self.notes.append(f"target {name!r}: {_either(positive)} is the positive class")
         wrong = [value for value in positive if value not in values]
         if wrong:
             raise ValueError(f"the target {name!r} has no value {wrong[0]!r}; its values are {', '.join(values)}")
@@ -188,7 +174,7 @@ class _Draft:
         whole = (np.floor(numbers) == numbers)[~np.isnan(numbers)].all()
         if whole and len(values) <= FEW_VALUES and "0" in values:
             what = f"target {name!r} has {len(values)} whole numbers with 0: classification"
-            self._notes.append(Note(f"{what}; if it is a quantity, pass ", Setting("kind", "regression")))
+            self.notes.append(Note(f"{what}; if it is a quantity, pass ", Setting("kind", "regression")))
             return CLASSIFICATION
         return REGRESSION
 
@@ -203,40 +189,66 @@ class _Draft:
             known = ~np.isnan(y)
             found, n = correlation(column, values[known], y[known])
             if n:
-                return StudyColumn(**{**vars(column), "correlation": round(found, 2)})
+                return replace(column, correlation=round(found, 2))
         return column
 
     def _used(self, name: str, summary: CellSummary, forced: str | None) -> StudyColumn:
-        if summary.kind == NUMBER and forced != "category" and summary.n_cells == 0 and not len(self.values(name)):
-            self._notes.append(f"column {name!r} is empty here: ignored")
-            return StudyColumn(name, "ignored")
         if forced == "number" or (summary.kind == NUMBER and forced is None):
             x = self._numbers(name, summary)
-            present = x[~np.isnan(x)]
-            values = np.unique(present)
+            values = np.unique(x[~np.isnan(x)])
+            if len(values) == 0:
+                return self._ignored(name, "is empty here")
             if forced is None and identifies_rows(name, x):
-                self._notes.append(f"column {name!r} identifies rows: ignored")
-                return StudyColumn(name, "ignored")
+                return self._ignored(name, "identifies rows")
             if forced == "number" or len(values) > FEW_CODES or (values != np.floor(values)).any():
                 return StudyColumn(name, "number", range=_outward(float(values[0]), float(values[-1])))
-            self._notes.append(f"column {name!r} has {len(values)} whole numbers: a category")
+            self.notes.append(f"column {name!r} has {len(values)} whole numbers: a category")
         if summary.kind == DATE and forced is None:
             days = read.dates(self._frame.column(name), name, summary.date_format)
             days = days[~np.isnat(days)].astype("datetime64[D]")
+            if len(days) == 0:
+                return self._ignored(name, "is empty here")
             return StudyColumn(name, "date", range=_whole_months(days.min().item(), days.max().item()))
         levels = self.values(name)
         most = min(MAX_CATEGORIES, max(FEW_LEVELS, self._frame.num_rows // 2))
         if not levels or (len(levels) > most and forced is None):
-            self._notes.append(f"column {name!r} has {len(levels):,} different values: ignored")
-            return StudyColumn(name, "ignored")
+            return self._ignored(name, f"has {len(levels):,} different values")
         counts = Counter(read.texts(self._frame.column(name)))
         rare = [level for level in levels if counts[level] < FEW_ROWS]
         if rare:
-            self._notes.append(
+            self.notes.append(
                 f"column {name!r}: fewer than {FEW_ROWS} rows have the level {_either(rare[:5])}"
                 + (f" or {len(rare) - 5} others" if len(rare) > 5 else "")
             )
         return StudyColumn(name, "category", levels=levels)
+
+    def _ignored(self, name: str, why: str) -> StudyColumn:
+        self.notes.append(f"column {name!r} {why}: ignored")
+        return StudyColumn(name, "ignored")
+
+
+_SETTINGS = """
+[fit]
+loss = {loss}
+lambda = "auto"  # chosen by cross-validation; or a number, or a list to choose from
+common = "auto"  # strength of the component that all tasks share; as lambda
+folds = 5
+tolerance = 0.001
+seed = 0
+{held_out}
+[limits]
+sites = 2  # fewer sites end the study
+on_lost = "stop"  # or "go_on" without a site that stays away
+rows_per_task = 10  # smaller tasks are left out
+rounds = 20000  # of all fits together
+
+[privacy]
+mode = "none"  # no noise is added to what leaves a site; see docs/privacy.md for the others
+
+[results]
+coordinator = "weights"  # of all tasks, and their relations; or "summary" without them
+sites = "own"  # the weights of their own tasks; or "all"
+"""
 
 
 def study_text(
@@ -249,80 +261,41 @@ def study_text(
     held_out: str | None = None,
 ) -> str:
     """The text of a study file with the default settings, and a comment on each."""
-    loss = "logistic" if target.kind == CLASSIFICATION else "squared"
     lines = [
         "# A dmtrl study. Every site approves exactly these bytes.",
         "format = 1",
-        f"name = {_toml(name)}",
-        f"description = {_toml(description)}",
+        f"name = {to_toml(name)}",
+        f"description = {to_toml(description)}",
     ]
     if missing:
-        lines.append(f"missing = {_toml(missing)}  # texts that mean a missing value")
-    lines += ["", "[target]", f"column = {_toml(target.column)}", f"kind = {_toml(target.kind)}"]
+        lines.append(f"missing = {to_toml(missing)}  # texts that mean a missing value")
+    lines += ["", "[target]", f"column = {to_toml(target.column)}", f"kind = {to_toml(target.kind)}"]
     if target.kind == CLASSIFICATION:
-        lines += [f"negative = {_toml(target.negative)}", f"positive = {_toml(target.positive)}"]
+        lines += [f"negative = {to_toml(target.negative)}", f"positive = {to_toml(target.positive)}"]
     elif target.range is not None:
-        lines.append(f"range = {_toml(target.range)}")
+        lines.append(f"range = {to_toml(target.range)}")
     lines += ["", "[tasks]"]
     if tasks.by == SITE:
-        lines.append(f"by = {_toml(SITE)}  # each site is one task; or the name of a column, with its values")
+        lines.append(f"by = {to_toml(SITE)}  # each site is one task; or the name of a column, with its values")
     else:
-        lines += [f"by = {_toml(tasks.by)}", f"values = {_toml(tasks.values)}"]
-    lines += [
-        "",
-        "[fit]",
-        f"loss = {_toml(loss)}",
-        'lambda = "auto"  # chosen by cross-validation; or a number, or a list to choose from',
-        'common = "auto"  # strength of the component that all tasks share; as lambda',
-        "folds = 5",
-        "tolerance = 0.001",
-        "seed = 0",
-    ]
-    if held_out:
-        lines.append(f"held_out = {_toml(held_out)}  # 1 in rows that no fit uses")
-    lines += [
-        "",
-        "[limits]",
-        "sites = 2  # fewer sites end the study",
-        'on_lost = "stop"  # or "go_on" without a site that stays away',
-        "rows_per_task = 10  # smaller tasks are left out",
-        "rounds = 20000  # of all fits together",
-        "",
-        "[privacy]",
-        'mode = "none"  # no noise is added to what leaves a site; see docs/privacy.md for the others',
-        "",
-        "[results]",
-        'coordinator = "weights"  # of all tasks, and their relations; or "summary" without them',
-        'sites = "own"  # the weights of their own tasks; or "all"',
-    ]
+        lines += [f"by = {to_toml(tasks.by)}", f"values = {to_toml(tasks.values)}"]
+    loss = to_toml("logistic" if target.kind == CLASSIFICATION else "squared")
+    held = f"held_out = {to_toml(held_out)}  # 1 in rows that no fit uses\n" if held_out else ""
+    lines += _SETTINGS.format(loss=loss, held_out=held).splitlines()
     for column in columns:
-        lines += ["", f"[columns.{_key(column.name)}]", f"kind = {_toml(column.kind)}"]
+        lines += ["", f"[columns.{_key(column.name)}]", f"kind = {to_toml(column.kind)}"]
         if column.levels:
-            lines.append(f"levels = {_toml(column.levels)}")
+            lines.append(f"levels = {to_toml(column.levels)}")
         if column.range is not None:
-            lines.append(f"range = {_toml(column.range)}")
+            lines.append(f"range = {to_toml(column.range)}")
         if column.correlation is not None:
             lines.append(f"correlation = {column.correlation}  # with the target, here; shows flipped codes")
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: Any) -> str:
-    """A text, a number, a date or a list of them as TOML."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, date):
-        return value.isoformat()
-    if isinstance(value, float):
-        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
-    if isinstance(value, int):
-        return str(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return '"' + "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in escaped) + '"'
-
-
 def _key(name: str) -> str:
     plain = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if plain else _toml(name)
+    return name if plain else to_toml(name)
 
 
 def _shown(values: Sequence[str]) -> str:

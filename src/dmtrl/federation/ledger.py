@@ -90,12 +90,19 @@ class Ledger:
     ) -> None:
         digest = hashlib.sha256(data).hexdigest()
         with self.locked() as file:
-            moment = datetime.now(UTC).isoformat(timespec="milliseconds")
             content: dict[str, Any] = {
-                "number": self._count + 1, "time": moment, "study": study, "name": name, "shapes": shapes,
-                "numbers": numbers, "bytes": len(data), "digest": digest, "repeated": digest in self._digests,
-                "text": text, "previous": self._last,
-            }  # fmt: skip
+                "number": self._count + 1,
+                "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "study": study,
+                "name": name,
+                "shapes": shapes,
+                "numbers": numbers,
+                "bytes": len(data),
+                "digest": digest,
+                "repeated": digest in self._digests,
+                "text": text,
+                "previous": self._last,
+            }
             content["hash"] = _hash(content)
             line = _line(content)
             _write(file, line)

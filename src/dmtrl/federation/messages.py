@@ -227,6 +227,12 @@ KINDS: dict[str, type] = {name_of(kind): kind for kind in (*ANSWERS, *ANSWERS.va
 _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in KINDS.values()}
 
 
+def received(data: bytes) -> Message:
+    """A message from its bytes, with arrays that can be written to: for others the kernels are compiled once more."""
+    message = Message.decode(data)
+    return Message(message.name, message.scalars, {name: array.copy() for name, array in message.arrays.items()})
+
+
 def encode(content: Any) -> Message:
     """A message from the dataclass that declares it."""
     scalars: dict[str, Any] = {}

@@ -10,13 +10,12 @@ from typing import Any
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation import messages
 from dmtrl.federation.study import SITE_NAME
-from dmtrl.federation.toml_fields import TomlTable, parse_toml
+from dmtrl.federation.toml_fields import TomlTable, parse_toml, to_toml
 from dmtrl.protocol.messages import ANSWERS, name_of
 
 FILE = "policy.toml"
-PREPARATION = tuple(name_of(kind) for kind in messages.ANSWERS.values())
-ROUNDS = tuple(name_of(kind) for kind in dict.fromkeys(ANSWERS.values()))
-MESSAGES = (*PREPARATION, *ROUNDS)  # everything that can leave a site
+# Everything that can leave a site.
+MESSAGES = tuple(dict.fromkeys(name_of(answer) for answer in (*messages.ANSWERS.values(), *ANSWERS.values())))
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,9 @@ def write_policy(folder: Path, policy: Policy) -> None:
     """Write the policy into the folder of a site, with a comment on every line."""
     listed = "\n".join(f'    "{name}",' for name in policy.messages)
     text = f"""# The policy of this site. Only people at the site change it; no job can.
-site = {_quoted(policy.site)}
+site = {to_toml(policy.site)}
 # The data file, relative to this folder.
-data = {_quoted(policy.data)}
+data = {to_toml(policy.data)}
 # Tasks with fewer rows are left out of every study.
 minimum_rows = {policy.minimum_rows}
 # Errors leave only as sums over at least this many rows of a task.
@@ -110,7 +109,3 @@ def _checked(table: TomlTable) -> Policy:
         if name not in MESSAGES:
             table.fail(f"unknown message {name!r}; the messages are {', '.join(MESSAGES)}", "messages")
     return Policy(**values)
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -7,7 +7,7 @@ in place of missing numbers: a median is not a sum.
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -84,8 +84,7 @@ def cell_counts(study: Study, table: Any) -> CellCounts:
 
 def split_counts(study: Study, sums: np.ndarray) -> CellCounts:
     """The counts of all sites from one vector: present cells, sums of cells, and rows of levels."""
-    parts = {"number": 1, "date": 1 + len(_PARTS), "category": 0}
-    numbers = sum(parts[column.kind] for column in study.used)
+    numbers = sum(column.moments for column in study.used)
     present, totals, levels = np.split(sums, [numbers, 2 * numbers])
     return CellCounts(present=np.round(present).astype(np.int64), sums=totals, levels=np.round(levels).astype(np.int64))
 
@@ -107,24 +106,6 @@ def feature_sums(X: np.ndarray, y: np.ndarray) -> FeatureSums:
 def norms(X: np.ndarray, y: np.ndarray, x_centre: np.ndarray, y_centre: float) -> Norms:
     """A site's sums of squared distances from the centres of all sites."""
     return Norms(features=float(((X - x_centre) ** 2).sum()), target=float(((y - y_centre) ** 2).sum()))
-
-
-def statistics(
-    study: Study,
-    request: CountCells | MeasureSpread | SumFeatures | MeasureNorms,
-    rows: Callable[[], tuple[Any, np.ndarray]],
-    features: Callable[[str], tuple[np.ndarray, np.ndarray]],
-) -> CellCounts | Spread | FeatureSums | Norms:
-    """A site's answer to a request for statistics. rows: its columns and targets; features: the prepared ones."""
-    if isinstance(request, CountCells):
-        return cell_counts(study, rows()[0])
-    if isinstance(request, MeasureSpread):
-        return spread(study, rows()[0], request.means)
-    X, y = features(request.preparation)
-    if isinstance(request, SumFeatures):
-        return feature_sums(X, y)
-    check_centres(study, X.shape[1], request.x_centre, request.y_centre)
-    return norms(X, y, request.x_centre, request.y_centre)
 
 
 def request_of(masked: SumUp) -> CountCells | MeasureSpread | SumFeatures | MeasureNorms:
@@ -150,8 +131,8 @@ def means_of(counts: Sequence[CellCounts]) -> np.ndarray:
 def prepare(study: Study, rows: int, counts: Sequence[CellCounts], spreads: Sequence[Spread]) -> Preparation:
     """The Preparation of all sites together, from their counts and sums. rows: of all sites."""
     means, squares = means_of(counts), _total([one.squares for one in spreads])
-    present = sum((count.present for count in counts), np.zeros_like(counts[0].present))
-    levels = sum((count.levels for count in counts), np.zeros_like(counts[0].levels))
+    present = np.sum([count.present for count in counts], axis=0)
+    levels = np.sum([count.levels for count in counts], axis=0)
     columns: list[Column] = []
     at = level_at = 0
     for column in study.columns:
@@ -165,7 +146,7 @@ def prepare(study: Study, rows: int, counts: Sequence[CellCounts], spreads: Sequ
             columns.append(number_from_moments(column.name, rows, int(present[at]), means[at], squares[at]))
             at += 1
         else:
-            parts = slice(at, at + 1 + len(_PARTS))
+            parts = slice(at, at + column.moments)
             columns.append(_date(column, rows, present[parts], means[parts], squares[parts]))
             at = parts.stop
     return Preparation(tuple(columns), *_roles(study))
@@ -249,13 +230,6 @@ def mean_square(rows: int, coordinates: Coordinates, parts: Sequence[Norms]) -> 
 def coordinates_to_json(coordinates: Coordinates) -> str:
     """Coordinates without x_centre, which travels as an array."""
     return json.dumps({name: value for name, value in vars(coordinates).items() if name != "x_centre"})
-
-
-def coordinates_from_json(text: str, x_centre: np.ndarray) -> Coordinates:
-    try:
-        return Coordinates(x_centre=x_centre, **json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the coordinator sent coordinates that this dmtrl cannot read: {error}") from None
 
 
 def _total(parts: Sequence[np.ndarray]) -> np.ndarray:

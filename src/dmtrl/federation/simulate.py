@@ -9,6 +9,7 @@ from dmtrl.engines.recovery import Refused
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.approval import approval_text, approve, create_site
 from dmtrl.federation.coordinate import run_study
+from dmtrl.federation.messages import received
 from dmtrl.federation.policy import Policy
 from dmtrl.federation.results import OnEvent, StudyResult
 from dmtrl.federation.site import Site
@@ -22,7 +23,6 @@ class LocalSites:
     """A carrier of sites in this process, for `run_study`."""
 
     def __init__(self, folders: Sequence[Path]):
-        self._folders = list(folders)
         self._sites = [Site(folder) for folder in folders]
         self._posted: queue.SimpleQueue[tuple[int, int, Sequence[Message]]] = queue.SimpleQueue()
         self._last: dict[int, tuple[int, Message]] = {}  # the number and the answer of each site's last post
@@ -36,11 +36,12 @@ class LocalSites:
         return len(self._sites)
 
     def renew(self, worker: int) -> None:
-        self._sites[worker] = Site(self._folders[worker])
+        self._sites[worker] = Site(self._sites[worker].folder)
         self._last.pop(worker, None)
 
     def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:
-        self._posted.put((worker, number, [_sent(message) for message in messages]))
+        # what does not survive the wire format is lost here too
+        self._posted.put((worker, number, [received(message.encode()) for message in messages]))
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
         try:
@@ -56,18 +57,11 @@ class LocalSites:
             except RefusedBySiteError as refusal:
                 name = self._sites[worker].name
                 raise Refused(worker, RefusedBySiteError(refusal.reason, refusal.detail, name)) from refusal
-            self._last[worker] = number, _sent(answer)
+            self._last[worker] = number, received(answer.encode())
         return worker, self._last[worker][1]
 
     def close(self) -> None:
         pass
-
-
-def _sent(message: Message) -> Message:
-    """The message after a journey: what does not survive the wire format is lost here too."""
-    arrived = Message.decode(message.encode())
-    copies = {name: array.copy() for name, array in arrived.arrays.items()}  # writable, as the kernels expect
-    return Message(arrived.name, arrived.scalars, copies)
 
 
 def _approval_texts(

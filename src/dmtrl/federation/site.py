@@ -29,7 +29,7 @@ from dmtrl.federation.privacy.masked_site import MaskedSite
 from dmtrl.federation.privacy.releasing import SiteReleases
 from dmtrl.federation.request_checks import check_folds, check_request
 from dmtrl.federation.site_data import SiteTable, check_file
-from dmtrl.federation.site_rows import blocks_of, coordinates_of, held_out_errors
+from dmtrl.federation.site_rows import ask_worker, blocks_of, coordinates_of, held_out_errors
 from dmtrl.federation.study import Study
 from dmtrl.protocol import messages as rounds
 from dmtrl.protocol.message import Message
@@ -39,11 +39,11 @@ from dmtrl.worker.worker import Worker
 
 LEDGER, MODEL = "ledger.jsonl", "model.dmtrl"
 MOST_REFUSALS = 1000  # lines about refusals in the ledger, for each study
-_PRIVATE = tuple(rounds.name_of(kind) for kind in (messages.Hello, messages.Begin, messages.Release, messages.Finish))
-_MASKED = tuple(
-    rounds.name_of(kind)
-    for kind in (messages.Hello, messages.ShareKey, messages.SumUp, messages.Begin, messages.Publish, messages.Finish)
-)
+_ANSWERS = {  # the name of the answer to each request
+    rounds.name_of(kind): rounds.name_of(answer) for kind, answer in {**messages.ANSWERS, **rounds.ANSWERS}.items()
+}
+_PRIVATE = "hello", "begin", "release", "finish"  # requests that are answered in private studies
+_MASKED = "hello", "share_key", "sum_up", "begin", "publish", "finish"  # with masked sums
 _VERSION = re.compile(r"version-[0-9]{6,}-[0-9a-f]{8}")  # a folder of a checkpoint; see solver/checkpoint/versions.py
 logger = logging.getLogger("dmtrl")
 
@@ -56,6 +56,7 @@ class Site:
         self.policy: Policy = read_policy(self.folder)
         self.ledger = Ledger(self.folder / LEDGER)
         self._study: Study | None = None
+        self._approved: tuple[int, int] | None = None  # the version of the approval that `_study` was read with
         self._data: SiteTable | None = None
         self._most: dict[str, approval.Leaving] | None = None  # what each message may hold, and how often it may leave
         self._begun: messages.Begin | None = None
@@ -90,9 +91,12 @@ class Site:
         study = ""
         try:
             study = self.study.hash
-            self.policy.check_message(_answer_name(message.name))
+            if message.name not in _ANSWERS:
+                raise RefusedBySiteError("the coordinator sent a message that this version of dmtrl does not answer")
+            self.policy.check_message(_ANSWERS[message.name])
             answer = self._answer(message)
             with self.ledger.locked():  # the number of messages is that of the line that follows
+                self._require_approved(study)  # still: its people may have approved another one meanwhile
                 self._check_leaving(answer)
                 self.ledger.record(study, answer)
         except RefusedBySiteError as refusal:
@@ -131,8 +135,12 @@ class Site:
     @property
     def study(self) -> Study:
         """The approved study. RefusedBySiteError if there is none, or if its file was changed after the approval."""
-        if self._study is None or not approval.is_approved(self.folder):  # it may be withdrawn during a run
-            self._study = approval.approved_study(self.folder)
+        given = approval.version_of_approval(self.folder)
+        if self._study is None or given != self._approved:  # it may be withdrawn or replaced during a run
+            study = approval.approved_study(self.folder)
+            if self._study is not None and study.hash != self._study.hash:
+                self._data = self._most = self._begun = self._worker = self._masked = None
+            self._study, self._approved = study, given
         return self._study
 
     @property
@@ -162,9 +170,11 @@ class Site:
             )
         if message.name in messages.KINDS:
             request = messages.decode(message)
+            if hasattr(request, "study"):
+                self._require_approved(request.study)
             return messages.encode(self._handlers[type(request)](request))
         request = rounds.decode(message)
-        held = rounds.decode(self.worker.answer(rounds.encode(rounds.Describe())))
+        held = ask_worker(self.worker, rounds.Describe())
         check_request(self.study, held, request)
         if isinstance(request, rounds.HoldOut):
             check_folds(self.study, held, request, self.policy.minimum_held_out)
@@ -175,7 +185,6 @@ class Site:
         return self.worker.answer(message)
 
     def _hello(self, request: messages.Hello) -> messages.Welcome:
-        self._require_approved(request.study)
         if self.study.privacy.private:
             self._releases.check_budget()
         elif self.policy.private_only:
@@ -193,33 +202,35 @@ class Site:
                 f"{self.study.hash[:16]}"
             )
 
-    def _rows(self) -> tuple[Any, np.ndarray]:
-        """The columns and targets of the fit, sorted by task."""
-        train = self.data.train
-        return self.data.table.take(train), self.data.y[train]
-
     def _preparation(self, text: str) -> Preparation:
         """The preparation of a message, checked before features are computed."""
         prepared = preparation.from_json(text)
         preparation.check_against(self.study, prepared)
         return prepared
 
-    def _features(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        prepared = self._preparation(text)
-        table, y = self._rows()
-        return prepared.transform(table), y
+    def _features(self, text: str) -> np.ndarray:
+        """The prepared features of the fit, sorted by task."""
+        return self._preparation(text).transform(self.data.train_table)
 
     def _statistics(self, request: Any) -> Any:
-        return preparation.statistics(self.study, request, self._rows, self._features)
+        """The sums of this site that a request for statistics asks for."""
+        study = self.study
+        if isinstance(request, messages.CountCells):
+            return preparation.cell_counts(study, self.data.train_table)
+        if isinstance(request, messages.MeasureSpread):
+            return preparation.spread(study, self.data.train_table, request.means)
+        X = self._features(request.preparation)
+        if isinstance(request, messages.SumFeatures):
+            return preparation.feature_sums(X, self.data.train_y)
+        preparation.check_centres(study, X.shape[1], request.x_centre, request.y_centre)
+        return preparation.norms(X, self.data.train_y, request.x_centre, request.y_centre)
 
     def _begin(self, request: messages.Begin) -> messages.Begun:
         """Check the prepared problem, and only then store it in place of the one before."""
         self._check_begin(request)
         content, stored = messages.encode(request).encode(), self._run / "begin.message"
-        answer = messages.Begun(
-            features=len(request.x_centre), units=int((request.numbers >= 0).sum()),
-            problem=hashlib.sha256(content).hexdigest(),
-        )  # fmt: skip
+        features, units = len(request.x_centre), int((request.numbers >= 0).sum())
+        answer = messages.Begun(features=features, units=units, problem=hashlib.sha256(content).hexdigest())
         self._check_leaving(messages.encode(answer))
         rounds_here = self.data.fitted.any() and not (self.study.privacy.private or self.study.privacy.masked)
         worker = self._build_worker(request) if rounds_here else None
@@ -235,7 +246,6 @@ class Site:
         return SiteReleases(self.folder, self.policy, self.study, self.ledger)
 
     def _release(self, request: messages.Release) -> messages.Released:
-        self._require_approved(request.study)
         if not self.study.privacy.private:
             raise RefusedBySiteError("the coordinator asked for a private release, but the study is not private")
         return self._releases.answer(request, lambda: self._blocks(self.begun))
@@ -247,23 +257,23 @@ class Site:
             raise RefusedBySiteError("the coordinator asked for masked sums, but the study does not have them")
         if self._masked is None:
             self._masked = MaskedSite(
-                self.folder / "masked", self.study, self._part_of_sum, lambda: self._blocks(self.begun),
+                self.folder / "masked",
+                self.study,
+                self._part_of_sum,
+                lambda: self._blocks(self.begun),
                 lambda: float(models.unfitted(self.study, 1.0).intercept_ridge(coordinates_of(self.begun))),
-            )  # fmt: skip
+            )
         return self._masked
 
     def _share_key(self, request: messages.ShareKey) -> messages.SharedKey:
-        self._require_approved(request.study)
         with self.ledger.locked():
             return self.masked.share_key(request)
 
     def _sum_up(self, request: messages.SumUp) -> messages.Masked:
-        self._require_approved(request.study)
         with self.ledger.locked():  # two processes must not use the masks of one sum for different numbers
             return self.masked.answer(request)
 
     def _publish(self, request: messages.Publish) -> messages.Published:
-        self._require_approved(request.study)
         if self.study.results.coordinator != "weights":
             raise RefusedBySiteError("the study does not give weights to the coordinator")
         return messages.Published(weights=self.masked.weights())
@@ -318,7 +328,7 @@ class Site:
 
     def _blocks(self, begin: messages.Begin) -> Blocks:
         """The rows of a problem that `_check_begin` accepted."""
-        return blocks_of(self.study, self.name, self.data, begin, *self._features(begin.preparation))
+        return blocks_of(self.study, self.name, self.data, begin, self._features(begin.preparation))
 
     def _checkpoint(self, folder: str) -> Path:
         """The folder of a checkpoint at this site, from the coordinator's name for it."""
@@ -330,7 +340,7 @@ class Site:
     def _save(self, request: rounds.Save) -> rounds.Saved:
         """Write the checkpoint into the site's own folder, and keep only it and the last complete one."""
         folder = self._checkpoint(request.to)
-        saved = rounds.decode(self.worker.answer(rounds.encode(rounds.Save(to=str(folder)))))
+        saved = ask_worker(self.worker, rounds.Save(to=str(folder)))
         if saved.error is not None:
             logger.warning("%s could not write a checkpoint: %s", self.name, saved.error)
             return rounds.Saved(error=f"{self.name} could not write its checkpoint", kept=True)
@@ -341,7 +351,6 @@ class Site:
         return rounds.Saved(file=saved.file, kept=True)
 
     def _finish(self, request: messages.Finish) -> messages.Finished:
-        self._require_approved(request.study)
         begin, study = self.begun, self.study
         self._check_begin(begin)
         names, width, weights = json.loads(request.names), len(begin.x_centre) + 1, request.weights
@@ -350,11 +359,9 @@ class Site:
             names = [name for name, fitted in zip(names, self.data.fitted, strict=True) if fitted]
         if not (are_finite(weights, (len(names), width)) and are_finite(request.common, (width,))):
             raise RefusedBySiteError("the coordinator sent a result whose weights do not fit the study")
-        model = models.received(
-            study, preparation.from_json(begin.preparation), coordinates_of(begin), names,
-            weights, request.common, (request.reg_lambda, request.tau),
-            Certificate(request.primal, request.dual),
-        )  # fmt: skip
+        prepared, coordinates = preparation.from_json(begin.preparation), coordinates_of(begin)
+        strengths, certificate = (request.reg_lambda, request.tau), Certificate(request.primal, request.dual)
+        model = models.received(study, prepared, coordinates, names, weights, request.common, strengths, certificate)
         answer = held_out_errors(study, self.name, self.data, model, self.policy.minimum_held_out)
         errors = {name: values.tolist() for name, values in vars(answer).items()}
         if study.privacy.private or study.privacy.masked:  # the site sees its errors, the coordinator does not
@@ -366,12 +373,3 @@ class Site:
         storage.write(str(results / "held_out.json"), json.dumps(errors).encode())
         shutil.rmtree(self._run / "checkpoint", ignore_errors=True)
         return answer
-
-
-def _answer_name(request: str) -> str:
-    """The name of the answer to a message; refuses names that are not requests."""
-    for kinds, answers in ((messages.KINDS, messages.ANSWERS), (rounds.KINDS, rounds.ANSWERS)):
-        kind = kinds.get(request)
-        if kind in answers:
-            return rounds.name_of(answers[kind])
-    raise RefusedBySiteError("the coordinator sent a message that this version of dmtrl does not answer")

@@ -4,6 +4,7 @@ Nothing here leaves the site. A finding has two texts: `text` for the site's own
 `public`, which names only what the study file names and may leave the site in a refusal.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,16 @@ class SiteTable:
         """The numbers of the rows that the fit uses, sorted by task."""
         rows = np.flatnonzero(~self.held_out & self.usable[self.codes])
         return rows[np.argsort(self.codes[rows], kind="stable")]
+
+    @property
+    def train_table(self) -> Any:
+        """The columns of these rows."""
+        return self.table.take(self.train)
+
+    @property
+    def train_y(self) -> np.ndarray:
+        """Their targets."""
+        return self.y[self.train]
 
     @property
     def rows_per_task(self) -> np.ndarray:
@@ -186,10 +197,7 @@ class _Checker:
         return np.full(self._frame.num_rows, empty)
 
     def _levels(self, column: StudyColumn, words: np.ndarray) -> None:
-        counts: dict[str, int] = {}
-        for word in words:
-            if word is not None and word not in column.levels:
-                counts[word] = counts.get(word, 0) + 1
+        counts = Counter(word for word in words if word is not None and word not in column.levels)
         if not counts:
             return
         shown = listed([f"{word!r} ({count:,} rows)" for word, count in counts.items()], 5)

@@ -1,30 +1,37 @@
-"""The rows of a site in the problem of a study, and the errors on those that it holds out."""
+"""The rows of a site in the problem of a study, their worker, and the errors on those that it holds out."""
 
+import json
 from typing import Any
 
 import numpy as np
 
 from dmtrl.data.blocks import Blocks
 from dmtrl.estimators.problem import Coordinates
-from dmtrl.federation import messages, preparation
+from dmtrl.federation import messages
 from dmtrl.federation.privacy.moments import clip_rows
 from dmtrl.federation.site_data import SiteTable
 from dmtrl.federation.study import Study
+from dmtrl.protocol.messages import Prepare, decode, encode
+from dmtrl.solver.settings import Settings
+from dmtrl.worker.worker import Worker
 
 
 def coordinates_of(begin: messages.Begin) -> Coordinates:
     """The coordinates of a problem."""
-    return preparation.coordinates_from_json(begin.coordinates, begin.x_centre)
+    try:
+        return Coordinates(x_centre=begin.x_centre, **json.loads(begin.coordinates))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the coordinator sent coordinates that this dmtrl cannot read: {error}") from None
 
 
-def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X: np.ndarray, y: np.ndarray) -> Blocks:
+def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X: np.ndarray) -> Blocks:
     """The rows of the tasks that are fitted, in the coordinates of a problem; clipped if the study is private.
 
-    X, y: the features and targets of all rows of the fit, sorted by task.
+    X: the features of all rows of the fit, sorted by task.
     """
     names = study.task_names(site)
     used, mine = np.flatnonzero(data.fitted), data.fitted[data.codes[data.train]]
-    X, y = X[mine], y[mine]
+    X, y = X[mine], data.train_y[mine]
     starts = np.concatenate([[0], np.cumsum(data.rows_per_task[used])])
     coordinates, zero = coordinates_of(begin), np.zeros(len(used), dtype=int)
     if study.privacy.private and study.target.range is not None:
@@ -33,6 +40,28 @@ def blocks_of(study: Study, site: str, data: SiteTable, begin: messages.Begin, X
     if study.privacy.private:
         rows = clip_rows(rows, study.privacy.row_norm)
     return Blocks(rows, y, None, starts, begin.numbers[used], zero, [names[i] for i in used])
+
+
+def first_request(blocks: Blocks, settings: Settings, ridge: float, first_step: float = np.inf) -> Prepare:
+    """What begins a run of a worker with these rows, from dual variables zero. ridge: on the intercepts."""
+    return Prepare(
+        seed=settings.seed,
+        local_solver=settings.local_solver,
+        sampling=settings.sampling,
+        max_passes=settings.max_passes,
+        keep=False,
+        density=1.0,
+        first_step=first_step,
+        intercept=True,
+        intercept_ridge=ridge,
+        total_weight=np.diff(blocks.starts).astype(float),
+        steps=np.zeros(blocks.n_units, dtype=np.int64),
+    )
+
+
+def ask_worker(worker: Worker, request: Any) -> Any:
+    """The answer of a worker in this process, as a dataclass."""
+    return decode(worker.answer(encode(request)))
 
 
 def held_out_errors(study: Study, site: str, data: SiteTable, model: Any, minimum: int) -> messages.Finished:

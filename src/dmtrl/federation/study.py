@@ -44,6 +44,12 @@ class StudyColumn:
     other: bool = False
     correlation: float | None = None
 
+    @property
+    def moments(self) -> int:
+        """How many numbers a cell becomes whose sums leave a site: a date is its day, the time of year as sine and
+        cosine, and seven weekdays."""
+        return {"number": 1, "date": 10}.get(self.kind, 0)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -136,8 +142,7 @@ class Study:
     @property
     def declared_features(self) -> int:
         """The number of features if the study alone says how columns become features, as in a private study."""
-        numbers = {"number": 1, "date": 10}
-        return sum(numbers.get(column.kind, len(column.levels) + column.other) for column in self.used)
+        return sum(column.moments or len(column.levels) + column.other for column in self.used)
 
     @property
     def loss(self) -> Loss:
@@ -318,8 +323,8 @@ def _fit(table: TomlTable, target: Target) -> FitOptions:
         scoring = table.choice("scoring", ("loss", "squared_error", "wrong"))
     return FitOptions(
         loss,
-        table.numbers("lambda", 0.0),
-        table.numbers("common", -1.0),
+        table.numbers("lambda", zero=False),
+        table.numbers("common", zero=True),
         table.whole("folds", 5, 2),
         scoring,
         float(tolerance),

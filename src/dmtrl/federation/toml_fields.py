@@ -1,4 +1,4 @@
-"""Fields of a TOML file, checked one by one. Every error names the line."""
+"""Fields of a TOML file, checked one by one, with errors that name the line; and values as TOML."""
 
 import math
 import re
@@ -85,14 +85,14 @@ class TomlTable:
             self.fail(f"{key} must be a positive number{limit}, got {value!r}", key)
         return float(value)
 
-    def numbers(self, key: str, above: float) -> tuple[float, ...]:
-        """A number, a list of numbers, or "auto", which is empty."""
+    def numbers(self, key: str, zero: bool) -> tuple[float, ...]:
+        """A number, a list of numbers, or "auto", which is empty. zero: whether a number may be 0."""
         value = self.content.get(key, "auto")
         if value == "auto":
             return ()
         values = value if isinstance(value, list) and value else [value]
-        if not all(is_number(number) and above < number < math.inf for number in values):
-            least = "positive numbers" if above == 0 else "numbers of at least 0"
+        if not all(is_number(number) and (0 < number < math.inf or (zero and number == 0)) for number in values):
+            least = "numbers of at least 0" if zero else "positive numbers"
             self.fail(f'{key} must be "auto", or one or several {least}', key)
         return tuple(float(number) for number in values)
 
@@ -140,6 +140,20 @@ def parse_toml(source: bytes, where: str) -> TomlTable:
             raise StudyError(_TWICE, where, line) from None
         reason = (found[1] if found else str(error).removesuffix(" (at end of document)")).rstrip(".")
         raise StudyError(f"{_NOT_TOML} (the parser says: {reason})", where, line) from None
+
+
+def to_toml(value: Any) -> str:
+    """A text, a number, a date or a list of them as TOML."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(to_toml, value))}]"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, float):
+        return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+    if isinstance(value, int):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in escaped) + '"'
 
 
 def is_number(value: Any) -> bool:

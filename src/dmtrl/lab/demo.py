@@ -25,14 +25,15 @@ from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.cv import MTRLClassifierCV
 from dmtrl.lab.experiments.problems import Rows, first_rows
+from dmtrl.lab.experiments.relations import off_diagonal_pearson
 from dmtrl.report.content import Page
 from dmtrl.report.model_page import model_facts, page_from_facts
 from dmtrl.report.model_page.held_out import ERROR_RATE, format_error
 
 LAMBDAS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 FOLDS = 3
-OPTIONS: dict[str, Any] = {"lambdas": LAMBDAS, "cv": FOLDS, "n_jobs": -1, "on_single_class": "constant"}
-OPTIONS |= {"commons": (0.0,), "owns": (0.0,), "task_weight": "equal"}  # the objective of the paper
+PAPER: dict[str, Any] = {"commons": (0.0,), "owns": (0.0,), "task_weight": "equal"}  # the objective of the paper
+OPTIONS = PAPER | {"lambdas": LAMBDAS, "cv": FOLDS, "n_jobs": -1, "on_single_class": "constant"}
 FEW = {"rows_per_task": 800, "d": 30}
 QUICK = {"rows_per_task": 400, "d": 30}
 TRAIN_ROWS = 40  # of each task, except in the paper's problem
@@ -109,12 +110,6 @@ def _fit_trees(problem: SyntheticTasks) -> Fit:
         model = GridSearchCV(trees, TREES, cv=FOLDS).fit(rows[0], problem.train.y)
         wrong = model.predict(rows[1]) != problem.test.y
     return Fit(model, wrong, time.perf_counter() - began)
-
-
-def off_diagonal_pearson(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the Pearson correlation of two symmetric matrices over the pairs above the diagonal."""
-    above = np.triu_indices(len(a), 1)
-    return float(np.corrcoef(a[above], b[above])[0, 1])
 
 
 def demo_page(result: DemoResult) -> Page:

@@ -2,8 +2,8 @@
 
 Equation numbers are those of docs/math.md. The bounds hold for one W-step (Sigma fixed) of the paper's Algorithms 1 and
 2: uniform sampling, and a local problem for each task or shard of a task. They do not cover shuffled passes,
-blocks of tasks or the Omega-step. `step` is s_i = rho sigma_ii / lambda with a rho that is safe for eta. Theta is the
-local accuracy: E[F_i* - F_i(delta_i)] <= Theta (F_i* - F_i(0)).
+blocks of tasks or the Omega-step. `step` is s_i = rho sigma_ii / lambda, where rho is eta times `paper_rho` (8) or
+`spectral_rho` (9) of the task covariance. Theta is the local accuracy: E[F_i* - F_i(delta_i)] <= Theta (F_i* - F_i(0)).
 """
 
 import math
@@ -15,11 +15,8 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
-from dmtrl.relationship.covariance import TaskCovariance
 
 Numbers = Sequence[float] | np.ndarray
-Whole = Sequence[int] | np.ndarray
-RHO_KINDS = ("paper", "spectral")
 NEEDS_GAP = "for a loss that is not smooth, the steps depend on the initial gap of the task (27); pass gap"
 
 
@@ -34,15 +31,6 @@ class TaskFacts:
     norm_sum: float  # sum_j p_j^2 |x_j|^2
     pi: float  # (25)
     mass: float = 1.0  # sum_j p_j: one for a task, its share for a shard
-
-    def __post_init__(self) -> None:
-        _require(self.n >= 1, f"a task needs at least one row, got n = {self.n}")
-        for name in ("smoothness", "width", "max_norm", "norm_sum", "pi", "mass"):
-            value = getattr(self, name)
-            _require(value >= 0, f"{name} must be non-negative, got {value!r}")
-        finite = math.isfinite(self.max_norm + self.norm_sum + self.pi + self.mass)
-        _require(finite, "the rows of a task must be finite")
-        _require(self.smooth or self.bounded, "smoothness or width must be finite; otherwise no bound is known")
 
     @property
     def smooth(self) -> bool:
@@ -107,17 +95,6 @@ def pi(X: Any, p: np.ndarray | None = None) -> float:
     gram = A.T @ A if A.shape[1] <= A.shape[0] else A @ A.T
     gram = gram.toarray() if sparse.issparse(gram) else gram
     return max(float(np.linalg.eigvalsh(gram)[-1]), 0.0) if gram.size else 0.0
-
-
-def rho(sigma: TaskCovariance, kind: str = "spectral", *, eta: float = 1.0, unit_tasks: Whole | None = None) -> float:
-    """Return a safe rho for the aggregation eta: "paper" (8) or "spectral" (9).
-
-    unit_tasks: the task of each unit, if tasks are split into shards.
-    """
-    _require(kind in RHO_KINDS, f"rho must be one of {', '.join(RHO_KINDS)}, got {kind!r}")
-    _require(0 < eta <= 1, f"eta must be in (0, 1], got {eta!r}")
-    tasks = np.arange(sigma.m) if unit_tasks is None else np.asarray(unit_tasks)
-    return eta * (sigma.paper_rho(tasks) if kind == "paper" else sigma.spectral_rho(tasks))
 
 
 def local_progress(facts: TaskFacts, step: float, gap: float) -> float:

@@ -306,9 +306,9 @@ def poisson() -> Loss:
     return Loss("poisson", scalar.POISSON, REGRESSION, math.inf, math.inf)
 
 
-_FOR_CLASSES: tuple[Callable[..., Loss], ...] = (hinge, smoothed_hinge, squared_hinge, logistic)
-_FOR_NUMBERS: tuple[Callable[..., Loss], ...] = (squared, absolute, epsilon_insensitive, huber, quantile, poisson)
-BUILTIN = {factory.__name__: factory for factory in (*_FOR_CLASSES, *_FOR_NUMBERS)}
+_OF_CLASSES: list[Callable[..., Loss]] = [hinge, smoothed_hinge, squared_hinge, logistic]
+_OF_NUMBERS: list[Callable[..., Loss]] = [squared, absolute, epsilon_insensitive, huber, quantile, poisson]
+BUILTIN = {loss.__name__: loss for loss in _OF_CLASSES + _OF_NUMBERS}
 
 
 def get_loss(loss: str | AnyLoss) -> AnyLoss:

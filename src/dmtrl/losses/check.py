@@ -36,33 +36,33 @@ def check_loss(loss: str | AnyLoss, labels: Sequence[float] | None = None, *, se
     seed : int
         Seed of the random points.
     """
-    check = _Check(get_loss(loss), np.random.default_rng(seed))
+    loss, violations, rng = get_loss(loss), Violations(), np.random.default_rng(seed)
+    if loss.outputs != 1:
+        raise ValueError(f"check_loss tests losses of one score; the {loss.name} loss has {loss.outputs}")
+    for name in () if isinstance(loss, Loss) else ("value", "conjugate", "step"):
+        if not hasattr(getattr(loss, name), "py_func"):
+            violations.add(f"{name} is not compiled and cannot run in the kernels", "decorate with @njit")
+
+    def at(label: float) -> _Check:
+        return _Check(loss, float(label), rng, violations)
+
     with np.errstate(all="ignore"):
-        for label in check.usual_labels() if labels is None else labels:
-            if check.begin(float(label)) and check.try_value():
+        if labels is None:
+            usual = (-1.0, 1.0) if loss.kind == CLASSIFICATION else LABELS[2 * (loss.id == scalar.POISSON) :]
+            labels = [y for y in usual if not (check := at(y)).works() or math.isfinite(check.value(0.0))] or usual
+        for check in map(at, labels):
+            if check.works() and check.try_value():
                 check.try_conjugate()
                 check.try_step()
-    if check.violations:
-        raise LossError(check.violations.message(f"the loss {check.loss.name!r} violates its contract:"))
+    if violations:
+        raise LossError(violations.message(f"the loss {loss.name!r} violates its contract:"))
 
 
 class _Check:
-    """The checks of a loss at one label, and the violations found so far."""
+    """The checks of a loss at one label."""
 
-    def __init__(self, loss: AnyLoss, rng: np.random.Generator) -> None:
-        self.loss, self.rng = loss, rng
-        self.violations = Violations()
-        for name in () if isinstance(loss, Loss) else ("value", "conjugate", "step"):
-            if not hasattr(getattr(loss, name), "py_func"):
-                self.add(f"{name} is not compiled and cannot run in the kernels", "decorate with @njit")
-
-    def add(self, what: str, advice: str, **point: float) -> None:
-        where = "".join(f", {name} = {float(number):.9g}" for name, number in point.items())
-        self.violations.add(what, advice, f" at label = {self.label:g}{where}" if where else "")
-
-    def begin(self, label: float) -> bool:
-        """Bind the functions to a label. Return False if one of them raises."""
-        self.label, loss = label, self.loss
+    def __init__(self, loss: AnyLoss, label: float, rng: np.random.Generator, violations: Violations) -> None:
+        self.loss, self.label, self.rng, self.violations = loss, label, rng, violations
         value, conjugate, step = loss.value, loss.conjugate, loss.step
         if isinstance(loss, Loss):  # the compiled scalars are faster than the methods, which accept arrays
             loss.check_labels(np.array([label]), "check_loss")
@@ -72,13 +72,16 @@ class _Check:
         self.conjugate = self.guarded("conjugate", lambda a: conjugate(a, label), "a")
         self.step = self.guarded("step", lambda a, z, sq: step(a, z, label, sq), "a", "z", "sq")
         self.low, self.high = (float(end) for end in loss.domain(label))
+
+    def add(self, what: str, advice: str, **point: float) -> None:
+        where = "".join(f", {name} = {float(number):.9g}" for name, number in point.items())
+        self.violations.add(what, advice, f" at label = {self.label:g}{where}" if where else "")
+
+    def works(self) -> bool:
+        """Whether no function raises; else numba would recompile a failing function at every point."""
         before = len(self.violations)
         self.value(0.0), self.conjugate(0.0), self.step(0.0, 0.0, 1.0)
-        return len(self.violations) == before  # else numba would recompile a failing function at every point
-
-    def usual_labels(self) -> list[float]:
-        usual = (-1.0, 1.0) if self.loss.kind == CLASSIFICATION else LABELS[2 * (self.loss.id == scalar.POISSON) :]
-        return [y for y in usual if not self.begin(y) or math.isfinite(self.value(0.0))] or list(usual)
+        return len(self.violations) == before
 
     def absent(self, wrong: np.ndarray, z: np.ndarray, what: str, advice: str, **point: float) -> bool:
         for i in np.flatnonzero(wrong)[:1]:

@@ -15,11 +15,16 @@ import numpy as np
 
 from dmtrl.losses.base import AnyLoss
 from dmtrl.losses.vector import softmax_chances, softmax_conjugate, softmax_step
+from dmtrl.numerics.checks import is_whole
 
 
 @dataclass(frozen=True)
 class ClassLoss(ABC):
-    """What both have in common: rows have vectors of k scores z and of k dual variables a."""
+    """What both have in common. Rows have vectors of k scores z and k dual variables a; y is the number of a class.
+
+    What subclasses define is listed in `AnyLoss`. Here `step` returns a vector, and `domain` the smallest and the
+    largest feasible a of each class.
+    """
 
     outputs: int
     possible: tuple[int, ...] | None = None
@@ -29,7 +34,7 @@ class ClassLoss(ABC):
     kind = "classification"
 
     def __post_init__(self) -> None:
-        if not self.outputs >= 2:
+        if not (is_whole(self.outputs) and self.outputs >= 2):
             raise ValueError(f"{self.name} needs at least two classes, got {self.outputs!r}")
         some = self.possible
         if some is not None and not (some and set(some) <= set(range(self.outputs))):
@@ -38,22 +43,6 @@ class ClassLoss(ABC):
     @property
     @abstractmethod
     def name(self) -> str: ...
-
-    @abstractmethod
-    def value(self, z: Any, y: int) -> float:
-        """Return l(z, y) for k scores z and the class number y."""
-
-    @abstractmethod
-    def conjugate(self, a: Any, y: int) -> float:
-        """Return l*(-a) for k dual variables a; infinite outside the domain."""
-
-    @abstractmethod
-    def step(self, a: Any, z: Any, y: int, sq: float) -> np.ndarray:
-        """Return the a' that maximises -l*(-a') - (a' - a) . z - sq |a' - a|^2 / 2."""
-
-    @abstractmethod
-    def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the smallest and the largest feasible a of each class."""
 
     @cached_property
     def mask(self) -> np.ndarray:
@@ -89,10 +78,7 @@ class Softmax(ClassLoss):
     smoothness = 0.5
     lipschitz = math.sqrt(2.0)
     differentiable = True
-
-    @property
-    def name(self) -> str:
-        return "softmax"
+    name = "softmax"
 
     def domain(self, y: int) -> tuple[np.ndarray, np.ndarray]:
         own = np.arange(self.outputs) == y

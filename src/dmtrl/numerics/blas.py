@@ -20,15 +20,15 @@ def _limit() -> Any:
 
 
 class _SharedLimit:
-    """The number of BLAS threads belongs to the process, and the one thread that sets it must take it back. So a thread
-    of its own holds the limit while any fit needs it: a limit of each fit would end with the fit that began first, and
-    the last bits of the others would change."""
+    """The number of BLAS threads belongs to the process, and the thread that sets it must reset it. So a separate
+    thread holds the limit while any fit needs it. If each fit set its own, the limit would end with the fit that began
+    first, and the last bits of the others would change."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Nobody holds the limit: at the start, and in the child of a fork, which has no keeper."""
+        """No fit holds the limit: at the start, and in the child of a fork, which has no keeper thread."""
         self._lock, self._holders, self._last_left = Lock(), 0, Event()
         self._keeper: Thread | None = None
 

@@ -77,30 +77,46 @@ class _OneAtATime(event.Listener):
     """Lets one process at a time compile for a cache; the others then find the result there.
 
     Without it, the actors of a node or the processes of a pool would all compile the same functions at the same moment.
-    numba sends the event before it looks into the cache, and saves the result before the event ends.
+    numba sends "numba:compiler_lock" before it looks into the cache, and saves the result before that event ends. A
+    function without a cache, such as a kernel of a custom loss, is compiled outside the lock: every process needs its
+    own.
     """
 
     def __init__(self) -> None:
-        self._depth, self._guard, self._file = 0, threading.Lock(), -1
+        self._depth, self._compiling, self._guard, self._file = 0, 0, threading.Lock(), -1
         cache = zlib.crc32(f"{__file__}:{os.environ.get('NUMBA_CACHE_DIR')}:{os.getuid()}".encode())
         self._name = Path(tempfile.gettempdir()) / f"dmtrl-compile-{cache:08x}.lock"
 
-    def on_start(self, compilation: Any) -> None:
+    def on_start(self, happened: event.Event) -> None:
         with self._guard:
+            if happened.kind == "numba:compile":
+                self._compiling += 1
+                if self._compiling == 1 and happened.data["dispatcher"].stats.cache_path is None:
+                    self._unlock()
+                return
             self._depth += 1
             if self._depth == 1:
                 with suppress(OSError):  # no folder for temporary files, or one without locks
                     self._file = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                     fcntl.flock(self._file, fcntl.LOCK_EX)
 
-    def on_end(self, compilation: Any) -> None:
+    def on_end(self, happened: event.Event) -> None:
         with self._guard:
+            if happened.kind == "numba:compile":
+                self._compiling -= 1
+                return
             self._depth -= 1
-            if self._depth == 0 and self._file >= 0:
-                os.close(self._file)  # unlocks it
-                self._file = -1
+            if self._depth == 0:
+                self._unlock()
+
+    def _unlock(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 event.register("numba:compile", _Notice())
 if fcntl is not None:
-    event.register("numba:compiler_lock", _OneAtATime())
+    _one_at_a_time = _OneAtATime()
+    event.register("numba:compiler_lock", _one_at_a_time)
+    event.register("numba:compile", _one_at_a_time)

@@ -5,6 +5,8 @@ that an engine reports are those of this format.
 """
 
 import json
+import math
+import operator
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -53,14 +55,16 @@ class Message:
             raise ValueError("not a dmtrl message: it does not begin with the magic word")
         end = start + _LENGTH.unpack(data[len(MAGIC) : start])[0]
         try:
-            name, scalars, layout = json.loads(data[start:end])
-        except (ValueError, UnicodeDecodeError) as error:
+            name, scalars, header = json.loads(data[start:end])
+            layout = [(str(key), np.dtype(dtype), tuple(map(operator.index, shape))) for key, dtype, shape in header]
+            if not (isinstance(name, str) and isinstance(scalars, dict)):
+                raise TypeError("a name and scalars come first")
+        except (ValueError, TypeError) as error:
             raise ValueError("a dmtrl message was cut short or damaged in its header") from error
         arrays = {}
-        for key, dtype, shape in layout:
-            kind = np.dtype(dtype)
-            count = int(np.prod(shape, dtype=np.int64))
-            if kind.kind not in _KINDS or len(data) < end + count * kind.itemsize:
+        for key, kind, shape in layout:
+            count = math.prod(shape)
+            if kind.kind not in _KINDS or min(shape, default=0) < 0 or len(data) < end + count * kind.itemsize:
                 raise ValueError(f"a dmtrl message was cut short or damaged at its array {key!r}")
             arrays[key] = np.frombuffer(data, kind, count, end).reshape(shape)
             end += count * kind.itemsize

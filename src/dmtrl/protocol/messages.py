@@ -58,12 +58,12 @@ class HoldOut:
 class Prepare:
     """Begins a run. `keep`: start from the dual variables of the run before; else from zero, or from weights `w`."""
 
-    seed: int
-    max_passes: int
-    local_solver: str
-    sampling: str
-    keep: bool
-    density: float  # share of the sampled chunks of all workers that are not all zero
+    seed: int = 0
+    max_passes: int = 100
+    local_solver: str = "auto"
+    sampling: str = "shuffled"
+    keep: bool = False
+    density: float = 1.0  # share of the sampled chunks of all workers that are not all zero
     first_step: float = np.inf  # about the step size of the first round
     evaluate: bool = False  # answer with the loss at the start
     intercept: bool = False  # weights have an intercept for each output after the features

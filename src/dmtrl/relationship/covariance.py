@@ -95,7 +95,7 @@ class TaskCovariance:
         rank : int, default=256
             Number of exact directions above DENSE_LIMIT tasks.
         """
-        A = sparse.csr_matrix(adjacency, dtype=float)
+        A = sparse.csr_matrix(adjacency, dtype=float, copy=True)  # its diagonal is changed
         if A.shape[0] != A.shape[1]:
             raise ValueError(f"a task graph must be square, got shape {A.shape}")
         if not np.isfinite(A.data).all() or (A.data < 0).any():
@@ -204,8 +204,8 @@ class TaskCovariance:
         tasks : sequence of int
             Task numbers.
         """
+        tasks = np.arange(self.m)[list(tasks)]
         F = self.factor()[tasks]
-        tasks = np.asarray(tasks)
         return F @ F.T + self.floor * (tasks[:, None] == tasks[None, :])
 
     def dense(self) -> np.ndarray:

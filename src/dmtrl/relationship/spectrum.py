@@ -57,12 +57,11 @@ def short_side(V: np.ndarray, exact: bool = False) -> tuple[np.ndarray, np.ndarr
     These are the left ones if V is wide, the right ones if it is tall. Without `exact`, only singular values above
     ENOUGH times the largest are reliable.
     """
-    if exact:
-        left, s, right = np.linalg.svd(_triangle(V) if _is_long(V) else V, full_matrices=False)
-        if not _is_long(V):
-            return s, left if V.shape[0] <= V.shape[1] else right.T
-        return s, right.T
-    return from_gram(_gram(V))
+    if not exact:
+        return from_gram(_gram(V))
+    long = max(V.shape) > 1.5 * min(V.shape)
+    left, s, right = np.linalg.svd(_triangle(V) if long else V, full_matrices=False)
+    return s, left if not long and V.shape[0] <= V.shape[1] else right.T
 
 
 def from_gram(G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,10 +79,6 @@ def shrink(s: np.ndarray, t: float) -> np.ndarray:
     rank = active[-1] + 1
     kept: np.ndarray = s[:rank] - t * sizes[rank - 1]
     return kept
-
-
-def _is_long(V: np.ndarray) -> bool:
-    return max(V.shape) > 1.5 * min(V.shape)
 
 
 def _triangle(V: np.ndarray) -> np.ndarray:

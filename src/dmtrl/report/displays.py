@@ -105,7 +105,7 @@ class TaskCorrelationDisplay(_Display):
         colorbar : bool, default=True
             Whether to draw a colour bar.
         max_labels : int, default=40
-            The largest number of tasks to label.
+            The largest number of tasks to label. 0 means no labels.
 
         Returns
         -------
@@ -124,8 +124,8 @@ class TaskCorrelationDisplay(_Display):
         ax = self._axes(ax, (side + 1.0, side))
         shown = values[np.ix_(self.order_, self.order_)]
         self.im_ = ax.imshow(shown, vmin=-1, vmax=1, cmap=cmap, interpolation="nearest")
-        step = -(-len(values) // max_labels)
-        ticks, words = np.arange(0, len(values), step), [shortened(names[i], 24) for i in self.order_[::step]]
+        ticks = np.arange(0, len(values), -(-len(values) // max_labels)) if max_labels > 0 else np.arange(0)
+        words = [shortened(names[i], 24) for i in self.order_[ticks]]
         ax.set_xticks(ticks, words, rotation="vertical", fontsize=8, parse_math=False)
         ax.set_yticks(ticks, words, fontsize=8, parse_math=False)
         ax.set_title("Task correlation")
@@ -289,7 +289,7 @@ class TaskComparisonDisplay(_Display):
         """
         found = self.comparison
         gain = found.alone - found.together
-        order = np.argsort(-np.where(np.isnan(gain), -np.inf, gain), kind="stable")
+        order = np.argsort(-gain, kind="stable")  # NaN is last
         if len(order) > max_tasks:
             order = np.concatenate([order[: max_tasks - max_tasks // 2], order[len(order) - max_tasks // 2 :]])
         self.order_ = order

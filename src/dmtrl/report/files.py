@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import numbers
 import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
@@ -64,7 +66,7 @@ def write_atomic(path: str | os.PathLike[str], content: bytes) -> Path:
     return Path(path)
 
 
-def is_number(cell: object) -> bool:
+def is_number(cell: object) -> TypeGuard[numbers.Real]:
     return isinstance(cell, numbers.Real) and not isinstance(cell, (bool, np.bool_))
 
 
@@ -112,13 +114,13 @@ _NUMBER = re.compile(rf"[<>≤≥≈~]?\s*(?P<amount>{_AMOUNT})\s*%?(?:\s*±\s*{
 def parse_number(cell: object) -> float | None:
     """The value of a number or of text such as "> 12", "1.2e-03" or "4.41 ± 0.11 %", else None."""
     if is_number(cell):
-        return float(cell)  # type: ignore[arg-type]
+        return float(cell)
     match = _NUMBER.fullmatch(cell.strip()) if isinstance(cell, str) else None
     return None if match is None else float(match["amount"].replace(",", "").replace("−", "-"))
 
 
 def _formatted_column(cells: Sequence[object]) -> list[str]:
-    floats = [float(cell) for cell in cells if is_number(cell) and not isinstance(cell, numbers.Integral)]  # type: ignore[arg-type]
+    floats = [float(cell) for cell in cells if is_number(cell) and not isinstance(cell, numbers.Integral)]
     decimals = _decimals([value for value in floats if np.isfinite(value)])
     return [_formatted(cell, decimals) for cell in cells]
 
@@ -143,7 +145,7 @@ def _formatted(cell: object, decimals: int | None) -> str:
         return str(cell)
     if isinstance(cell, numbers.Integral):
         return str(int(cell)).replace("-", "−")
-    value = float(cell)  # type: ignore[arg-type]
+    value = float(cell)
     if not np.isfinite(value):
         return "∞" if value > 0 else "−∞"
     text = f"{value:.4g}" if decimals is None else f"{value:.{decimals}f}"
@@ -152,12 +154,12 @@ def _formatted(cell: object, decimals: int | None) -> str:
 
 def _exact(cell: object) -> str:
     if is_number(cell) and not isinstance(cell, numbers.Integral):
-        return repr(float(cell))  # type: ignore[arg-type]
+        return repr(float(cell))
     return str(cell)
 
 
 def _is_empty(cell: object) -> bool:
-    return cell is None or (is_number(cell) and bool(np.isnan(float(cell))))  # type: ignore[arg-type]
+    return cell is None or (is_number(cell) and math.isnan(cell))
 
 
 def _markdown_cell(text: str) -> str:

@@ -31,8 +31,6 @@ FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "
 DASHES = {"line": "solid", "dashes": "dash", "dots": "dot", "points": "solid"}
 AXIS_LETTERS, WIDE_LETTERS = 14, 22  # characters of a label on an axis; the full name is shown on hover
 SYMBOLS = ("circle", "diamond", "square", "triangle-up")
-
-
 POINT = "<b>%{meta}</b><br>%{xaxis.title.text}: %{x:.6~g}<br>%{yaxis.title.text}: %{y:.6~g}<extra></extra>"
 NAMED_POINT = POINT.replace("%{meta}", "%{customdata}")
 

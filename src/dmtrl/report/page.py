@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, Page, Table, Text, slug
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, Item, KeyFigures, Page, Table, Text, slug
 from dmtrl.report.files import (
     formatted_columns,
     is_number,
@@ -28,17 +28,13 @@ from dmtrl.report.files import (
     named_items,
     parse_number,
     write_atomic,
-    write_files,
 )
 from dmtrl.report.interactive import Panel, panels
-from dmtrl.report.theme import DARK, LIGHT, colour_map
+from dmtrl.report.theme import DARK, LIGHT, dark_colours
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-__all__ = ["render_page", "write_files", "write_page"]
-
-_NEEDS = 'A report page needs jinja2 and plotly: pip install "dmtrl[report]".'
 SHORT, SHORT_NUMBER = 16, 24  # a cell with fewer characters is not wrapped, in a text or a number column
 LONG_TABLE = 20  # rows; a longer table has its own scroll bar and a search field
 # Markup in text. A backslash escapes a character. `code` comes before the rest because it has no markup inside.
@@ -62,7 +58,7 @@ def require_packages() -> None:
         import jinja2  # noqa: F401
         import plotly.offline  # noqa: F401
     except ImportError as error:
-        raise ImportError(_NEEDS) from error
+        raise ImportError('A report page needs jinja2 and plotly: pip install "dmtrl[report]".') from error
 
 
 def render_page(page: Page) -> str:
@@ -89,7 +85,7 @@ def render_page(page: Page) -> str:
         script=Markup(script),
         library=_packed(library),
         policy=" ".join(map(_hash, (library, script))),
-        data=_packed(_json({"plots": figures, "dark": colour_map(LIGHT, DARK)})),
+        data=_packed(_json({"plots": figures, "dark": dark_colours()})),
     )
 
 
@@ -107,7 +103,7 @@ def _sections(page: Page, plots: Mapping[str, list[Panel]]) -> list[dict[str, An
     return sections
 
 
-def _item(name: str, item: Any, plots: Mapping[str, list[Panel]]) -> dict[str, Any]:
+def _item(name: str, item: Item, plots: Mapping[str, list[Panel]]) -> dict[str, Any]:
     if isinstance(item, Text):
         return {"kind": "text", "text": item.text}
     shared = {"name": name, "title": item.title, "caption": item.caption}

@@ -6,6 +6,7 @@ distinguishable with every kind of colour blindness and have a contrast of at le
 
 from __future__ import annotations
 
+import os.path
 import re
 import textwrap
 import unicodedata
@@ -57,13 +58,13 @@ NARROW_COLUMNS = 3  # with this many panels side by side, each has little space 
 LABELLED_CELLS = 40  # labels on an axis of a heat map; on the page, hovering shows the others
 
 
-def colour_map(start: Theme, end: Theme) -> dict[str, str]:
-    """The counterpart in `end` of each colour of `start`."""
-    old, new = (
+def dark_colours() -> dict[str, str]:
+    """The counterpart in DARK of each colour of LIGHT that plots use."""
+    light, dark = (
         (theme.background, theme.ink, theme.muted, theme.grid, theme.missing, *theme.series, *theme.diverging)
-        for theme in (start, end)
+        for theme in (LIGHT, DARK)
     )
-    return dict(zip(old, new, strict=True))
+    return dict(zip(light, dark, strict=True))
 
 
 def colour_indices(series: Iterable[Series]) -> dict[str, int]:
@@ -93,6 +94,12 @@ def literal(text: str) -> str:
 def shortened(text: str, width: int) -> str:
     text = single_line(text)
     return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
+def format_number(value: float, digits: int = 6) -> str:
+    """The number with a typographic minus sign."""
+    text = f"{value:.{digits}g}"
+    return text if "e" in text else text.replace("-", "−")
 
 
 def axis_labels(labels: Sequence[str], width: int) -> list[str]:
@@ -128,9 +135,7 @@ def _without_common(texts: Sequence[str]) -> list[str]:
 
 def _whole_words(texts: Sequence[str]) -> int:
     """The length of the common prefix that ends at a word or number boundary."""
-    first, last = min(texts), max(texts)  # their common prefix is that of all texts
-    pairs = enumerate(zip(first, last, strict=False))
-    common = first[: next((place for place, (one, other) in pairs if one != other), min(len(first), len(last)))]
+    common = os.path.commonprefix(texts)  # noqa: RUF071 - characters are compared, not parts of paths
     for end in range(len(common), 0, -1):
         numbered = common[end - 1].isalpha() and all(text[end : end + 1].isdigit() for text in texts)
         if numbered or not common[end - 1].isalnum():

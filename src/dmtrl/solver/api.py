@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from dmtrl.engines.base import Engine
 from dmtrl.exceptions import NotConvergedWarning, TasksLeftOutWarning, WorkerLostError
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
+from dmtrl.numerics.checks import require
 from dmtrl.numerics.rowwise import threads
 from dmtrl.progress import live_line
 from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
@@ -124,6 +126,8 @@ def solve(
     Outcome
         Weights, task covariance, certificate and history.
     """
+    if not hasattr(data, "sources"):
+        raise TypeError(f"data must be a TaskData or a SourcePlan, got {type(data).__name__}")
     first = None if start is None else checked_start(start, data.m)
     settings = settings or Settings()
     spec = ProblemSpec(
@@ -190,15 +194,11 @@ def solve_on(
     watch: Watch | None = None,
     layout: Layout | None = None,
 ) -> Outcome:
-    """One run on an engine whose workers hold the tasks. `name`: of the run, in the session's checkpoints."""
+    """One run on an engine whose workers hold the tasks. `name` identifies the run in the session's checkpoints."""
     relationship = spec.relationship_for(reg_lambda, common)
     coordinator = Coordinator(engine, spec.m, relationship, reg_lambda, spec.settings, layout, spec.task_weight)
-    try:
-        with single_threaded_blas(), threads(getattr(engine, "threads", 1)):
-            return coordinator.run(session, name, start, callbacks, watch)
-    except WorkerLostError as error:
-        error.checkpoint = session.last  # where to resume
-        raise
+    with single_threaded_blas(), threads(getattr(engine, "threads", 1)):
+        return coordinator.run(session, name, start, callbacks, watch)
 
 
 class Strengths(NamedTuple):
@@ -236,12 +236,13 @@ class ProblemSpec:
 
     def relationship_for(self, reg_lambda: float, common: float) -> Relationship:
         """The relationship with lambda and a common component of strength `common`, in units of 1/m."""
+        require(_is_positive(reg_lambda), "reg_lambda", "positive and finite", reg_lambda)
         tau, kappa = check_tau(common) / self.m, check_kappa(self.own) / self.m
-        relationship = get_relationship(self.relationship, self.m, tau, kappa)
-        if self.intercept_ridge is None or not reg_lambda > 0:
+        relationship, ridge = get_relationship(self.relationship, self.m, tau, kappa), self.intercept_ridge
+        if ridge is None:
             return relationship
-        weight = float(self.intercept_ridge / reg_lambda)
-        return FreeIntercept(relationship, weight, self.shared_intercept, self.outputs)
+        require(_is_positive(ridge), "intercept_ridge", "None, or positive and finite", ridge)
+        return FreeIntercept(relationship, float(ridge / reg_lambda), self.shared_intercept, self.outputs)
 
     def check_divisible(self) -> None:
         if hasattr(self.relationship, "prox") and not hasattr(self.relationship, "only"):
@@ -293,7 +294,7 @@ def on_engine(
             with _started(spec, place) as running:
                 return compute(running, spec, place.session), tasks
         except WorkerLostError as lost:
-            m = spec.m
+            lost.checkpoint, m = place.session.last, spec.m  # where to resume
             # after a restart, a worker that could not start has lost no task: fewer workers may find room for all
             crowded = (spec.keep_all_tasks or (tasks is not None and not lost.tasks)) and lost.alive > 0
             able = crowded or (not spec.keep_all_tasks and 0 < len(set(lost.tasks)) < m)
@@ -356,9 +357,15 @@ def checked_start(start: Outcome | StartPoint, m: int) -> StartPoint:
     return StartPoint(W, common)
 
 
+def _is_positive(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf" and 0 < value < np.inf
+
+
 def thread_count(n_jobs: int | None) -> int:
+    """The number of threads that `n_jobs` means."""
     if n_jobs is None:
         return 1
+    require(isinstance(n_jobs, Integral), "n_jobs", "None or an integer", n_jobs)
     if n_jobs == 0:
         raise ValueError("n_jobs must not be 0; use -1 for all cores")
     return n_jobs if n_jobs > 0 else max((os.cpu_count() or 1) + 1 + n_jobs, 1)

@@ -51,8 +51,8 @@ class RunState:
 
 
 class Coordinator:
-    """`layout`: who holds what, where that is known already; by default the workers are asked. `task_weight`: the
-    exponent of the task sizes, or the weights of the tasks themselves."""
+    """`layout` says which worker holds which units; by default the workers are asked. `task_weight` is the exponent of
+    the task sizes, or the weights of the tasks themselves."""
 
     def __init__(
         self,
@@ -64,8 +64,6 @@ class Coordinator:
         layout: Layout | None = None,
         task_weight: float | np.ndarray = 0.0,
     ):
-        if not (np.isfinite(reg_lambda) and reg_lambda > 0):
-            raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
         self._intercept = isinstance(relationship, FreeIntercept)
         self._layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), m)
@@ -118,11 +116,18 @@ class Coordinator:
         best = run.best
         run.method = None  # frees its weights, to make room for Sigma
         covariance = relationship.update(best.W - best.common if best.common.any() else best.W)
-        converged = run.certificate.relative_gap <= self._settings.tol
         return Outcome(
-            best.W, best.common, covariance, run.certificate, run.dual, run.history, converged, method.name,
-            self._task_weight, layout.per_task(layout.weight),
-        )  # fmt: skip
+            W=best.W,
+            common=best.common,
+            covariance=covariance,
+            certificate=run.certificate,
+            dual=run.dual,
+            history=run.history,
+            converged=run.certificate.relative_gap <= self._settings.tol,
+            method=method.name,
+            task_weight=self._task_weight,
+            task_size=layout.per_task(layout.weight),
+        )
 
     def _begin(self, start: StartPoint | None) -> tuple[Method[Any], RunState]:
         layout, settings = self._layout, self._settings
@@ -196,17 +201,13 @@ class Coordinator:
         context = RunContext(relationship, self._lam, layout, settings, longest_step, intercept_step, ridge)
         if settings.max_staleness:
             return AsynchronousSplitting(context)
-        name = settings.method
-        plain = not self._intercept  # the dual step has one size for all columns
-        if name == "dual" and not plain:
+        if settings.method == "dual" and self._intercept:  # the dual step has one size for all columns
             raise ValueError("method='dual' cannot leave the intercept free; use a bias feature or method='splitting'")
-        if name == "auto":
-            loose = (plain and not relationship.learned) and (
-                relationship.start(layout.m).plus_common(relationship.tau).plus_own(relationship.kappa)
-                .spectral_rho(layout.task) <= 1.5
-            )  # fmt: skip
-            name = "dual" if loose else "splitting"
-        return Alternation(context) if name == "dual" else Splitting(context)
+        dual = settings.method == "dual"
+        if settings.method == "auto" and not self._intercept and not relationship.learned:
+            total = relationship.start(layout.m).plus_common(relationship.tau).plus_own(relationship.kappa)
+            dual = total.spectral_rho(layout.task) <= 1.5  # the tasks are hardly coupled
+        return Alternation(context) if dual else Splitting(context)
 
     def _resume(self, version: Version) -> tuple[Method[Any], RunState]:
         """The run of a checkpoint. b comes from the workers, recomputed from their dual variables."""

@@ -1,4 +1,4 @@
-"""Cross-validation of lambda, common and own, with the rows where they are.
+"""Cross-validation of lambda, common and own, on the workers that hold the rows.
 
 Rows either come with their splits, or every worker holds out its own folds, stratified by task and class. Only sums
 over the held-out rows come back. The fits of a split are a path: each starts where the one before ended. Paths are
@@ -148,8 +148,9 @@ def cross_validate(
     with single_threaded_blas():  # also between the runs of the paths, which would set and reset it in turn
         search.run(range(first), everything, after=folds - first)
         if race is not None and first < folds:
-            sums = search.sums(range(first), everything)
-            kept = race.contenders(sums[race.measure], sums["weight"])
+            tried, (pairs, lams) = search.result(), np.transpose(everything)
+            sums = (getattr(tried, name)[pairs, lams, :first].sum(axis=1) for name in (race.measure, "weight"))
+            kept = race.contenders(*sums)
             search.run(range(first, folds), [cell for cell, keep in zip(everything, kept, strict=True) if keep])
     result = search.result()
     if not result.weight.any():
@@ -344,15 +345,8 @@ class _Search:
                 return interrupt
         return None
 
-    def sums(self, folds: Iterable[int], candidates: list[Candidate]) -> dict[str, np.ndarray]:
-        """Held-out sums over some folds: (candidates, m)."""
-        cells = [[self._cell(i, j, fold) for fold in folds] for i, j in candidates]
-        scores = self.session.fits.scores
-        return {
-            name: np.array([sum(scores[cell][name] for cell in row) for row in cells]) for name in ("weight", *MEASURES)
-        }
-
     def result(self) -> Path:
+        """The held-out sums of all fits so far."""
         shape = (len(self.taus), len(self.lambdas), self.folds)
         sums = {name: np.zeros((*shape, self.spec.m)) for name in ("weight", *MEASURES)}
         rounds, score = np.zeros(shape, dtype=int), np.full(shape, np.nan)

@@ -46,6 +46,8 @@ class Layout:
         positions = np.split(place, np.cumsum(sizes)[:-1])
         owner = np.repeat(np.arange(len(workers)), sizes)[order]
         used, sampled = sum(answers[k].chunks_used for k in workers), sum(answers[k].chunks for k in workers)
+        if task.max(initial=0) >= m:
+            raise ValueError(f"the workers hold task number {task.max()}, but the problem has {m} tasks")
         for lack, values in (("no rows", rows), ("a total sample weight of zero", weight)):
             empty = np.flatnonzero(np.bincount(task, weights=values, minlength=m) <= 0)
             if len(empty):

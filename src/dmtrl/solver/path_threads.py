@@ -40,8 +40,8 @@ def in_threads(follow: Callable[[int], None], folds: Iterable[int], at_once: int
 
 @contextmanager
 def _switching_soon() -> Iterator[None]:
-    """A thread that comes back from compiled code, where it spends most of its time, waits for the interpreter: not for
-    5 ms as usual, which may be longer than a round."""
+    """Switch between threads more often. A thread that returns from compiled code waits for the interpreter, by default
+    5 ms, which may be longer than a round."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, _SWITCH_SECONDS))
     try:

@@ -1,6 +1,7 @@
 """Which candidates of a cross-validation are worth all folds.
 
-All candidates are tried on the first folds. The others are spared those that are significantly worse than the best.
+All candidates are tried on the first folds. Those that are significantly worse than the best are not tried on the
+others.
 """
 
 from dataclasses import dataclass

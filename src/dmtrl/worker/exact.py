@@ -14,6 +14,8 @@ from dmtrl.worker.rows import row_outer
 
 discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
 
+_STEPS = 60
+
 
 class GramFactors(NamedTuple):
     """Eigen-decomposition of G = sum_j p_j x_j x_j^T of each unit and g = sum_j p_j y_j x_j in its basis, for squared
@@ -50,9 +52,10 @@ def newton_work(d: int, longest: int) -> NewtonWork:
 
 
 @njit(**INNER_FAST)
-def _dot(a, b):  # type: ignore[no-untyped-def]
+def dot(a, b, n):  # type: ignore[no-untyped-def]
+    """The product of the first n numbers of two vectors."""
     total = 0.0
-    for k in range(a.shape[0]):
+    for k in range(n):
         total += a[k] * b[k]
     return total
 
@@ -81,7 +84,7 @@ def solve_lower(H, g, d):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER, inline="always")
-def _newton_unit(units, i, alpha, u, c, s, s0, iterations, work):  # type: ignore[no-untyped-def]
+def _newton_unit(units, i, alpha, u, c, s, s0, work):  # type: ignore[no-untyped-def]
     """Newton with line search on the primal form (6): min f_i(u) + |u - c|^2 / (2 s), then alpha = -l'(z).
 
     Returns the number of steps, negative if they did not suffice.
@@ -93,9 +96,7 @@ def _newton_unit(units, i, alpha, u, c, s, s0, iterations, work):  # type: ignor
     z, along = work.z, work.along
     for j in range(first, last):
         z[j - first] = score(units, j, u)
-    taken, near = 0, False
-    while taken < iterations and not near:
-        taken += 1
+    for taken in range(1, _STEPS + 1):
         for k in range(d):
             step[k] = s0 if units.intercept and k == d - 1 else s
             off[k] = (u[k] - c[k]) / step[k]
@@ -105,14 +106,13 @@ def _newton_unit(units, i, alpha, u, c, s, s0, iterations, work):  # type: ignor
                 alpha[j] = loss_slope(loss, param, z[j - first], units.y[j])
                 f = -units.p[j] * alpha[j]
                 add_row(units, j, f, f, gradient)
-        size, size_u, moved = _dot(gradient, gradient), _dot(u, u), 0.0
+        size, size_u, moved = dot(gradient, gradient, d), dot(u, u, d), 0.0
         for k in range(d):
             moved += (step[k] * gradient[k]) ** 2
         # The server works with c + s b, which lies s |gradient| away from u; below the rounding of the gradient's own
         # terms nothing is left to gain.
-        near = moved <= 1e-20 * (size_u + _dot(c, c)) or size <= 1e-28 * (1.0 + size_u / (s * s))
-        if near:
-            break
+        if moved <= 1e-20 * (size_u + dot(c, c, d)) or size <= 1e-28 * (1.0 + size_u / (s * s)):
+            return taken
         for k in range(d):
             direction[k] = -gradient[k]
             for r in range(k):
@@ -127,7 +127,7 @@ def _newton_unit(units, i, alpha, u, c, s, s0, iterations, work):  # type: ignor
         for k in range(d):
             H[k, k] += 1.0 / step[k]
         solve_lower(H, direction, d)
-        descent = _dot(gradient, direction)
+        descent = dot(gradient, direction, d)
         now = 0.0
         for j in range(first, last):
             along[j - first] = score(units, j, direction)
@@ -137,7 +137,7 @@ def _newton_unit(units, i, alpha, u, c, s, s0, iterations, work):  # type: ignor
         for k in range(d):
             away += step[k] * off[k] ** 2
             length += direction[k] ** 2 / step[k]
-        cross = _dot(off, direction)
+        cross = dot(off, direction, d)
         t = 1.0
         for _ in range(40):
             change = 0.5 * (2 * t * cross + t * t * length) - now
@@ -151,7 +151,7 @@ def _newton_unit(units, i, alpha, u, c, s, s0, iterations, work):  # type: ignor
             u[k] += t * direction[k]
         for j in range(last - first):
             z[j] += t * along[j]
-    return taken if near else -taken
+    return -taken
 
 
 @njit(**KERNEL)
@@ -167,9 +167,8 @@ def newton_round(units, duals, order, which, work, out):  # type: ignore[no-unty
         if order.step[i] > 0:
             for j in range(first, last):
                 work.before[j - first] = alpha[j]
-            out[i, 4] = _newton_unit(
-                units, i, alpha, duals.U[i], order.C[i], order.step[i], order.intercept_step[i], 60, work
-            )
+            s, s0 = order.step[i], order.intercept_step[i]
+            out[i, 4] = _newton_unit(units, i, alpha, duals.U[i], order.C[i], s, s0, work)
             if out[i, 4] < 0:
                 for j in range(first, last):
                     alpha[j] = work.before[j - first]
@@ -191,9 +190,9 @@ def _gram_unit(units, i, alpha, u, c, s, s0, gram, coordinates):  # type: ignore
         target = gram.target[i, k] - pull * gram.mean[i, k]
         coordinates[k] = (target + coordinates[k] / s) / (gram.values[i, k] + 1.0 / s)
     for r in range(d):
-        u[r] = _dot(V[r], coordinates)
+        u[r] = dot(V[r], coordinates, d)
     if units.intercept:
-        u[d] = gram.share[i] * (gram.label[i] - _dot(gram.mean[i], coordinates)) + pull
+        u[d] = gram.share[i] * (gram.label[i] - dot(gram.mean[i], coordinates, d)) + pull
     for j in range(units.starts[i], units.starts[i + 1]):
         alpha[j] = units.y[j] - score(units, j, u)
 

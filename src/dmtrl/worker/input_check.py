@@ -55,3 +55,9 @@ def _check_finite(X: Any, y: np.ndarray, where: str) -> None:
     if not np.isfinite(y).all():
         row = int(np.argmax(~np.isfinite(y)))
         raise ValueError(f"{where}, row {row}: y holds NaN or infinity; drop the row")
+    X = X.astype(float)
+    with np.errstate(over="ignore"):
+        squares = np.asarray((X.multiply(X) if sparse.issparse(X) else X * X).sum(axis=1)).ravel()
+    if not all_finite(squares):
+        row = int(np.argmax(~np.isfinite(squares)))
+        raise ValueError(f"{where}, row {row}: the numbers of X are so large that their squares overflow; scale X")

@@ -199,24 +199,6 @@ def dual_vectors(units, alpha, B):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER_FAST, inline="always")
-def uniform_unit(units, order, i, alpha, u, steps, state):  # type: ignore[no-untyped-def]
-    """The paper's Algorithm 2: coordinate steps (5) on rows of unit i drawn uniformly; u = c + s b follows alpha."""
-    s, s0 = order.step[i], order.intercept_step[i]
-    first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
-    for _ in range(steps if n > 0 else 0):
-        state = next_state(state)
-        j = first + below(state, n)
-        p, a, y = units.p[j], alpha[j], units.y[j]
-        if p > 0:
-            z = np.float64(score(units, j, u))
-            new = loss_step(units.loss[i], units.param[i], a, z, y, stiffness(units, order, i, j))
-            if new != a:
-                alpha[j] = new
-                add_row(units, j, s * p * (new - a), s0 * p * (new - a), u)
-    return steps if n > 0 else 0
-
-
-@njit(**INNER_FAST, inline="always")
 def sdca_unit(units, duals, order, i, u, evaluate, state, shuffled, rest):  # type: ignore[no-untyped-def]
     """Passes of coordinate ascent (5) over unit i; u = c + s b follows alpha.
 
@@ -334,15 +316,27 @@ def sdca_round(units, duals, order, which, work, shuffled, rest, out):  # type: 
 
 @njit(**KERNEL_FAST)
 def uniform_round(units, duals, order, which, work, out):  # type: ignore[no-untyped-def]
-    """By coordinate steps on rows drawn uniformly."""
+    """By the paper's Algorithm 2: coordinate steps (5) on rows drawn uniformly; `work` = c + s b follows alpha."""
+    alpha = duals.alpha
     for i in which:
-        u = duals.U[i]
+        u, s, s0 = duals.U[i], order.step[i], order.intercept_step[i]
+        first, n = units.starts[i], units.starts[i + 1] - units.starts[i]
         start_unit(units, duals, order, i, order.evaluate_w, out)
-        if order.step[i] > 0:
+        if s > 0 and n > 0:
             for k in range(u.shape[0]):
                 work[k] = u[k]
             state = stream(order.seed, order.ids[i], order.round)
-            out[i, 4] = uniform_unit(units, order, i, duals.alpha, work, order.steps[i], state)
+            for _ in range(order.steps[i]):
+                state = next_state(state)
+                j = first + below(state, n)
+                p, a, y = units.p[j], alpha[j], units.y[j]
+                if p > 0:
+                    z = np.float64(score(units, j, work))
+                    new = loss_step(units.loss[i], units.param[i], a, z, y, stiffness(units, order, i, j))
+                    if new != a:
+                        alpha[j] = new
+                        add_row(units, j, s * p * (new - a), s0 * p * (new - a), work)
+            out[i, 4] = order.steps[i]
         finish_unit(units, duals, order, i, out)
 
 
@@ -371,7 +365,7 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
 
     scope = dict(globals())
     scope.update(loss_value=any_value, loss_conjugate=any_conjugate, loss_step=any_step, loss_bracket=any_bracket)
-    inlined = (evaluate_unit, conjugate_sum, conjugate_unit, sdca_unit, uniform_unit, start_unit, finish_unit)
+    inlined = (evaluate_unit, conjugate_sum, conjugate_unit, sdca_unit, start_unit, finish_unit)
     called = (evaluate, conjugates, losses_at_zero, sdca_round, uniform_round)
     for builtin in (*inlined, *called):
         name, code = builtin.__name__, builtin.py_func.__code__

@@ -132,15 +132,10 @@ class LocalProblem(RoundProblem):
         exactly = self._in_span | (self._has_slope & (self._blocks.X.shape[1] <= EXACT_LIMIT))
         return np.where(exactly, 1e11, 1e3 * np.maximum(n, 1)) / q
 
-    def intercept_step(self) -> np.ndarray | None:
-        """The step size of the intercepts. An intercept is not coupled to other tasks, so its step should be long:
-        almost exact minimisation where that is cheap. Coordinate ascent slows down with it, while a round with step
-        k / curvature leaves about 1 / k of the error of a smooth loss: there, a short one is long enough. Where several
-        units must agree on an intercept, it is shorter still."""
-        if not self.units.intercept:
-            return None
-        if self._order.intercept_ridge < 0:
-            return 20.0 / self._curvature
+    def _own_intercept_step(self) -> np.ndarray:
+        """An intercept is not coupled to other tasks, so its step should be long: almost exact minimisation where that
+        is cheap. Coordinate ascent slows down with it, while a round with step k / curvature leaves about 1 / k of the
+        error of a smooth loss: there, a short one is long enough."""
         n, d, long = np.maximum(np.diff(self.units.starts), 1), self._blocks.X.shape[1], 1e6 / self._curvature
         solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
         newton, in_span = self._exact_costs(_ROUNDS_AHEAD)

@@ -43,6 +43,7 @@ class RoundProblem(ABC):
     units: Any  # the rows, as the kernels need them
     _kernels: Any
     _labels: Any  # `units` without X: compiled once for all formats of rows
+    _curvature: np.ndarray  # of the loss of each unit, times the weight of its task
 
     def __init__(self, rows: LocalRows, held: np.ndarray, order: Prepare, outputs: int = 1):
         blocks = rows.blocks
@@ -92,8 +93,14 @@ class RoundProblem(ABC):
         """The step size beyond which a unit's local problem is too stiff."""
 
     @abstractmethod
+    def _own_intercept_step(self) -> np.ndarray:
+        """The step size of intercepts that the local problems minimise over."""
+
     def intercept_step(self) -> np.ndarray | None:
-        """The step size of the intercepts, if there are any."""
+        """The step size of the intercepts, if there are any. It is short where several units must agree on one."""
+        if not self.units.intercept:
+            return None
+        return 20.0 / self._curvature if self._order.intercept_ridge < 0 else self._own_intercept_step()
 
     def begin(self, alpha: np.ndarray | None = None) -> DualState:
         """The state at the start of a run, from dual variables that were kept, else from zero or the weights given."""

@@ -93,14 +93,9 @@ class SoftmaxProblem(RoundProblem):
         most = np.full(len(n), 1e8) if self._exact else 1e3 * n
         return np.asarray(most / np.maximum(self._mean_q * self._curvature, scalar.TINY))
 
-    def intercept_step(self) -> np.ndarray | None:
-        """The step size of the intercepts: almost exact minimisation where Newton's method is cheap, else as long as
-        coordinate ascent hardly notices. A unit with few rows is often separable, so that its loss has little
-        curvature, and needs a longer one."""
-        if not self.units.intercept:
-            return None
-        if self._order.intercept_ridge < 0:
-            return np.asarray(20.0 / self._curvature)
+    def _own_intercept_step(self) -> np.ndarray:
+        """Almost exact minimisation where Newton's method is cheap, else as long as coordinate ascent hardly notices. A
+        unit with few rows is often separable, so that its loss has little curvature, and needs a longer one."""
         n = np.maximum(np.diff(self.units.starts), 1)
         cheap = self._exact & (self._newton_cost() <= WORTH_PASSES * self._pass_cost())
         return np.asarray(np.where(cheap, 1e6, np.clip(_SEPARABLE, n, 30 * n)) / self._curvature)

@@ -26,7 +26,7 @@ from dmtrl.losses.scalar import (
 from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, discard_stale
 from dmtrl.worker import box, exact, kernels, rows
 from dmtrl.worker.box import box_unit
-from dmtrl.worker.exact import solve_lower
+from dmtrl.worker.exact import dot, solve_lower
 from dmtrl.worker.kernels import finish_unit, score, start_unit
 
 discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__, exact.__file__, box.__file__)
@@ -71,14 +71,6 @@ def _times(K, n, s, s0, v, out):  # type: ignore[no-untyped-def]
         for k in range(n):
             product += K[j, k] * v[k]
         out[j] = s * product + s0 * total
-
-
-@njit(**INNER_FAST)
-def _dot(a, b, n):  # type: ignore[no-untyped-def]
-    total = 0.0
-    for k in range(n):
-        total += a[k] * b[k]
-    return total
 
 
 @njit(**INNER)
@@ -138,7 +130,7 @@ def _newton(labels, i, mu, good, enough, K, n, r, s, s0, alpha, work):  # type: 
     M, a, z, g, root, move, along = work.M, work.a, work.z, work.g, work.root, work.move, work.along
     bent, inner = work.rows, work.inner
     start, least = _gap(labels, i, K, n, r, s, s0, alpha, work), np.inf  # leaves a and A a in `work`
-    warm = 0.5 * _dot(a, z, n)
+    warm = 0.5 * dot(a, z, n)
     for j in range(n):
         z[j] += r[j]
         along[j] = 0.0
@@ -181,9 +173,9 @@ def _newton(labels, i, mu, good, enough, K, n, r, s, s0, alpha, work):  # type: 
         solve_lower(M, inner, size)
         for j in range(size):
             move[bent[j]] += root[j] * inner[j]
-        descent = _dot(along, move, n)
+        descent = dot(along, move, n)
         _times(K, n, s, s0, move, along)
-        cross, length = _dot(a, along, n), _dot(move, along, n)
+        cross, length = dot(a, along, n), dot(move, along, n)
         t, searching = 1.0, True
         for _ in range(40):
             change = _loss_at(labels, i, mu, n, z, t, along) - now + t * cross + 0.5 * t * t * length

@@ -1,10 +1,11 @@
 """`dmtrl study` as library functions: draft a study, and simulate it in one process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dmtrl.exceptions import InputError, OutputExistsError, Setting
+from dmtrl.federation.draft import DraftRequest as DraftRequest
 from dmtrl.federation.draft import draft_study
 from dmtrl.federation.results import StudyEvent, StudyResult
 from dmtrl.federation.simulate import simulate
@@ -12,31 +13,14 @@ from dmtrl.federation.study import SITE_NAME, Study, read_study
 from dmtrl.progress import NoProgress, Progress
 
 
-@dataclass(frozen=True)
-class DraftRequest:
-    """The options of `dmtrl study new`; see `federation.draft.draft_study`."""
-
-    like: str
-    target: str
-    task: str | None = None
-    kind: str | None = None
-    drop: Sequence[str] = ()
-    category: Sequence[str] = ()
-    number: Sequence[str] = ()
-    missing: Sequence[str] = ()
-    positive: Sequence[str] = ()
-    held_out: str | None = None
-
-
 def new_study(path: str | Path, request: DraftRequest, force: bool = False) -> tuple[Study, list[str]]:
     """Draft a study file. Returns the study and remarks."""
-    path, notes = Path(path), list[str]()
+    path = Path(path)
     if path.exists() and not force:
         raise OutputExistsError(path)
     if not SITE_NAME.fullmatch(path.stem):
         raise ValueError(f"{path}: the name of a study may hold letters, digits, - and _ only")
-    options = {name: value for name, value in vars(request).items() if name not in ("like", "target")}
-    study = draft_study(request.like, path.stem, request.target, **options, notes=notes)
+    study, notes = draft_study(request, path.stem)
     study.save(path)
     return study, notes
 

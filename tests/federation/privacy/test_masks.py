@@ -172,7 +172,7 @@ def test_a_site_that_is_lost_ends_the_study(tmp_path: Path) -> None:
         approved_site(tmp_path / "sites" / name, study, name, files[name], ALLOWED).folder for name in sorted(files)
     ]
     carrier = Losing(folders)
-    with pytest.raises(WorkerLostError, match="gave no sign of life"):
+    with pytest.raises(WorkerLostError, match="did not respond"):
         run_study(study, carrier, carrier.names, tmp_path / "server", patience=0.2)
 
 

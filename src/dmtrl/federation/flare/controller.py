@@ -20,7 +20,6 @@ from dmtrl.federation.study import read_study
 from dmtrl.solver.checkpoint import Checkpoint
 
 _REPLY_TIMEOUT = 10.0  # seconds; a site that works longer replies "working" before that
-_CHECKPOINT_EVERY = 5.0  # seconds
 logger = logging.getLogger("dmtrl")
 
 
@@ -50,10 +49,8 @@ class StudyController(Controller):
         sites = Sites(names, send, lambda: abort_signal.triggered, min(PATIENCE, patience))
         study = read_study(folder / "study.toml")
         try:
-            run_study(
-                study, sites, names, run.folder, ProgressRecord(run, sites), resume=True,
-                checkpoint=Checkpoint(run.folder / "checkpoint", every_seconds=_CHECKPOINT_EVERY), patience=patience,
-            )  # fmt: skip
+            checkpoint, record = Checkpoint(run.folder / "checkpoint", every_seconds=5.0), ProgressRecord(run, sites)
+            run_study(study, sites, names, run.folder, record, resume=True, checkpoint=checkpoint, patience=patience)
             run.set_state(FINISHED)
         except StudyStoppedError as stopped:
             run.set_state(STOPPED, str(stopped))

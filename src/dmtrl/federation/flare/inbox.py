@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
-import numpy as np
-
 from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.messages import received
 from dmtrl.protocol.message import Message
 
 # The states of a reply. WORKING: the request was taken and is being worked on. BUSY: it was not taken, send it again.
@@ -32,16 +31,13 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What the coordinator sends. `begin`: whether it is the first request of a life. Without messages, it asks for a
-    sign of life, or for the answer to `number`."""
+    """What the coordinator sends; its fields travel. `begin`: whether it is the first request of a life. Without
+    messages, it asks whether the site is alive, or for the answer to `number`."""
 
     life: int
     number: int
     begin: bool = False
     messages: Sequence[bytes] = ()
-
-    def fields(self) -> dict[str, Any]:
-        return {"life": self.life, "number": self.number, "begin": self.begin, "messages": list(self.messages)}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
@@ -50,15 +46,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the site returns. `body`: the answer to the last message; `kind` and `text`: of an error."""
+    """What the site returns; its fields travel. `body`: the answer to the last message; `kind`, `text`: of an error."""
 
     state: str
     body: bytes = b""
     kind: str = ""
     text: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        return {"state": self.state, "body": self.body, "kind": self.kind, "text": self.text}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
@@ -69,14 +62,11 @@ class Inbox:
     """Answers requests, at most one at a time.
 
     start: returns what answers messages, started from the site's data; it is called once in each life. patience:
-    seconds after which a request that is being worked on is answered "working". text: what the coordinator may read of
-    an error.
+    seconds after which a request that is being worked on is answered "working".
     """
 
-    def __init__(
-        self, start: Callable[[], Answering], patience: float = _PATIENCE, text: Callable[[Exception], str] = str
-    ):
-        self._start, self._patience, self._text = start, patience, text
+    def __init__(self, start: Callable[[], Answering], patience: float = _PATIENCE):
+        self._start, self._patience = start, patience
         self._changed = threading.Condition()
         self._life, self._number = 0, 0
         self._site: Answering | None = None
@@ -112,19 +102,14 @@ class Inbox:
             self._site = self._site or self._start()
             answer = Message("nothing")
             for data in messages:
-                answer = self._site.answer(_writable(Message.decode(data)))
+                answer = self._site.answer(received(data))
             reply = Reply(DONE, answer.encode())
         except Exception as error:
             logger.exception("a message was not answered")
-            reply = Reply(REFUSED, kind=_kind(error), text=self._text(error))
+            reply = Reply(REFUSED, kind=_kind(error), text=_without_data(error))
         with self._changed:
             self._reply, self._working = reply, False
             self._changed.notify_all()
-
-
-def _writable(message: Message) -> Message:
-    """A copy with arrays of its own: the kernels would be compiled once more for read-only ones."""
-    return Message(message.name, message.scalars, {name: np.array(array) for name, array in message.arrays.items()})
 
 
 # Errors that keep their class on the way to the coordinator.
@@ -138,7 +123,7 @@ def _kind(error: Exception) -> str:
     return next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ERRORS), "RuntimeError")
 
 
-def without_data(error: Exception) -> str:
+def _without_data(error: Exception) -> str:
     """What may leave a site: the reason of a refusal. Other errors may quote its data; they stay in the site's log."""
     if isinstance(error, RefusedBySiteError):
         return error.reason

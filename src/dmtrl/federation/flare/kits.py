@@ -17,7 +17,7 @@ from dmtrl.federation.flare.processes import Echo, quiet
 
 ADMIN = "coordinator@dmtrl.org"  # FLARE wants an e-mail address; nothing is sent there
 _HEARTBEAT_TIMEOUT = 60  # seconds after which the server shows a silent site as not connected
-_MESSAGE_TIMEOUT = 10.0  # seconds after which a site sends its sign of life again, to a server that was restarted
+_MESSAGE_TIMEOUT = 10.0  # seconds after which a site sends its heartbeat again, to a server that was restarted
 _PREFIX = "dmtrl.federation.flare."
 
 
@@ -57,11 +57,8 @@ def make_request(folder: Path, project: str, participant: Mapping[str, Any], ech
 
 def sign(folder: Path, request: Path, signed: Path, echo: Echo = quiet) -> None:
     """Sign a request with the authority in the coordinator's folder."""
-    profile = folder / "profile.yml"
-    nvflare(
-        "cert", "approve", request, "-c", folder / "authority", "--profile", profile, "--out", signed, "--force",
-        echo=echo,
-    )  # fmt: skip
+    options = "-c", folder / "authority", "--profile", folder / "profile.yml", "--out", signed, "--force"
+    nvflare("cert", "approve", request, *options, echo=echo)
 
 
 def build_kit(requested: Path, signed: Path, expected: str, kit: Path, echo: Echo = quiet) -> None:

@@ -28,6 +28,7 @@ from nvflare.app_common.job_launcher.server_process_launcher import ServerProces
 from nvflare.utils.job_launcher_utils import get_credential_env
 
 from dmtrl.federation.flare.jobs import fault_in_job
+from dmtrl.federation.flare.processes import job_processes
 from dmtrl.federation.site import Site
 
 _MAX_RESTARTS = 50  # of one job process
@@ -113,17 +114,11 @@ class Rejoin(FLComponent):
         meta = Path(workspace.get_job_meta_path(job_id))
         if not meta.exists():
             return
-        _end_leftovers(job_id, workspace.get_root_dir())
+        for process in job_processes(Path(workspace.get_root_dir())):  # one that outlived its parent
+            with suppress(psutil.NoSuchProcess):
+                if job_id in process.cmdline():
+                    process.kill()
+                    process.wait(10)
         logger.warning("the site was restarted during job %s and takes it up again", job_id)
         # The server aborts the job at the next heartbeat if it no longer runs there.
         fl_ctx.get_engine().start_app(job_id, json.loads(meta.read_text()))
-
-
-def _end_leftovers(job_id: str, workspace: str) -> None:
-    """End a job process that outlived its parent."""
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if job_id in command and workspace in command and process.pid != os.getpid():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-                process.wait(10)

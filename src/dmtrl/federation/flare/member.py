@@ -62,9 +62,8 @@ class Member(processes.KitProcess):
 
     def wait_for_server(self) -> bool:
         """Whether the site is connected to the server within half a minute."""
-        return processes.wait_until(lambda: self.state() in ("connected", "stopped"), _CONNECT_TIMEOUT) and (
-            self.state() == "connected"
-        )
+        processes.wait_until(lambda: self.state() != "trying to connect", _CONNECT_TIMEOUT)
+        return self.state() == "connected"
 
     def state(self) -> str:
         """stopped, connected, or trying to connect."""

@@ -6,17 +6,17 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
+from dmtrl import storage
+
 _GRACE = 15.0  # seconds in which processes may end on their own
 _FILE = "process.json"  # in the kit
-
-
 Echo = Callable[[str], None]  # receives a command before it runs
 
 
@@ -41,18 +41,35 @@ class KitProcess(ABC):
             return False
         command = self.prepare()
         echo(" ".join(command))
-        start(self.kit, command)
+        with open(self.kit / "process.log", "ab") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.kit, start_new_session=True
+            )
+        _record(self.kit, process.pid)
         return True
 
     def run(self, echo: Echo = quiet) -> NoReturn:
-        """Run the kit in this process; does not return. For systemd and containers."""
+        """Run the kit in this process, which a service manager starts again when it ends. Does not return."""
         command = self.prepare()
         echo(" ".join(command))
-        become(self.kit, command)
+        _record(self.kit, os.getpid(), managed=True)
+        os.chdir(self.kit)
+        os.execv(command[0], command)
 
     def stop(self) -> bool:
-        """Stop the process; False if it was not running."""
-        return stop(self.kit)
+        """Stop the process and all processes that it started; False if it was not running."""
+        process = running(self.kit)
+        left = job_processes(self.kit)
+        if process is not None:
+            process.terminate()
+            left.append(process)
+        _, left = psutil.wait_procs(left, timeout=_GRACE)
+        for survivor in left:
+            with suppress(psutil.NoSuchProcess):
+                survivor.kill()
+        psutil.wait_procs(left, timeout=_GRACE)
+        (self.kit / _FILE).unlink(missing_ok=True)
+        return process is not None
 
 
 def command_of(kit: Path, kind: str, name: str) -> list[str]:
@@ -69,26 +86,9 @@ def organisation(name: str) -> str:
     return name.replace("-", "_").replace(".", "_")
 
 
-def start(kit: Path, command: Sequence[str]) -> int:
-    """Start `command` in the background, with its output in `process.log` of the kit; returns the process number."""
-    with open(kit / "process.log", "ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=kit, start_new_session=True
-        )
-    _record(kit, process.pid)
-    return process.pid
-
-
-def become(kit: Path, command: Sequence[str]) -> NoReturn:
-    """Replace this process by `command`. A service manager starts it again when it ends."""
-    _record(kit, os.getpid(), managed=True)
-    os.chdir(kit)
-    os.execv(command[0], list(command))
-
-
 def _record(kit: Path, number: int, managed: bool = False) -> None:
     noted = {"process": number, "created": psutil.Process(number).create_time(), "managed": managed}
-    (kit / _FILE).write_text(json.dumps(noted))
+    storage.write(str(kit / _FILE), json.dumps(noted).encode())  # whole: a command may be reading it
 
 
 def managed(kit: Path) -> bool:
@@ -107,25 +107,6 @@ def running(kit: Path) -> psutil.Process | None:
         return process if same and process.status() != psutil.STATUS_ZOMBIE else None
     except (FileNotFoundError, psutil.NoSuchProcess):
         return None
-
-
-def stop(kit: Path) -> bool:
-    """End the process that runs the kit and all processes that it started; returns whether it was running."""
-    process = running(kit)
-    jobs = job_processes(kit)
-    if process is not None:
-        process.terminate()
-    left = [process, *jobs] if process is not None else jobs
-    _, left = psutil.wait_procs(left, timeout=_GRACE)
-    for survivor in left:
-        with suppress(psutil.NoSuchProcess):
-            survivor.kill()
-    psutil.wait_procs(left, timeout=_GRACE)
-    with suppress(ChildProcessError):
-        if process is not None:
-            os.waitpid(process.pid, os.WNOHANG)
-    (kit / _FILE).unlink(missing_ok=True)
-    return process is not None
 
 
 def job_processes(kit: Path) -> list[psutil.Process]:

@@ -16,7 +16,7 @@ from dmtrl.federation.flare.sites import Sites
 from dmtrl.federation.results import RESULT, StudyEvent, StudyResult, TaskResult
 
 _EVERY = 0.25  # seconds between two updates
-RUNNING, FINISHED, FAILED, STOPPED = "running", "finished", "failed", "stopped"
+NOT_BEGUN, RUNNING, FINISHED, FAILED, STOPPED = "not begun", "running", "finished", "failed", "stopped"
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,11 @@ class Run:
     def number(self) -> int:
         return int(self.folder.name)
 
-    def state(self) -> State | None:
-        """None if the run has not begun."""
+    def state(self) -> State:
         try:
             return State(**json.loads((self.folder / "state.json").read_text()))
         except FileNotFoundError:
-            return None
+            return State(NOT_BEGUN)
 
     def set_state(self, state: str, reason: str = "") -> None:
         storage.write(str(self.folder / "state.json"), json.dumps(asdict(State(state, reason))).encode())
@@ -58,6 +57,11 @@ class Run:
         line = json.dumps({"time": round(time.time(), 3), **entry})
         with open(self.folder / "progress.jsonl", "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    @property
+    def last_job(self) -> dict[str, Any] | None:
+        """The entry about the job that was submitted last; None if there is none."""
+        return next((entry for entry in reversed(list(self.progress())) if "job" in entry), None)
 
     def progress(self, since: int = 0) -> Iterator[dict[str, Any]]:
         """The entries of the progress record from number `since` on."""
@@ -83,7 +87,7 @@ def describe(entry: Mapping[str, Any]) -> str:
 
 def runs(folder: Path) -> list[Run]:
     """The runs in the coordinator's folder, oldest first."""
-    return [Run(path) for path in sorted((folder / "runs").glob("[0-9]*"))]
+    return sorted((Run(path) for path in (folder / "runs").glob("[0-9]*")), key=lambda run: run.number)
 
 
 def new_run(folder: Path) -> Run:

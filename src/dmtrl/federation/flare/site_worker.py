@@ -11,7 +11,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from threadpoolctl import threadpool_limits
 
-from dmtrl.federation.flare.inbox import Inbox, Request, without_data
+from dmtrl.federation.flare.inbox import Inbox, Request
 from dmtrl.federation.site import Site
 
 TOPIC = "dmtrl"
@@ -30,13 +30,13 @@ class SiteWorker(Executor):
             return
         folder = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()).parent
         self._threads = threadpool_limits(1)  # as in the coordinator: the same bits need the same number of threads
-        self._inbox = Inbox(lambda: Site(folder), text=without_data)
+        self._inbox = Inbox(lambda: Site(folder))
         fl_ctx.get_engine().register_aux_message_handler(topic=TOPIC, message_handle_func=self._answer)
 
     def _answer(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         assert self._inbox is not None
         reply = make_reply(ReturnCode.OK)
-        reply.update(self._inbox.answer(Request.read(request)).fields())
+        reply.update(vars(self._inbox.answer(Request.read(request))))
         return reply
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

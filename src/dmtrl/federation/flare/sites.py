@@ -4,7 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dmtrl.engines.recovery import Lost, Refused
@@ -19,10 +19,16 @@ _TICK = 0.5  # seconds between two looks at `stopped`
 Send = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 
 
-@dataclass(frozen=True)
-class _Post:
-    worker: int
-    request: Request
+@dataclass
+class _Site:
+    """What the carrier knows of one site."""
+
+    name: str
+    life: int = 0
+    begun: bool = False  # whether anything was posted in the present life
+    current: Request | None = None  # posted last
+    silent_since: float | None = None
+    outbox: queue.SimpleQueue[Request | None] = field(default_factory=queue.SimpleQueue)
 
 
 class Sites:
@@ -44,37 +50,32 @@ class Sites:
         stopped: Callable[[], bool] = lambda: False,
         patience: float = PATIENCE,
     ):
-        self._names, self._send, self._stopped, self._patience = names, send, stopped, patience
-        self._lives = [0] * len(names)
-        self._begun = [False] * len(names)  # whether anything was posted in the present life
-        self._current: list[_Post | None] = [None] * len(names)
-        self._silent_since: list[float | None] = [None] * len(names)
-        self._outbox: list[queue.SimpleQueue[_Post | None]] = [queue.SimpleQueue() for _ in names]
-        self._arrived: queue.SimpleQueue[tuple[_Post, Message | Exception]] = queue.SimpleQueue()
+        self._send, self._stopped, self._patience = send, stopped, patience
+        self._sites = [_Site(name) for name in names]
+        self._arrived: queue.SimpleQueue[tuple[int, Request, Message | Exception]] = queue.SimpleQueue()
         self._closed = threading.Event()
-        self._threads = [threading.Thread(target=self._deliver_all, args=(k,), daemon=True) for k in range(len(names))]
-        for thread in self._threads:
-            thread.start()
+        for k in range(len(names)):
+            threading.Thread(target=self._deliver_all, args=(k,), daemon=True).start()
 
     @property
     def n_workers(self) -> int:
-        return len(self._names)
+        return len(self._sites)
 
     @property
     def present(self) -> list[str]:
         """The sites that replied when they were last asked."""
-        return [name for name, since in zip(self._names, self._silent_since, strict=True) if since is None]
+        return [site.name for site in self._sites if site.silent_since is None]
 
     def renew(self, worker: int) -> None:
-        # lives must grow also when this process replaces one that crashed
-        self._lives[worker] = max(self._lives[worker] + 1, time.time_ns())
-        self._begun[worker] = False
+        site = self._sites[worker]
+        site.life = max(site.life + 1, time.time_ns())  # lives grow also when this process replaces one that crashed
+        site.begun = False
 
     def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:
-        bodies = [message.encode() for message in messages]
-        post = _Post(worker, Request(self._lives[worker], number, not self._begun[worker], bodies))
-        self._begun[worker], self._current[worker] = True, post
-        self._outbox[worker].put(post)
+        site, bodies = self._sites[worker], [message.encode() for message in messages]
+        site.current = Request(site.life, number, not site.begun, bodies)
+        site.begun = True
+        site.outbox.put(site.current)
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
         end = None if timeout is None else time.monotonic() + timeout
@@ -83,47 +84,46 @@ class Sites:
                 raise StudyStoppedError("the run was stopped")
             left = _TICK if end is None else min(_TICK, max(end - time.monotonic(), 0.0))
             try:
-                post, outcome = self._arrived.get(timeout=left)
+                worker, request, outcome = self._arrived.get(timeout=left)
             except queue.Empty:
                 if end is not None and time.monotonic() >= end:
                     raise TimeoutError from None
                 continue
-            if post is not self._current[post.worker]:
+            if request is not self._sites[worker].current:
                 continue
             if isinstance(outcome, Exception):
                 raise outcome
-            return post.worker, outcome
+            return worker, outcome
 
     def close(self) -> None:
         self._closed.set()
-        for outbox in self._outbox:
-            outbox.put(None)
+        for site in self._sites:
+            site.outbox.put(None)
 
     def _deliver_all(self, k: int) -> None:
-        while (post := self._outbox[k].get()) is not None:
-            outcome = self._deliver(post)
+        while (request := self._sites[k].outbox.get()) is not None:
+            outcome = self._deliver(k, request)
             if outcome is not None:
-                self._arrived.put((post, outcome))
+                self._arrived.put((k, request, outcome))
 
-    def _deliver(self, post: _Post) -> Message | Exception | None:
-        """The answer or what went wrong; None if the post was replaced by another one."""
-        k, request = post.worker, post.request
-        name = self._names[k]
-        while post is self._current[k] and not self._closed.is_set():
-            fields = self._send(name, request.fields())
+    def _deliver(self, k: int, posted: Request) -> Message | Exception | None:
+        """The answer or what went wrong; None if the request was replaced by another one."""
+        site, request = self._sites[k], posted
+        while posted is site.current and not self._closed.is_set():
+            fields = self._send(site.name, vars(request))
             now = time.monotonic()
             if fields is None:
-                self._silent_since[k] = since = self._silent_since[k] or now
+                site.silent_since = since = site.silent_since or now
                 if now - since > self._patience and not request.begin:
-                    return Lost(k, f"site {name!r} did not reply for {now - since:.0f} s")
+                    return Lost(k, f"site {site.name!r} did not reply for {now - since:.0f} s")
                 self._closed.wait(_RETRY)
                 continue
-            self._silent_since[k] = None
+            site.silent_since = None
             reply = Reply.read(fields)
             if reply.state == WORKING:
-                request = replace(request, begin=False, messages=())  # the site has them
+                request = replace(request, begin=False, messages=[])  # the site has them
             elif reply.state != BUSY:
-                return _outcome(k, name, reply)
+                return _outcome(k, site.name, reply)
         return None
 
 

@@ -88,7 +88,7 @@ def run_study_job(
                 progress.stage("starting the server")
             try:
                 with session(coordinator) as opened:
-                    job = running_job(opened, coordinator, run)
+                    job = _running_job(opened, coordinator, run)
                     if job is None:
                         sites = _gather(opened, coordinator, study, progress, max(wait, patience) if attempt else wait)
                         job = _submit(opened, coordinator, sites, run)
@@ -101,13 +101,12 @@ def run_study_job(
             except Exception:  # of FLARE, while the server goes down
                 if processes.running(coordinator.kit) is not None:
                     raise
-            progress.stage("the server was lost and is started again")
+            progress.stage("the server was lost; starting it again")
             if processes.managed(coordinator.kit):
                 processes.wait_until(lambda: processes.running(coordinator.kit) is not None, _CONNECT)
         raise FederationError(f"the server was lost {_MAX_RESTARTS} times")
     except BaseException as error:
-        before = run.state()
-        if before is None or before.state == RUNNING:
+        if run.state().state == RUNNING:
             interrupted = isinstance(error, KeyboardInterrupt)
             run.set_state(STOPPED if interrupted else FAILED, "interrupted" if interrupted else str(error))
         raise
@@ -115,9 +114,9 @@ def run_study_job(
 
 def _choose(coordinator: StudyServer, resume: bool) -> Run:
     before = runs(coordinator.folder)
-    state = before[-1].state() if before else None
+    state = before[-1].state().state if before else ""
     if not resume:
-        if state is not None and state.state == RUNNING and processes.job_processes(coordinator.kit):
+        if state == RUNNING and processes.job_processes(coordinator.kit):
             raise FederationError(
                 f"run {before[-1].number} is under way; 'dmtrl study run --resume' follows it, and 'dmtrl study stop' "
                 "ends it"
@@ -125,20 +124,18 @@ def _choose(coordinator: StudyServer, resume: bool) -> Run:
         return new_run(coordinator.folder)
     if not before:
         raise FederationError("there is no run to resume; run without --resume")
-    if state is not None and state.state == FINISHED:
+    if state == FINISHED:
         raise FederationError(f"run {before[-1].number} is finished; run without --resume to begin another one")
     return before[-1]
 
 
-def running_job(opened: Any, coordinator: StudyServer, run: Run) -> str | None:
+def _running_job(opened: Any, coordinator: StudyServer, run: Run) -> str | None:
     """The job of a run that a command left behind. Jobs from before the server was started are lost, whatever FLARE
     says."""
-    server = processes.running(coordinator.kit)
-    for entry in reversed(list(run.progress())):
-        if "job" in entry:
-            alive = server is not None and entry["time"] > server.create_time()
-            return entry["job"] if alive and not _is_over(opened, entry["job"]) else None
-    return None
+    server, last = processes.running(coordinator.kit), run.last_job
+    if server is None or last is None or last["time"] <= server.create_time() or _is_over(opened, last["job"]):
+        return None
+    return str(last["job"])
 
 
 def _is_over(opened: Any, job: str) -> bool:
@@ -159,7 +156,7 @@ def _gather(opened: Any, coordinator: StudyServer, study: Study, progress: Progr
         if time.monotonic() > end:
             missing = ", ".join(site for site in admitted if site not in present)
             if study.limits.on_lost == "go_on" and len(present) >= study.limits.sites:
-                progress.stage(f"going on without {missing}")
+                progress.stage(f"continuing without {missing}")
                 return present
             raise FederationError(
                 f"these sites did not connect within {wait:g} s: {missing}. They must run 'dmtrl site start'; to run "
@@ -187,8 +184,7 @@ def _follow(opened: Any, coordinator: StudyServer, job: str, run: Run, progress:
             shown = _show(entry, shown, progress)
         if processes.running(coordinator.kit) is None:
             return False
-        state = run.state()
-        if state is not None and state.state != RUNNING:
+        if run.state().state != RUNNING:
             over = min(over, time.monotonic())
         if time.monotonic() - over > _GRACE:  # FLARE waits for sites that stayed away
             _abort(opened, job)
@@ -216,7 +212,6 @@ def _show(entry: Mapping[str, Any], shown: str, progress: Progress) -> str:
 
 def _judge(run: Run, status: str) -> bool:
     state = run.state()
-    assert state is not None
     if state.state == FINISHED:
         return True
     if state.state == STOPPED:
@@ -234,13 +229,11 @@ def _abort(opened: Any, job: str) -> None:
 
 def stop_run(coordinator: StudyServer) -> bool:
     """Stop the present run; False if there is none."""
-    before = runs(coordinator.folder)
-    state = before[-1].state() if before else None
-    if state is None or state.state != RUNNING or processes.running(coordinator.kit) is None:
+    running = [run for run in runs(coordinator.folder)[-1:] if run.state().state == RUNNING]
+    if not running or processes.running(coordinator.kit) is None:
         return False
-    jobs = [entry["job"] for entry in before[-1].progress() if "job" in entry]
     with session(coordinator) as opened:
-        for job in jobs[-1:]:
-            _abort(opened, job)
-    before[-1].set_state(STOPPED, "stopped by the coordinator")
+        if (last := running[0].last_job) is not None:
+            _abort(opened, last["job"])
+    running[0].set_state(STOPPED, "stopped by the coordinator")
     return True

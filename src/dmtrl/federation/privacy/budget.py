@@ -51,11 +51,10 @@ class Budget:
         try:
             found = [Charge(**json.loads(line)) for line in content.splitlines()]
             # the file is replaced as a whole, so a last line without an end is damage, not the trace of a crash
-            intact = content.endswith(b"\n") and all(math.isfinite(charge.mu) and charge.mu > 0 for charge in found)
+            if not content.endswith(b"\n") or not all(0 < charge.mu < math.inf for charge in found):
+                raise ValueError
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path} is damaged; restore it from a backup") from error
-        if not intact:
-            raise ValueError(f"{path} is damaged; restore it from a backup")
         return found
 
     @property
@@ -101,9 +100,9 @@ class Budget:
 
     def charge(self, study: str, name: str, epsilon: float, delta: float, mu: float) -> None:
         """Charge a study once; refuse it if it would exceed the budget."""
-        self.check(study, mu)
         if self._is_charged(study):
             return
+        self.check(study, mu)
         charge = Charge(datetime.now(UTC).isoformat(timespec="seconds"), study, name, epsilon, delta, mu)
         charges = [*self.charges(), charge]
         lines = [json.dumps(asdict(one), ensure_ascii=False).encode() + b"\n" for one in charges]

@@ -7,7 +7,7 @@ So the modes use the point of the answer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,6 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
 def fit_privately(
     study: Study,
     sites: Asker,
-    site_names: Sequence[str],
     owner: np.ndarray,
     model: Any,
     problem: FitProblem,
@@ -117,25 +116,29 @@ def fit_privately(
     """Fit the model from noisy releases, which the sites make once and for all. owner: the site of each task."""
     names = [str(name) for name in problem.tasks]
     size = release_size(study.privacy, study.loss, len(problem.coordinates.x_centre))
-
     largest = largest_entry(study.target.range)
 
     def ask(number: int, point: np.ndarray, step: float) -> Answer:
         point = np.clip(point, -largest, largest)  # noise can carry it far away; the answer tells where it was made
         points = {k: point[owner == k] for k in np.unique(owner).tolist()}
-        answers: dict[int, Released] = sites.ask({
-            k: Release(study=study.hash, number=number, point=part, step=step) for k, part in points.items()
-        })  # fmt: skip
+        requests = {k: Release(study=study.hash, number=number, point=part, step=step) for k, part in points.items()}
+        answers: dict[int, Released] = sites.ask(requests)
         for k, part in points.items():
-            _check(answers[k], part, size, site_names[k])
+            _check(answers[k], part, size, sites.names[k])
         columns = (np.concatenate([getattr(answers[k], name) for k in points]) for name in ("point", "values", "std"))
         return Answer(*columns)
 
     common = 0.0 if len(names) == 1 else (study.fit.common or (1.0,))[0]
     private = PrivateProblem(
-        study.privacy, study.loss, names, len(problem.coordinates.x_centre), study.fit.reg_lambda[0], common,
-        model.intercept_ridge(problem.coordinates), Settings(tol=study.fit.tolerance, seed=study.fit.seed),
-    )  # fmt: skip
+        study.privacy,
+        study.loss,
+        names,
+        len(problem.coordinates.x_centre),
+        study.fit.reg_lambda[0],
+        common,
+        model.intercept_ridge(problem.coordinates),
+        Settings(tol=study.fit.tolerance, seed=study.fit.seed),
+    )
     outcome = fit(private, ask, report)
     model.set_outcome(problem, outcome, private.reg_lambda, common)
     return outcome
@@ -152,8 +155,7 @@ def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise
     """Releases of tasks whose rows are in this process, each with the noise of its own guarantee. label: the largest
     absolute label, which for a guarantee must not be read from the data."""
     blocks = data.sources(1)[0]
-    clipped = type(blocks)(clip_rows(dense(blocks.X), privacy.row_norm), blocks.y, None,
-                           blocks.starts, blocks.tasks, blocks.shards, blocks.names)  # fmt: skip
+    clipped = replace(blocks, X=clip_rows(dense(blocks.X), privacy.row_norm), sample_weight=None)
     releases, mu = Releases(privacy, loss, clipped, label), privacy.mu()
 
     def ask(number: int, point: np.ndarray, step: float) -> Answer:

@@ -90,7 +90,7 @@ def fit_masked(
     common: float,
     ridge: float,
     settings: Settings,
-    report: Callable[[int, float], object] = lambda done, gap: None,
+    report: Callable[[int, float], object],
 ) -> tuple[np.ndarray, Certificate, list[float]]:
     """Rounds until the relative gap is at most tol. common: in units of 1/m; ridge: on the intercepts.
 

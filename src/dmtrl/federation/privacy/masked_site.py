@@ -18,14 +18,14 @@ from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.messages import Masked, SharedKey, ShareKey, SumUp
 from dmtrl.federation.preparation import are_finite
 from dmtrl.federation.privacy.masks import KEY_BYTES, masked, new_key, public_part
+from dmtrl.federation.site_rows import ask_worker, first_request
 from dmtrl.federation.study import Study
-from dmtrl.protocol.messages import Prepare, Restore, Round, Save, decode, encode
+from dmtrl.protocol.messages import Prepared, Restore, Round, Save
 from dmtrl.protocol.steps import Steps
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
-_STATE, _KIND = "state.npz", "dmtrl masked sums 1"
-Statistics = Callable[[SumUp], np.ndarray]
+_KEY, _STATE, _KIND = "key.json", "state.npz", "dmtrl masked sums 1"
 
 
 class MaskedSite:
@@ -39,7 +39,7 @@ class MaskedSite:
         self,
         folder: Path,
         study: Study,
-        statistics: Statistics,
+        statistics: Callable[[SumUp], np.ndarray],
         blocks: Callable[[], Blocks],
         ridge: Callable[[], float],
     ):
@@ -50,15 +50,21 @@ class MaskedSite:
 
     def share_key(self, request: ShareKey) -> SharedKey:
         """A new key for a new session; the same one for the same session."""
-        path = self._folder / "key.json"
-        stored = json.loads(path.read_bytes()) if path.exists() else {}
-        if stored.get("session") != request.session:
+        key = self._key_of(request.session)
+        if key is None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True)
-            stored = {"session": request.session, "key": new_key().hex()}
-            storage.write(str(path), json.dumps(stored).encode())
+            key = new_key()
+            stored = {"session": request.session, "key": key.hex()}
+            storage.write(str(self._folder / _KEY), json.dumps(stored).encode())
             self._worker = None
-        return SharedKey(key=public_part(bytes.fromhex(stored["key"])))
+        return SharedKey(key=public_part(key))
+
+    def _key_of(self, session: str) -> bytes | None:
+        """The private key for a session; None if it is not the session that began last."""
+        path = self._folder / _KEY
+        stored = json.loads(path.read_bytes()) if path.exists() else {}
+        return bytes.fromhex(stored["key"]) if stored.get("session") == session else None
 
     def answer(self, request: SumUp) -> Masked:
         key, header, state = self._load(request)
@@ -91,9 +97,8 @@ class MaskedSite:
         return np.array(state["best"])
 
     def _load(self, request: SumUp) -> tuple[bytes, dict[str, Any], dict[str, np.ndarray]]:
-        path = self._folder / "key.json"
-        stored = json.loads(path.read_bytes()) if path.exists() else {}
-        if stored.get("session") != request.session:
+        key = self._key_of(request.session)
+        if key is None:
             raise RefusedBySiteError("the coordinator asked for a masked sum of a session that has not begun here")
         keys = request.keys
         if keys.ndim != 2 or keys.shape[1] != KEY_BYTES or keys.dtype != np.uint8:
@@ -105,7 +110,7 @@ class MaskedSite:
             header, state = dict(header), dict(arrays)
             if not np.array_equal(state["keys"], keys):
                 raise RefusedBySiteError("the coordinator sent other keys than before in the same session")
-        return bytes.fromhex(stored["key"]), header, state
+        return key, header, state
 
     def _numbers(self, request: SumUp, state: dict[str, np.ndarray], worker: str) -> np.ndarray:
         """The numbers of this site for a question; the state is updated."""
@@ -120,20 +125,16 @@ class MaskedSite:
     def _start(self, state: dict[str, np.ndarray]) -> np.ndarray:
         blocks = self._blocks()
         self._worker = Worker(blocks, self._study.loss)
-        prepared = self._prepare(blocks)
+        prepared = self._prepare(self._worker, blocks)
         state |= {"Z": np.zeros_like(prepared.b), "B": prepared.b}
-        self._save()
+        self._save(self._worker)
         longest = np.minimum(prepared.longest_step, 1e12).sum()
         return np.array([blocks.n_units, prepared.conjugate.sum(), prepared.conjugate_at_zero.sum(), longest])
 
-    def _prepare(self, blocks: Blocks, first_step: float = np.inf) -> Any:
+    def _prepare(self, worker: Worker, blocks: Blocks, first_step: float = np.inf) -> Prepared:
         settings = Settings(seed=self._study.fit.seed)
-        return self._ask(Prepare(
-            seed=settings.seed, local_solver=settings.local_solver, sampling=settings.sampling,
-            max_passes=settings.max_passes, keep=False, density=1.0, intercept=True, intercept_ridge=self._ridge(),
-            total_weight=np.diff(blocks.starts).astype(float), steps=np.zeros(blocks.n_units, dtype=np.int64),
-            first_step=first_step,
-        ))  # fmt: skip
+        prepared: Prepared = ask_worker(worker, first_request(blocks, settings, self._ridge(), first_step))
+        return prepared
 
     def _improve(self, request: SumUp, state: dict[str, np.ndarray], worker: Worker) -> np.ndarray:
         """One round of the worker at Z. Sums of losses and squares, and Gram matrices of V = U + s B and of B."""
@@ -141,16 +142,20 @@ class MaskedSite:
         number, s, target, relax = request.numbers.tolist()
         self._require(s > 0 and relax in (0.0, Settings().relaxation - 1.0) and number >= 0)
         if number == 0:  # the first step size depends on the number of tasks, which no site knew at the start
-            state["intercept_step"] = self._prepare(self._blocks(), s).intercept_step
-        Z, before, step = state["Z"], state["B"], np.full(len(state["Z"]), s)
-        answer = decode(worker.answer(encode(Round(
-            round=int(number), target=target, relax=relax, w=Z, step=step, intercept_step=state["intercept_step"]
-        ))))  # fmt: skip
-        steps = Steps(step, state["intercept_step"], self._ridge())
+            intercept_step = self._prepare(worker, self._blocks(), s).intercept_step
+            assert intercept_step is not None
+            state["intercept_step"] = intercept_step
+        Z, before = state["Z"], state["B"]
+        step, intercept_step = np.full(len(Z), s), state["intercept_step"]
+        answer = ask_worker(
+            worker,
+            Round(round=int(number), target=target, relax=relax, w=Z, step=step, intercept_step=intercept_step),
+        )
+        steps = Steps(step, intercept_step, self._ridge())
         anchor = Z if relax == 0.0 else Z + relax * (Z - state["U"])
         U, B = steps.centre(Z, anchor, before) + steps.times(answer.b), answer.b
         state |= {"U": U, "B": B, "V": U[:, :-1] + s * B[:, :-1]}
-        self._save()
+        self._save(worker)
         inner = [answer.loss_w.sum(), answer.conjugate.sum(), _square(Z[:, -1]), _square(B[:, -1])]
         inner += [_square(part[:, :-1]) for part in (B, B - before, U)]
         return np.concatenate([inner, *_gram(state["V"]), *_gram(B[:, :-1])])
@@ -173,15 +178,11 @@ class MaskedSite:
         if self._worker is None:
             self._require(bool(worker))
             self._worker = Worker(self._blocks(), self._study.loss)
-            self._ask(Restore(source=str(self._folder / worker)))
+            ask_worker(self._worker, Restore(source=str(self._folder / worker)))
         return self._worker
 
-    def _save(self) -> None:
-        self._ask(Save(to=str(self._folder / self._at)))
-
-    def _ask(self, request: Any) -> Any:
-        assert self._worker is not None
-        return decode(self._worker.answer(encode(request)))
+    def _save(self, worker: Worker) -> None:
+        ask_worker(worker, Save(to=str(self._folder / self._at)))
 
     def _require(self, fits: bool) -> None:
         if not fits:

@@ -107,11 +107,8 @@ class Quadratics:
     @classmethod
     def mean(cls, models: Sequence["Quadratics"]) -> "Quadratics":
         """The mean of several models of the same losses; their noise averages out."""
-        n = len(models)
-        return cls(
-            np.mean([one.A for one in models], axis=0), np.mean([one.c for one in models], axis=0),
-            np.sqrt(np.sum([one.floor**2 for one in models], axis=0)) / n,
-        )  # fmt: skip
+        A, c = np.mean([one.A for one in models], axis=0), np.mean([one.c for one in models], axis=0)
+        return cls(A, c, np.sqrt(np.sum([one.floor**2 for one in models], axis=0)) / len(models))
 
     def solve(self, names: Sequence[str], reg_lambda: float, common: float, settings: Settings) -> Outcome:
         """Return the certified solution of the multi-task problem with these models instead of the losses.

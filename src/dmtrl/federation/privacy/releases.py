@@ -6,7 +6,7 @@ the same exact numbers.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 
@@ -16,12 +16,14 @@ from dmtrl.federation.privacy.accounting import sigma_of
 from dmtrl.federation.privacy.moments import MomentFormat, Noise
 from dmtrl.federation.privacy.sensitivity import MomentWeights, dual_sensitivity, gap_for, gap_rounding
 from dmtrl.federation.privacy.terms import MOMENTS, ROUNDS, Privacy
+from dmtrl.federation.site_rows import ask_worker, first_request
 from dmtrl.losses import AnyLoss, scalar
-from dmtrl.protocol.messages import Prepare, Round, decode, encode
+from dmtrl.protocol.messages import Round
+from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
 GAP_SHARE = 0.05  # of the sensitivity in mode C: what an inexact local solution adds to it
-_MOST_ROUNDS, _PASSES = 200, 100  # of coordinate ascent in one release
+_MOST_ROUNDS = 200  # of coordinate ascent in one release
 _LARGEST = 1e3  # entry of a point, relative to the range of the target
 
 
@@ -71,7 +73,10 @@ class Releases:
     def __init__(self, privacy: Privacy, loss: AnyLoss, blocks: Blocks, label: float = 1.0):
         self._privacy, self._loss, self._blocks, self._label = privacy, loss, blocks, label
         self._rows = np.diff(blocks.starts)
-        self._worker: Worker | None = None
+
+    @cached_property
+    def _worker(self) -> Worker:
+        return Worker(self._blocks, self._loss)
 
     def exact(self, point: np.ndarray, step: float) -> Exact:
         """The release at a point, which is a row of weights for each task: where slope and curvature are taken or, in
@@ -107,29 +112,18 @@ class Releases:
     def _solve(self, centre: np.ndarray, step: float, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """b and the computed duality gap f(u) + f*(-b) + <u, b> at u = c + s b, from dual variables zero. The gap is
         that of b only if it is allowed."""
-        if self._worker is None:
-            self._worker = Worker(self._blocks, self._loss)
-        m, steps = len(centre), np.full(len(centre), float(step))
-        self._ask(Prepare(
-            seed=0, local_solver="auto", sampling="shuffled", max_passes=_PASSES, keep=False, density=1.0,
-            intercept=True, intercept_ridge=-1.0, total_weight=self._rows.astype(float),
-            steps=np.zeros(m, dtype=np.int64),
-        ))  # fmt: skip
-        b, gap = np.zeros_like(centre), np.full(m, np.inf)
+        ask_worker(self._worker, first_request(self._blocks, Settings(), ridge=-1.0))
+        m, target = len(centre), 0.2 * float(allowed.min())
+        b, gap, steps = np.zeros_like(centre), np.full(m, np.inf), np.full(m, float(step))
         for number in range(_MOST_ROUNDS):
             # the worker's centre is w - s b (17); it evaluates brackets at w = u before it improves b
-            improved = self._ask(Round(
-                round=number, target=0.2 * float(allowed.min()), w=centre + step * b, step=steps, intercept_step=steps,
-            ))  # fmt: skip
+            request = Round(round=number, target=target, w=centre + step * b, step=steps, intercept_step=steps)
+            improved = ask_worker(self._worker, request)
             gap = np.maximum(improved.bracket_w, 0.0)
             if (gap <= allowed).all():
                 break
             b = improved.b
         return b, gap
-
-    def _ask(self, request: Any) -> Any:
-        assert self._worker is not None
-        return decode(self._worker.answer(encode(request)))
 
 
 def _derivatives(loss: AnyLoss, z: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from dmtrl.federation.messages import Release, Released
 from dmtrl.federation.policy import Policy
 from dmtrl.federation.preparation import are_finite
 from dmtrl.federation.privacy.budget import Budget
-from dmtrl.federation.privacy.moments import Noise, system_noise
+from dmtrl.federation.privacy.moments import system_noise
 from dmtrl.federation.privacy.releases import Exact, Releases, largest_entry, step_size
 from dmtrl.federation.privacy.terms import MOMENTS
 from dmtrl.federation.study import Study
@@ -23,11 +23,11 @@ _FAILED = "it could not make a private release, and makes no further ones in thi
 class SiteReleases:
     """The private releases of one study at one site. The lock of the ledger makes several processes take turns."""
 
-    def __init__(self, folder: Path, policy: Policy, study: Study, ledger: Ledger, noise: Noise = system_noise):
-        self._study, self._ledger, self._noise = study, ledger, noise
+    def __init__(self, folder: Path, policy: Policy, study: Study, ledger: Ledger):
+        self._study, self._ledger = study, ledger
         self._budget = Budget(folder, policy.epsilon, policy.delta)
-        self.epsilon = min(study.privacy.epsilon, policy.epsilon_per_study)
-        self._mu = study.privacy.mu(self.epsilon)
+        self._epsilon = min(study.privacy.epsilon, policy.epsilon_per_study)
+        self._mu = study.privacy.mu(self._epsilon)
 
     def check_budget(self) -> None:
         """Refuse the study if it would exceed the budget."""
@@ -52,9 +52,9 @@ class SiteReleases:
             rows = blocks()
             self._check(request, rows)
             point = np.zeros_like(request.point) if study.privacy.mode == MOMENTS else request.point
-            self._budget.charge(study.hash, study.name, self.epsilon, study.privacy.delta, self._mu)
+            self._budget.charge(study.hash, study.name, self._epsilon, study.privacy.delta, self._mu)
             exact = self._exact(rows, point, request.step)
-            values, std = exact.with_noise(self._mu, study.privacy.releases, self._noise)
+            values, std = exact.with_noise(self._mu, study.privacy.releases, system_noise)
             released = Released(number=request.number, point=point, values=values, std=std)
             self._budget.store(study.hash, released)
             return released

@@ -2,11 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from dmtrl.federation.privacy.accounting import mu_of
 from dmtrl.federation.toml_fields import TomlTable
 from dmtrl.losses import AnyLoss
+
+if TYPE_CHECKING:
+    from dmtrl.federation.study import Study
 
 MOMENTS, NEWTON, ROUNDS, NONE, AUTO = "moments", "newton", "rounds", "none", "auto"
 MODES = (NONE, AUTO, MOMENTS, NEWTON, ROUNDS)
@@ -42,20 +45,19 @@ class Privacy:
     def masked(self) -> bool:
         return self.aggregation == MASKED
 
-    def mu(self, epsilon: float | None = None) -> float:
+    def mu(self, epsilon: float = math.inf) -> float:
         """What the whole study costs, as mu of accounting.py; with a smaller epsilon if a site wants more privacy."""
-        return mu_of(self.epsilon if epsilon is None else min(epsilon, self.epsilon), self.delta)
+        return mu_of(min(epsilon, self.epsilon), self.delta)
 
-    def guarantee(self, epsilon: float | None = None) -> str:
+    def guarantee(self, epsilon: float = math.inf) -> str:
         """The guarantee in one sentence."""
         if self.masked:
             return "The server reads only sums over all sites; no noise is added, so these sums are not private."
         if not self.private:
             return "No noise is added: nothing that leaves a site is differentially private."
-        wanted = self.epsilon if epsilon is None else min(epsilon, self.epsilon)
         return (
-            f"Everything that leaves a site about its rows is ({wanted:g}, {self.delta:g})-differentially private for "
-            "the replacement of one row of a task; the numbers of rows are not protected."
+            f"Everything that leaves a site about its rows is ({min(epsilon, self.epsilon):g}, {self.delta:g})-"
+            "differentially private for the replacement of one row of a task; the numbers of rows are not protected."
         )
 
 
@@ -84,7 +86,7 @@ def mode_problem(mode: str, loss: AnyLoss, slope: float) -> str:
     return ""
 
 
-def read_privacy(file: TomlTable, study: Any) -> Privacy:
+def read_privacy(file: TomlTable, study: "Study") -> Privacy:
     """Check the table for a `study` whose other tables have been read."""
     table = file.table("privacy", ("mode", "aggregation", *_NOISE))
     mode = table.choice("mode", MODES, NONE)
@@ -106,8 +108,6 @@ def read_privacy(file: TomlTable, study: Any) -> Privacy:
     if mode == MOMENTS:
         low, high = study.target.range or (-1.0, 1.0)
         slope = (high - low) / 2
-        if not slope > 0:
-            file.fail("range must have two different ends in a private study", "range", ("target",))
     if "slope" in table.content:
         if mode != NEWTON:
             table.fail(f"slope is for mode 'newton'; mode {mode!r} knows its bound", "slope")
@@ -118,23 +118,24 @@ def read_privacy(file: TomlTable, study: Any) -> Privacy:
     releases = table.whole("releases", RELEASES[mode], 1)
     if mode == MOMENTS and releases != 1:
         table.fail("releases must be 1 in mode 'moments': more tell nothing new", "releases")
-    for key in ("epsilon", "row_norm"):
-        if key not in table.content:
-            table.fail(f"{key} is missing: a mode that adds noise needs it")
     epsilon, delta = table.positive("epsilon", 100.0), table.positive("delta", 0.1, 1e-5)
     return Privacy(mode, epsilon, delta, table.positive("row_norm", 1e6), slope, releases)
 
 
-def _require_one_lambda(file: TomlTable, study: Any, why: str) -> None:
+def _require_one_lambda(file: TomlTable, study: "Study", why: str) -> None:
     if len(study.fit.reg_lambda) != 1 or len(study.fit.common) > 1:
         key = "lambda" if len(study.fit.reg_lambda) != 1 else "common"
         file.fail(f"{key} must be one number in such a study: {why}", key, ("fit",))
 
 
-def _require_ranges(file: TomlTable, study: Any) -> None:
+def _require_ranges(file: TomlTable, study: "Study") -> None:
     """Scales come from the study: means and deviations of the rows would be releases."""
     for column in study.used:
-        if column.kind == "number" and (column.range is None or column.range[0] == column.range[1]):
+        if column.kind == "number" and not _is_scale(column.range):
             file.fail("a private study needs a range, which sets the scale", "range", ("columns", column.name))
-    if not study.classification and study.target.range is None:
-        file.fail("a private study needs a range of the target", "range", ("target",))
+    if not study.classification and not _is_scale(study.target.range):
+        file.fail("a private study needs a range of the target, with two different ends", "range", ("target",))
+
+
+def _is_scale(ends: tuple[float, float] | None) -> bool:
+    return ends is not None and 0 < ends[1] - ends[0] < math.inf

@@ -132,10 +132,22 @@ def alternate(
                 best_W, primal = W, now.objective
             dual = max(dual, now.dual_bound)
             record = RoundRecord(
-                round=len(history), gap=Certificate(primal, dual).relative_gap, primal=primal, dual=dual, w_gap=w_gap,
-                objective=now.objective, dual_now=now.w_objective - now.w_gap, rho=1.0, step=step, solver=solver,
-                passes=made, omega=omega, bytes_sent=0, bytes_received=0, seconds=time.perf_counter() - began,
-            )  # fmt: skip
+                round=len(history),
+                gap=Certificate(primal, dual).relative_gap,
+                primal=primal,
+                dual=dual,
+                w_gap=w_gap,
+                objective=now.objective,
+                dual_now=now.w_objective - now.w_gap,
+                rho=1.0,
+                step=step,
+                solver=solver,
+                passes=made,
+                omega=omega,
+                bytes_sent=0,
+                bytes_received=0,
+                seconds=time.perf_counter() - began,
+            )
             history.append(record)
             if watch is not None:
                 watch(record, W)

@@ -5,15 +5,15 @@ from numba import njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import loss_step
-from dmtrl.numerics.compile_cache import FAST, discard_stale
+from dmtrl.numerics.compile_cache import KERNEL_FAST, discard_stale
 from dmtrl.worker import rows, streams
 from dmtrl.worker.rows import row_axpy, row_dot
-from dmtrl.worker.streams import below, next_state, stream
+from dmtrl.worker.streams import below, next_state, shuffle, stream
 
 discard_stale(__file__, scalar.__file__, rows.__file__, streams.__file__)
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**KERNEL_FAST)
 def predictions(units, W, z):  # type: ignore[no-untyped-def]
     """Compute z_ij = w_i . x_ij of every row."""
     for i in range(W.shape[0]):
@@ -21,7 +21,7 @@ def predictions(units, W, z):  # type: ignore[no-untyped-def]
             z[j] = row_dot(units.X, j, W[i])
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**KERNEL_FAST)
 def uniform_steps(units, task, alpha, W, sigma, steps, seed, number):  # type: ignore[no-untyped-def]
     """Take coordinate steps (5) on rows drawn uniformly from all tasks, and update W (3). `sigma` is Sigma / lambda.
 
@@ -44,18 +44,15 @@ def uniform_steps(units, task, alpha, W, sigma, steps, seed, number):  # type: i
                     row_axpy(units.X, j, f, W[k])
 
 
-@njit(cache=True, nogil=True, fastmath=FAST)
+@njit(**KERNEL_FAST)
 def gram_pass(units, task, alpha, z, gram, sigma, order, seed, number, inner):  # type: ignore[no-untyped-def]
     """Shuffle `order`, then take one coordinate step (5) on every row of it. `sigma` is Sigma / lambda.
 
     A changed coordinate updates the predictions z of all rows through one row of the symmetric Gram matrix. The rows
     that changed come first in `order`; returns their number.
     """
-    m, n, state = sigma.shape[0], order.shape[0], stream(seed, inner, number)
-    for k in range(n - 1, 0, -1):
-        state = next_state(state)
-        other = below(state, k + 1)
-        order[k], order[other] = order[other], order[k]
+    m, n = sigma.shape[0], order.shape[0]
+    shuffle(order, n, stream(seed, inner, number))
     moved = 0
     for k in range(n):
         j = order[k]

@@ -30,9 +30,9 @@ def runs(quick: bool) -> list[Run]:
     return [Run({"rows": 50 if quick else 500, "rounds": 5 if quick else 60}, 20 if quick else 270)]
 
 
-def low_rank_tasks(m: int, d: int, rows: int) -> TaskData:
-    """Return m float32 tasks whose true weights have rank three, with noisy labels."""
-    rng = np.random.default_rng(0)
+def low_rank_tasks(rows: int) -> TaskData:
+    """Return float32 tasks whose true weights have rank three, with noisy labels."""
+    rng, m, d = np.random.default_rng(0), TASKS, FEATURES
     W = rng.standard_normal((m, 3)) @ rng.standard_normal((3, d))
     X = rng.standard_normal((m * rows, d), dtype=np.float32) / np.float32(np.sqrt(d))
     task = np.repeat(np.arange(m), rows)
@@ -41,7 +41,7 @@ def low_rank_tasks(m: int, d: int, rows: int) -> TaskData:
 
 
 def measure(rows: int, rounds: int) -> Figures:
-    data = low_rank_tasks(TASKS, FEATURES, rows)
+    data = low_rank_tasks(rows)
     settings = Settings(tol=0.0, max_rounds=rounds, local_solver="sdca", steps=PASSES * rows)
     seconds: dict[str, float] = {}
     with ExitStack() as stack:
@@ -62,11 +62,10 @@ def measure(rows: int, rounds: int) -> Figures:
             name: lambda engine=engine: solve(data, engine=engine, **common) for name, engine in engines.items()
         }
         timed = interleaved(competitors, 3)
-    bits = {name: outcome.W.tobytes() for name, outcome in timed.results.items()}
     return {
         "seconds": timed.seconds,
         "start": seconds,
-        "same bits": len(set(bits.values())) == 1,
+        "same bits": len({outcome.W.tobytes() for outcome in timed.results.values()}) == 1,
         "gap": timed.results[THREADS].certificate.relative_gap,
         "round": {name: float(np.median([r.seconds for r in o.history])) for name, o in timed.results.items()},
     }
@@ -76,8 +75,8 @@ def items(records: Records) -> list[Item]:
     figures, params = records[0].figures, records[0].params
     seconds = figures["seconds"]
     ratios = {
-        name: "{:.2f} ({:.2f} to {:.2f})".format(*ratio(seconds[name], seconds[other])) + f" times longer than {words}"
-        for name, other, words in ((ONE, TWO, "two actors"), (TWO, THREADS, "threads"))
+        ONE: f"{ratio(seconds[ONE], seconds[TWO]):.2f} times longer than two actors",
+        TWO: f"{ratio(seconds[TWO], seconds[THREADS]):.2f} times longer than threads",
     }
     rows = [
         {

@@ -15,13 +15,14 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.svm import LinearSVC
 from threadpoolctl import threadpool_limits
 
+from dmtrl.data.folds import shuffled
 from dmtrl.datasets import TaskSplit, load_mnist_tasks
-from dmtrl.lab.bench.peers import load_rows, tasks_of
+from dmtrl.lab.bench.peers import load_rows
 from dmtrl.lab.bench.timing import interleaved
 from dmtrl.lab.bench.zoo import estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, machines, table
-from dmtrl.lab.experiments.problems import TITLES, error_text, labels, prediction_error
+from dmtrl.lab.experiments.problems import TITLES, error_text, labels, prediction_error, tasks_of
 from dmtrl.report.content import Item, Text
 
 CASES = {  # and estimated seconds
@@ -60,9 +61,7 @@ Folds = list[tuple[np.ndarray, np.ndarray]]
 
 def task_folds(y: np.ndarray, task: int, stratified: bool) -> Folds:
     """Return the folds that a worker draws in the rows of a task: pairs of training and held-out rows."""
-    order = np.random.default_rng([0, task]).permutation(len(y))
-    if stratified:
-        order = order[np.argsort(y[order], kind="stable")]
+    order = shuffled(np.arange(len(y)), y if stratified else None, 0, task)
     return [(np.setdiff1d(order, held), np.sort(held)) for held in (order[k::FOLDS] for k in range(FOLDS))]
 
 

@@ -1,4 +1,4 @@
-"""A study over NVIDIA FLARE on loopback, with mutual TLS, beside the same study in one process.
+"""A study over NVIDIA FLARE on loopback, with mutual TLS, compared with the same study in one process.
 
 The rounds and the seconds of a round are read from the ledger of a site: it holds the time of every message that left.
 """

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from dmtrl.lab.bench.peers import fit_tasks, load_rows, settle, tasks_of
+from dmtrl.data.task_data import TaskData
+from dmtrl.lab.bench.peers import fit_tasks, load_rows, settle
 from dmtrl.lab.bench.timing import interleaved, ratio
 from dmtrl.lab.bench.zoo import estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Record, Records, Run, grid, machines, table
-from dmtrl.lab.experiments.problems import TITLES, labels
+from dmtrl.lab.experiments.problems import TITLES, labels, tasks_of
 from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
@@ -82,7 +83,7 @@ def measure(problem: str, loss: str, reg_lambda: float | str, quick: bool) -> Fi
     }
 
 
-def chosen_lambda(data: Any, tasks: np.ndarray, loss: str) -> float:
+def chosen_lambda(data: TaskData, tasks: np.ndarray, loss: str) -> float:
     """Return the choice of a coarse cross-validation: six lambdas, three folds, the default common component."""
     options: dict[str, Any] = {"lambdas": np.logspace(0, -5, 6), "commons": (1.0,), "owns": (0.0,), "cv": 3}
     with may_stop_early():
@@ -112,10 +113,9 @@ def table_row(record: Record) -> dict[str, object]:
         "default, s": f"{middle[DEFAULT]:.3g}",
         "rounds": figures["rounds"] if gap <= GAP else f"{figures['rounds']}, gap {gap:.1e}",
         "scikit-learn, s": f"{middle[peer]:.3g}",
-        "ratio": bound + "{:.2g} ({:.2g} to {:.2g})".format(*ratio(processor[peer], processor[DEFAULT])),
+        "ratio": f"{bound}{ratio(processor[peer], processor[DEFAULT]):.2g}",
         "scikit-learn's model": peer + ("" if own <= GAP else f", gap {own:.1e} only"),
-        "speed-up of two threads": "{:.2f} ({:.2f} to {:.2f})".format(*ratio(seconds[DEFAULT], seconds[THREADS]))
-        + same,
+        "speed-up of two threads": f"{ratio(seconds[DEFAULT], seconds[THREADS]):.2f}{same}",
         "special settings, s": f"{middle[SPECIAL]:.3g}" + ("" if special <= GAP else f", gap {special:.1e}"),
         "first fit over the later ones, s": f"{figures['first'][DEFAULT] - float(np.median(seconds[DEFAULT])):.2f}",
     }

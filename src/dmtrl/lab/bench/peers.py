@@ -7,11 +7,10 @@ dmtrl. LIBLINEAR's models also penalise the intercept; the optimum that they are
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from scipy.special import xlogy
+from scipy import sparse
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.svm import LinearSVC, LinearSVR
@@ -20,7 +19,8 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import TaskSplit
 from dmtrl.lab.bench.zoo import draw_rows, estimator
 from dmtrl.lab.experiments.early_stop import may_stop_early
-from dmtrl.lab.experiments.problems import labels, load_problem, load_split, with_constant
+from dmtrl.lab.experiments.problems import labels, load_problem, load_split, tasks_of, with_constant
+from dmtrl.losses import get_loss
 
 TOLERANCES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
 ITERATIONS = 5000
@@ -86,18 +86,6 @@ PEERS: dict[str, list[Peer]] = {
         Peer("PoissonRegressor", lambda ridge, n, tol: PoissonRegressor(alpha=ridge, tol=tol, max_iter=ITERATIONS))
     ],
 }
-LOSSES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "squared": lambda z, y: 0.5 * (z - y) ** 2,
-    "logistic": lambda z, y: np.logaddexp(0.0, -y * z),
-    "hinge": lambda z, y: np.maximum(0.0, 1.0 - y * z),
-    "squared_hinge": lambda z, y: 0.5 * np.maximum(0.0, 1.0 - y * z) ** 2,
-    "epsilon_insensitive": lambda z, y: np.maximum(0.0, np.abs(z - y) - 0.1),
-    "poisson": lambda z, y: np.exp(z) - y * z + xlogy(y, y) - y,  # half the deviance
-}
-
-
-def tasks_of(data: TaskData) -> list[tuple[Any, np.ndarray]]:
-    return [(data.X[a:b], data.y[a:b]) for a, b in pairwise(data.starts)]
 
 
 def fit_tasks(peer: Peer, tasks: Sequence[tuple[Any, np.ndarray]], ridge: float, tol: float) -> list[Any]:
@@ -113,7 +101,7 @@ def objective(
     """Return the sum over tasks of the mean loss and the ridge penalty."""
     total = 0.5 * ridge * float((coef**2).sum() + (intercept**2).sum() * penalised)
     for (X, y), w, b in zip(tasks_of(data), coef.astype(float), intercept, strict=True):
-        total += float(LOSSES[loss](X @ w + b, y).mean())
+        total += float(get_loss(loss).value(X @ w + b, y).mean())
     return total
 
 
@@ -147,7 +135,7 @@ def settle(data: TaskData, loss: str, reg_lambda: float, gap: float) -> list[Set
     """Tighten the tolerance of each peer of a loss until the gap of its own objective is small enough."""
     ridge, settled, tasks = reg_lambda * data.m, [], tasks_of(data)
     for peer in PEERS[loss]:
-        if peer.dense_only and hasattr(data.X, "tocsr"):
+        if peer.dense_only and sparse.issparse(data.X):
             continue
         lower = lower_bound(data, loss, reg_lambda, peer.penalised, gap / 100)
         for tol in TOLERANCES:

@@ -1,12 +1,14 @@
-"""What privacy costs: the error of the three private modes over epsilon, beside fits without noise.
+"""What privacy costs: the error of the three private modes over epsilon, compared with fits without noise.
 
-Rows are scaled with public ranges only. The rivals: each site alone (nothing leaves it, so it needs no noise), one
+Rows are scaled with public ranges only. The baselines: each site alone (nothing leaves it, so it needs no noise), one
 model for all sites from noisy averaged gradients in the manner of DP-FedAvg, and the same multi-task problem without
 noise. lambda is stated, as in a private study.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -66,22 +68,19 @@ def measure(data: str, size: int, repeats: int, quick: bool) -> Figures:
     epsilons = (1.0, 8.0) if quick else EPSILONS
     with threadpool_limits(1):
         private = {
-            method: {f"{epsilon:g}": _mean_error(sites, method, epsilon, repeats) for epsilon in epsilons}
-            for method in (A, B, C, FEDAVG)
+            name: {
+                f"{epsilon:g}": float(np.mean([sites.error(fitted(sites, epsilon, seed)) for seed in range(repeats)]))
+                for epsilon in epsilons
+            }
+            for name, fitted in NOISY.items()
         }
         known = {ALONE: sites.error(alone(sites)), CLEAR: sites.error(clear(sites))}
     rows = int(np.median([len(y) for _, y in sites.train]))
     return {**private, **known, "rows": rows, "sites": len(sites.train)}
 
 
-def _mean_error(sites: Sites, method: str, epsilon: float, repeats: int) -> float:
-    fitted = noisy_average if method == FEDAVG else private_fit
-    return float(np.mean([sites.error(fitted(sites, method, epsilon, seed)) for seed in range(repeats)]))
-
-
-def private_fit(sites: Sites, method: str, epsilon: float, seed: int) -> np.ndarray:
+def private_fit(mode: str, sites: Sites, epsilon: float, seed: int) -> np.ndarray:
     """The weights of one of the three modes."""
-    mode = {A: MOMENTS, B: NEWTON, C: ROUNDS}[method]
     loss = get_loss("squared") if mode == MOMENTS else sites.smooth
     slope = sites.label_bound if mode == MOMENTS else loss.lipschitz
     privacy = Privacy(mode, epsilon, DELTA, sites.row_norm, slope, RELEASES[mode])
@@ -93,11 +92,11 @@ def private_fit(sites: Sites, method: str, epsilon: float, seed: int) -> np.ndar
     return fit(problem, ask_in_process(privacy, loss, data, noise, label)).W
 
 
-def noisy_average(sites: Sites, method: str, epsilon: float, seed: int) -> np.ndarray:
+def noisy_average(sites: Sites, epsilon: float, seed: int) -> np.ndarray:
     """One model for all sites: in every round each site releases the noisy gradient of its loss, and the server takes a
     step along the mean over sites. The models of the last half of the rounds are averaged."""
     rng, loss, mu = np.random.default_rng([seed, 2]), sites.smooth, mu_of(epsilon, DELTA)
-    rows = [(_with_one(clip_rows(X, sites.row_norm)), y) for X, y in sites.train]
+    rows = [(np.column_stack([clip_rows(X, sites.row_norm), np.ones(len(X))]), y) for X, y in sites.train]
     norm = math.hypot(sites.row_norm, 1.0)
     step = 2.0 / (loss.smoothness * norm**2)
     w, mean = np.zeros(rows[0][0].shape[1]), np.zeros(rows[0][0].shape[1])
@@ -111,6 +110,14 @@ def noisy_average(sites: Sites, method: str, epsilon: float, seed: int) -> np.nd
         if t >= _ROUNDS // 2:
             mean += w / (_ROUNDS - _ROUNDS // 2)
     return np.tile(mean, (len(rows), 1))
+
+
+NOISY: dict[str, Callable[[Sites, float, int], np.ndarray]] = {
+    A: partial(private_fit, MOMENTS),
+    B: partial(private_fit, NEWTON),
+    C: partial(private_fit, ROUNDS),
+    FEDAVG: noisy_average,
+}
 
 
 def alone(sites: Sites) -> np.ndarray:
@@ -133,10 +140,6 @@ def clear(sites: Sites) -> np.ndarray:
     loss = sites.smooth if sites.classes else get_loss("squared")
     data = TaskData.from_list(sites.train)
     return solve(data, loss=loss, reg_lambda=sites.reg_lambda, common=COMMON, intercept_ridge=1e-6).W
-
-
-def _with_one(X: np.ndarray) -> np.ndarray:
-    return np.column_stack([X, np.ones(len(X))])
 
 
 def simulated(size: int) -> Sites:
@@ -167,7 +170,7 @@ FLAGS = ("sex", "fbs", "exang")
 
 
 def heart(size: int) -> Sites:
-    """The four hospitals, rows without holes; every third row is for the test."""
+    """The four hospitals, rows without missing values; every third row is for the test."""
     parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[], []]
     for name in HOSPITALS[:size]:
         columns = complete_columns(name)
@@ -203,7 +206,7 @@ def items(records: Records) -> list[Item]:
         for figures in (record.figures for record in select(records, data=data)):
             epsilons = list(figures[A])
             where = f"{figures['sites']} sites of {figures['rows']:,} rows"
-            rows += [[where, m, *(format(figures[m][e], digits) for e in epsilons)] for m in (A, B, C, FEDAVG)]
+            rows += [[where, m, *(format(figures[m][e], digits) for e in epsilons)] for m in NOISY]
             rows += [[where, m, *[format(figures[m], digits)] * len(epsilons)] for m in (ALONE, CLEAR)]
             worse = [e for e in epsilons if min(figures[m][e] for m in (A, B, C)) > figures[ALONE]]
             if worse:

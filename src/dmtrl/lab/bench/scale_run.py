@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLRegressor
+import dmtrl  # whose estimators are imported when they are used
 from dmtrl.data.task_data import TaskData
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
@@ -40,7 +40,9 @@ def memory() -> tuple[int, int]:
         return most, most
 
 
-def make(m: int, rows: int, d: int, dtype: str, loss: str, *, mixed: bool = False, thin: bool = False) -> Any:
+def make(
+    m: int, rows: int, d: int, dtype: str, loss: str, *, mixed: bool = False, thin: bool = False
+) -> tuple[Any, np.ndarray, np.ndarray]:
     """Return X, y and the task of each row; weights have rank RANK. mixed: random order of tasks. thin: X is sparse."""
     rng, n = np.random.default_rng(0), m * rows
     codes = np.repeat(np.arange(m), rows)
@@ -88,25 +90,31 @@ def run(
     kind: str, m: int, rows: int, d: int, dtype: str, loss: str = "squared", thin: bool = False, **_: Any
 ) -> dict[str, Any]:
     """Run `dmtrl.solve` on rows sorted by task; the kind "fit" is the default estimator on rows in random order."""
-    estimator = MTRLRegressor if loss == "squared" else MTRLClassifier
 
     def once(m: int, rows: int) -> dict[str, Any]:
         began = time.perf_counter()
         X, y, tasks = make(m, rows, d, dtype, loss, mixed=kind == "fit", thin=thin)
         if kind == "fit":
+            estimator = dmtrl.MTRLRegressor if loss == "squared" else dmtrl.MTRLClassifier
             made = time.perf_counter()
             model = estimator(loss=loss, reg_lambda=LAMBDAS[loss], tol=GAP, n_jobs=-1).fit(X, y, tasks=tasks)
             return {
-                "seconds": {"fit": time.perf_counter() - made}, "data": size(X, y, tasks),
-                "weights": 8 * model.coef_.size, "rounds": model.n_rounds_, "gap": model.certificate_.relative_gap,
-            }  # fmt: skip
+                "seconds": {"fit": time.perf_counter() - made},
+                "data": size(X, y, tasks),
+                "weights": 8 * model.coef_.size,
+                "rounds": model.n_rounds_,
+                "gap": model.certificate_.relative_gap,
+            }
         data = TaskData(X, y, None, np.arange(m + 1) * rows, np.arange(m))
         outcome = solve(data, loss=loss, reg_lambda=LAMBDAS[loss], n_jobs=-1, settings=Settings(tol=GAP))
         return {
-            "seconds": time.perf_counter() - began, "data": size(X, y), "weights": outcome.W.nbytes,
-            "rounds": len(outcome.history), "gap": outcome.certificate.relative_gap,
+            "seconds": time.perf_counter() - began,
+            "data": size(X, y),
+            "weights": outcome.W.nbytes,
+            "rounds": len(outcome.history),
+            "gap": outcome.certificate.relative_gap,
             "round": float(np.mean([record.seconds for record in outcome.history])),
-        }  # fmt: skip
+        }
 
     once(3, min(rows, 50))
     before = memory()[0]

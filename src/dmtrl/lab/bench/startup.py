@@ -62,9 +62,9 @@ def runs(quick: bool) -> list[Run]:
 
 
 def measure(what: str, quick: bool) -> Figures:
-    if what == "cold":
-        return _cold_fits(KINDS)
-    return _imports(quick) if what == "import" else _first_fits(quick)
+    if what == "import":
+        return {"seconds": _repeated({name: _IMPORT.format(statement=one) for name, one in IMPORTS.items()}, quick, 5)}
+    return _first_fits(quick) if what == "first fit" else _cold_fits(KINDS)
 
 
 def _run_fresh(code: str, **environment: str) -> str:
@@ -78,10 +78,6 @@ def _run_fresh(code: str, **environment: str) -> str:
 
 def _fits(estimator: str, X: str = "X", clock: str = "process_time") -> str:
     return _FITS.format(estimator=estimator, X=X, y=FIRST_FITS[estimator], clock=clock)
-
-
-def _imports(quick: bool) -> Figures:
-    return {"seconds": _repeated({name: _IMPORT.format(statement=one) for name, one in IMPORTS.items()}, quick, 5)}
 
 
 def _first_fits(quick: bool) -> Figures:

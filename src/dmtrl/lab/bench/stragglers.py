@@ -64,7 +64,7 @@ class PacedWorker:
     def __init__(self, worker: Worker, pace: float):
         self._worker, self._pace = worker, pace
         self._busy, self._since = 0.0, np.inf  # seconds of past answers, and the start of the current one
-        self.answered: list[str] = []  # names of the answered messages
+        self.rounds = 0  # answered rounds
 
     def sibling(self, number: int) -> "PacedWorker":
         return PacedWorker(self._worker.sibling(number), self._pace)
@@ -76,7 +76,7 @@ class PacedWorker:
         answer = self._worker.answer(message)
         time.sleep(max(self._pace * (time.thread_time() - processor) - (time.perf_counter() - began), 0.0))
         self._busy, self._since = self.busy(), np.inf
-        self.answered.append(message.name)
+        self.rounds += message.name == "round"
         return answer
 
     def busy(self) -> float:
@@ -98,8 +98,7 @@ class PacedEngine(LocalEngine):
 class Timing:
     seconds: float
     idle: float  # share of the workers' total time
-    rounds: int
-    answered: list[str]  # messages that the slowest worker answered
+    answers: int  # rounds that the slowest worker answered
     outcome: Outcome
 
 
@@ -117,8 +116,8 @@ def timed(
         finally:
             gc.enable()
         idle = 1.0 - sum(worker.busy() for worker in engine.paced) / (wall * len(slowness))
-        answered = list(engine.paced[int(np.argmax(slowness))].answered)
-    return Timing(wall if outcome.converged else np.inf, idle, len(outcome.history), answered, outcome)
+        answers = engine.paced[int(np.argmax(slowness))].rounds
+    return Timing(wall if outcome.converged else np.inf, idle, answers, outcome)
 
 
 def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Figures:
@@ -142,8 +141,8 @@ def _figures(timings: Sequence[Timing], above: float, below: float) -> Figures:
     return {
         "seconds": [timing.seconds for timing in timings],
         "idle": float(np.median([timing.idle for timing in timings])),
-        "rounds": float(np.median([timing.rounds for timing in timings])),
-        "answers": float(np.median([timing.answered.count("round") for timing in timings])),
+        "rounds": float(np.median([len(timing.outcome.history) for timing in timings])),
+        "answers": float(np.median([timing.answers for timing in timings])),
         "gap": max(timing.outcome.certificate.relative_gap for timing in timings),
         "valid": all(record.primal >= below and record.dual <= above for record in records),
     }
@@ -163,7 +162,7 @@ def items(records: Records) -> list[Item]:
                     "workers": params["workers"],
                     "rounds are": variant,
                     "seconds": f"{float(np.median(f['seconds'])):.3g}",
-                    "times faster": "1" if variant == SYNCHRONOUS else "{:.2g} ({:.2g} to {:.2g})".format(*faster),
+                    "times faster": "1" if variant == SYNCHRONOUS else f"{faster:.2g}",
                     "idle": f"{f['idle']:.0%}",
                     "rounds": f"{f['rounds']:g}",
                     "answers of the slowest": f"{f['answers']:g}",

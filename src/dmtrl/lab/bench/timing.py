@@ -6,7 +6,7 @@ Ratios are of medians; their range is the smallest and the largest ratio of one 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,18 @@ def interleaved(
     return Timed(seconds, processor, results, first)
 
 
-def ratio(theirs: list[float], ours: list[float]) -> tuple[float, float, float]:
-    """Return how many times longer theirs took: the ratio of medians, and the range of ratios of one repeat."""
+class Ratio(NamedTuple):
+    """A ratio of medians, and the range of the ratios of single repeats. Formats like one number."""
+
+    median: float
+    low: float
+    high: float
+
+    def __format__(self, how: str) -> str:
+        return f"{self.median:{how}} ({self.low:{how}} to {self.high:{how}})"
+
+
+def ratio(theirs: list[float], ours: list[float]) -> Ratio:
+    """Return how many times longer theirs took."""
     each = np.array(theirs) / np.array(ours)
-    return float(np.median(theirs) / np.median(ours)), float(each.min()), float(each.max())
+    return Ratio(float(np.median(theirs) / np.median(ours)), float(each.min()), float(each.max()))

@@ -23,7 +23,7 @@ from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.lab.experiments.curves import Spread
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
 from dmtrl.lab.experiments.heart import logistic, read_hospitals
-from dmtrl.lab.experiments.problems import Rows, Split, beside, school_rows, standardised
+from dmtrl.lab.experiments.problems import Rows, Split, append_columns, school_rows, standardised
 from dmtrl.report.content import Item, Text
 
 OURS, MAPPED = "dmtrl", 'dmtrl, feature_map="auto"'
@@ -112,8 +112,10 @@ CASES = {
 
 
 def runs(quick: bool) -> list[Run]:
-    sizes = [(name, *((5, 1) if quick else (case.seconds, case.splits))) for name, case in CASES.items()]
-    return [run for name, seconds, splits in sizes for run in grid(quick, seconds, data=[name], split=range(splits))]
+    found = []
+    for name, case in CASES.items():
+        found += grid(quick, 5 if quick else case.seconds, data=[name], split=range(1 if quick else case.splits))
+    return found
 
 
 def measure(data: str, split: int, quick: bool) -> Figures:
@@ -177,7 +179,7 @@ def _pooled(case: Case, train: Rows, test: Rows) -> np.ndarray:
 def _columns(case: Case, train: Rows, test: Rows) -> np.ndarray:
     """One model for all rows, with an intercept per task."""
     one_hot = np.eye(int(train.task.max()) + 1)
-    rows = [beside(part.X, one_hot[part.task]) for part in (train, test)]
+    rows = [append_columns(part.X, one_hot[part.task]) for part in (train, test)]
     return np.asarray(_linear(case, rows[0], train.y).predict(rows[1]))
 
 

@@ -33,8 +33,8 @@ def runs(quick: bool) -> list[Run]:
 def measure(problem: str, quick: bool) -> Figures:
     """Return the figures of both methods after the last Omega-step, and of the default preset."""
     task, reg_lambda = load_problem(problem, quick=quick), LAMBDAS[problem]
-    knobs: dict[str, Any] = {"local_solver": "auto", "sampling": "shuffled", "max_passes": 100, "rho": "spectral"}
-    tight = Settings.paper(T=3000, P=OMEGA_STEPS, w_tol=W_TOL, **knobs)
+    options: dict[str, Any] = {"local_solver": "auto", "sampling": "shuffled", "max_passes": 100, "rho": "spectral"}
+    tight = Settings.paper(T=3000, P=OMEGA_STEPS, w_tol=W_TOL, **options)
     how: dict[str, Any] = {"loss": task.loss, "reg_lambda": reg_lambda, "workers": task.train.m, "n_jobs": -1}
     last: deque[tuple[RoundRecord, np.ndarray]] = deque(maxlen=1)
     methods: dict[str, Callable[[Watch], Outcome | Fitted]] = {

@@ -4,15 +4,14 @@ Sigma is fixed at the learned one. The theory gives enough local steps and round
 steps gives the rounds that were needed.
 """
 
-import itertools
 from typing import Any
 
 import numpy as np
 
 from dmtrl.lab.experiments.early_stop import StopRun, may_stop_early
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
-from dmtrl.lab.experiments.problems import load_problem
-from dmtrl.lab.theory import TaskFacts, rho, rounds, steps_per_task
+from dmtrl.lab.experiments.problems import load_problem, tasks_of
+from dmtrl.lab.theory import TaskFacts, rounds, steps_per_task
 from dmtrl.losses import get_loss, scalar
 from dmtrl.relationship import Fixed
 from dmtrl.report.content import Item, LineChart, Series, Text
@@ -24,7 +23,7 @@ REGIMES = {"hinge": "Lipschitz", "logistic": "smooth"}
 LAMBDAS = {"hinge": (1.0, 0.3, 0.1, 0.03), "logistic": (1e-1, 1e-2, 1e-3, 1e-4)}
 THETA = 0.5
 RELATIVE_GAPS = {"hinge": 0.1, "logistic": 1e-3}  # below this, the Lipschitz bound needs too many local steps
-MOST_ROUNDS = 5000
+MAX_ROUNDS = 5000
 
 
 def runs(quick: bool) -> list[Run]:
@@ -37,9 +36,9 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     data = load_problem("synthetic 1", quick=quick).train
     how: dict[str, Any] = {"loss": loss, "reg_lambda": reg_lambda, "workers": data.m, "n_jobs": -1}
     sigma = solve(data, **how).covariance
-    facts = [TaskFacts.of(loss, data.X[a:b], data.y[a:b]) for a, b in itertools.pairwise(data.starts)]
-    safe = rho(sigma, "paper")
-    step = safe * sigma.diagonal() / reg_lambda
+    facts = [TaskFacts.of(loss, X, y) for X, y in tasks_of(data)]
+    rho = sigma.paper_rho()
+    step = rho * sigma.diagonal() / reg_lambda
     at_zero = float(scalar.loss_value(get_loss(loss).id, 0.0, 0.0, 1.0))
     start = data.m * at_zero  # the gap at alpha = 0 and W = 0 is the sum of the tasks' losses
     # A Lipschitz loss needs more steps the smaller a task's gap is: use an even share of the target gap.
@@ -47,7 +46,7 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     best = solve(data, relationship=Fixed(sigma), settings=Settings(tol=relative / 10), **how).certificate.primal
     gaps = [relative * best / data.m] * data.m if loss == "hinge" else None
     H = steps_per_task(facts, THETA, step, gaps)
-    settings = Settings.paper(T=MOST_ROUNDS, P=1, H=tuple(int(h) for h in H))
+    settings = Settings.paper(T=MAX_ROUNDS, P=1, H=tuple(int(h) for h in H))
     reached: list[RoundRecord] = []
 
     def watch(record: RoundRecord, W: np.ndarray) -> None:
@@ -58,14 +57,14 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     with may_stop_early():
         solve(data, relationship=Fixed(sigma), settings=settings, watch=watch, **how)
     if not reached:
-        raise RuntimeError(f"no relative gap of {relative:g} within {MOST_ROUNDS} rounds")
+        raise RuntimeError(f"no relative gap of {relative:g} within {MAX_ROUNDS} rounds")
     gap = relative * best
     # a record has the gap at the start of its round, so record k took k rounds
     return {
         "predicted": rounds(facts, step, gap=gap, start=start, theta=THETA).total,
         "measured": reached[0].round,
         "steps_per_row": float(H.sum() / len(data.y)),
-        "rho": safe,
+        "rho": rho,
         "gap": gap,
     }
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from dmtrl.lab.experiments.experiment import Experiment, Record, Records, Run, machines
 from dmtrl.lab.experiments.records import Store, machine, versions
 from dmtrl.report.content import Page, Section
-from dmtrl.report.page import write_files, write_page
+from dmtrl.report.files import write_files
+from dmtrl.report.page import write_page
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Collection:
         stored, used, sections = store.read(), [], []
         for experiment in self.experiments("all"):
             keys = [experiment.key(run) for run in experiment.runs(quick)]
-            if all(key in stored for key in keys):
+            if keys and all(key in stored for key in keys):  # `only` may leave an experiment without runs
                 sections.append(experiment.section([stored[key] for key in keys]))
             used += [stored[key] for key in keys if key in stored]
         if not sections:
@@ -86,8 +87,6 @@ class Collection:
         left_out = " ".join(f"Left out: {name} ({reason})." for name, reason in missing.items())
         lead = f"{self.lead}\n\nThis is {version}. {left_out}".strip()
         page = Page(self.title, lead, sections, _provenance(used))
-        for old in (out / "files").glob("*.*"):  # file names depend on titles, which may have changed
-            old.unlink()
         return Output(write_page(page, out / "index.html"), write_files(page, out / "files"), sections, missing)
 
 

@@ -7,17 +7,17 @@ import numpy as np
 
 from dmtrl.solver.outcome import RoundRecord
 
-MOST_POINTS = 1000
+MAX_POINTS = 1000
 
 
 def history_curves(
     history: Sequence[RoundRecord], errors: Sequence[float] | None = None, before: bool = False
 ) -> dict[str, list[Any]]:
-    """Return rounds, seconds and passes since the start with gaps and objectives, thinned to MOST_POINTS points.
+    """Return rounds, seconds and passes since the start with gaps and objectives, thinned to MAX_POINTS points.
 
     before: whether a record describes the weights at the start of its round (the dual method) or at its end (others).
     """
-    keep = np.unique(np.linspace(0, len(history) - 1, min(len(history), MOST_POINTS)).round().astype(int))
+    keep = np.unique(np.linspace(0, len(history) - 1, min(len(history), MAX_POINTS)).round().astype(int))
 
     def since_start(values: list[float]) -> list[float]:
         total = np.cumsum(values)

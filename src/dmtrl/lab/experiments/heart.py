@@ -100,13 +100,13 @@ def complete_columns(name: str) -> dict[str, np.ndarray]:
     return {key: values[complete] for key, values in columns.items()}
 
 
-def logistic(X: Any, y: np.ndarray, strengths: Sequence[float] | np.ndarray, most_folds: int = 5) -> Any:
+def logistic(X: Any, y: np.ndarray, strengths: Sequence[float] | np.ndarray, max_folds: int = 5) -> Any:
     """Choose the strength by cross-validation, with as many folds as the smallest class allows; with one class, always
     predict it."""
     counts = np.unique(y, return_counts=True)[1]
     if len(counts) == 1:
         return DummyClassifier().fit(X, y)
-    folds, model = min(most_folds, int(counts.min())), LogisticRegression(max_iter=1000)
+    folds, model = min(max_folds, int(counts.min())), LogisticRegression(max_iter=1000)
     return model.fit(X, y) if folds < 2 else GridSearchCV(model, {"C": strengths}, cv=folds).fit(X, y)
 
 
@@ -127,7 +127,7 @@ def _study_accuracy(
         # Switzerland has 30 training rows: fewer rows per weight than a site allows by default
         result = simulate(study, files, Path(folder) / "out", policy=Policy("", "", parameters_per_row=1.0))
     facts = {"lambda": result.reg_lambda, "tau": result.tau, "gap": result.relative_gap}
-    return facts, {task.site: 1.0 - float(task.error or 0.0) for task in result.tasks}
+    return facts, {task.site: 1.0 - task.error for task in result.tasks if task.error is not None}
 
 
 STUDY = """format = 1

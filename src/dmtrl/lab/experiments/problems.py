@@ -3,10 +3,8 @@
 Scaling uses the training rows only. The quick versions have fewer rows or tasks.
 """
 
-import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,20 +19,27 @@ QUICK_SYNTHETIC = {"rows_per_task": 400, "d": 40}
 
 
 @dataclass(frozen=True)
-class PaperProblem:
-    train: TaskData
-    test: TaskData
+class PaperProblem(TaskSplit):
+    """A data set of the paper with its loss."""
+
     loss: str
 
     def error(self, W: np.ndarray) -> float:
         """Return the test error of weights (m, d)."""
-        rows = zip(itertools.pairwise(self.test.starts), W, strict=True)
-        return prediction_error(self.test, np.concatenate([self.test.X[a:b] @ w for (a, b), w in rows]), self.loss)
+        z = np.concatenate([X @ w for (X, _), w in zip(tasks_of(self.test), W, strict=True)])
+        return prediction_error(self.test, z, self.loss)
 
 
-def load_problem(name: str, *, quick: bool = False, seed: int = 0) -> PaperProblem:
-    """Load a problem. `seed` selects synthetic tasks, a split of School, negatives of MNIST or test folds of MDS."""
-    return PROBLEMS[name](quick, seed)
+def load_problem(name: str, *, quick: bool) -> PaperProblem:
+    """Load one of TITLES, with the first of its seeds or splits."""
+    if name == "school":
+        return _school(quick)
+    if name.startswith("synthetic"):
+        tasks = make_synthetic(int(name[-1]), **(QUICK_SYNTHETIC if quick else {}))
+        return PaperProblem(tasks.train, tasks.test, "hinge")
+    split = load_split(name, quick)
+    train, test = (with_constant(part) if name == "mnist" else part for part in (split.train, split.test))
+    return PaperProblem(train, test, "hinge")
 
 
 def prediction_error(test: TaskData, z: np.ndarray, loss: str) -> float:
@@ -42,7 +47,12 @@ def prediction_error(test: TaskData, z: np.ndarray, loss: str) -> float:
     if loss == "squared":
         return float(np.sqrt(np.mean((test.y - z) ** 2)))
     wrong = (test.y > 0) != (z > 0)
-    return float(np.mean([wrong[a:b].mean() for a, b in itertools.pairwise(test.starts)]))
+    return float(np.mean([wrong[a:b].mean() for a, b in pairwise(test.starts)]))
+
+
+def tasks_of(data: TaskData) -> list[tuple[Any, np.ndarray]]:
+    """Return X and y of each task."""
+    return [(data.X[a:b], data.y[a:b]) for a, b in pairwise(data.starts)]
 
 
 def first_rows(data: TaskData, sizes: int | np.ndarray) -> TaskData:
@@ -91,14 +101,9 @@ def school_rows(split: int, schools: int | None = None) -> Split:
     return standardised(*(Rows(X[rows], y[rows], school.task[rows]) for rows in parts))
 
 
-def _synthetic(kind: int, quick: bool, seed: int) -> PaperProblem:
-    tasks = make_synthetic(kind, seed, **(QUICK_SYNTHETIC if quick else {}))
-    return PaperProblem(tasks.train, tasks.test, "hinge")
-
-
-def _school(quick: bool, seed: int) -> PaperProblem:
+def _school(quick: bool) -> PaperProblem:
     school = load_school()
-    train, test = school.splits[seed]
+    train, test = school.splits[0]
     if quick:
         train, test = (rows[school.task[rows] < 15] for rows in (train, test))
     X, y = school.X.astype(float), school.y.astype(float)
@@ -108,16 +113,6 @@ def _school(quick: bool, seed: int) -> PaperProblem:
     y -= y[train].mean()
     fit, held = (TaskData.from_long(X[rows], y[rows], school.task[rows]) for rows in (train, test))
     return PaperProblem(fit, held, "squared")
-
-
-def _mnist(quick: bool, seed: int) -> PaperProblem:
-    split = load_split("mnist", quick, seed)
-    return PaperProblem(with_constant(split.train), with_constant(split.test), "hinge")
-
-
-def _mds(quick: bool, seed: int) -> PaperProblem:
-    split = load_split("mds", quick, seed)
-    return PaperProblem(split.train, split.test, "hinge")
 
 
 def load_split(name: str, quick: bool, seed: int = 0) -> TaskSplit:
@@ -137,21 +132,14 @@ def load_split(name: str, quick: bool, seed: int = 0) -> TaskSplit:
 def with_constant(data: TaskData) -> TaskData:
     """Return the same rows with a column of ones appended."""
     ones = np.ones((len(data.y), 1), data.X.dtype)
-    return replace(data, X=beside(data.X, ones))
+    return replace(data, X=append_columns(data.X, ones))
 
 
-def beside(X: Any, more: np.ndarray) -> Any:
+def append_columns(X: Any, more: np.ndarray) -> Any:
     """Return the columns of both, in the format of X."""
     return sparse.hstack([X, more], format="csr") if sparse.issparse(X) else np.hstack([X, more])
 
 
-PROBLEMS: dict[str, Callable[[bool, int], PaperProblem]] = {
-    "synthetic 1": partial(_synthetic, 1),
-    "synthetic 2": partial(_synthetic, 2),
-    "school": _school,
-    "mnist": _mnist,
-    "mds": _mds,
-}
 TITLES = {
     "synthetic 1": "Synthetic 1",
     "synthetic 2": "Synthetic 2",

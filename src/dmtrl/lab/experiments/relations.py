@@ -6,7 +6,6 @@ Recovery is the Pearson correlation between learned and true correlations over a
 import numpy as np
 
 from dmtrl.datasets import make_synthetic
-from dmtrl.lab.demo import off_diagonal_pearson
 from dmtrl.lab.experiments import paper
 from dmtrl.lab.experiments.curves import Spread
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
@@ -35,6 +34,12 @@ def measure(kind: int, seed: int, quick: bool) -> Figures:
         "gap": outcome.certificate.relative_gap,
         "rounds": len(outcome.history),
     }
+
+
+def off_diagonal_pearson(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the Pearson correlation of two symmetric matrices over the pairs above the diagonal."""
+    above = np.triu_indices(len(a), 1)
+    return float(np.corrcoef(a[above], b[above])[0, 1])
 
 
 def items(records: Records) -> list[Item]:

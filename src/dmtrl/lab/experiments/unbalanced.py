@@ -4,7 +4,6 @@ Synthetic 1 with tasks cut to very different sizes, paper preset, one W-step wit
 differs.
 """
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import numpy as np
 from dmtrl.data.task_data import TaskData
 from dmtrl.lab.experiments.curves import history_curves, rounds_to
 from dmtrl.lab.experiments.experiment import Experiment, Figures, Records, Run, grid, table
-from dmtrl.lab.experiments.problems import first_rows, load_problem
-from dmtrl.lab.theory import TaskFacts, rho, steps_per_task
-from dmtrl.relationship import Fixed
+from dmtrl.lab.experiments.problems import first_rows, load_problem, tasks_of
+from dmtrl.lab.theory import TaskFacts, steps_per_task
+from dmtrl.relationship import Fixed, TaskCovariance
 from dmtrl.report.content import Item, LineChart, Series, Text
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
@@ -53,7 +52,7 @@ def measure(allocation: str, quick: bool) -> Figures:
     }
 
 
-def allocate_steps(allocation: str, data: TaskData, sigma: Any) -> np.ndarray:
+def allocate_steps(allocation: str, data: TaskData, sigma: TaskCovariance) -> np.ndarray:
     """Return H of each task. Over all tasks, every allocation has one step per row."""
     rows = np.diff(data.starts)
     if allocation == ONE_H:
@@ -61,8 +60,8 @@ def allocate_steps(allocation: str, data: TaskData, sigma: Any) -> np.ndarray:
     elif allocation == BY_ROWS:
         weight = rows.astype(float)
     else:
-        facts = [TaskFacts.of(LOSS, data.X[a:b], data.y[a:b]) for a, b in itertools.pairwise(data.starts)]
-        step = rho(sigma, "paper") * sigma.diagonal() / LAMBDA
+        facts = [TaskFacts.of(LOSS, X, y) for X, y in tasks_of(data)]
+        step = sigma.paper_rho() * sigma.diagonal() / LAMBDA
         weight = steps_per_task(facts, THETA, step).astype(float)
     return np.maximum(np.round(rows.sum() * weight / weight.sum()), 1).astype(int)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import floor, log10
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def model_facts(
     X: Any = None,
     y: Any = None,
     tasks: Any = None,
-    comparison: Any = None,
+    comparison: Comparison | Literal[False] | None = None,
     sample_weight: Any = None,
     intervals: CorrelationIntervals | None = None,
 ) -> ModelFacts:
@@ -178,11 +178,6 @@ def percent(share: float) -> str:
     up = np.ceil(100 * share / step * (1 - 1e-12)) * step
     shown = f"{up:.{max(-size, 0)}f}"
     return f"{shown.rstrip('0').rstrip('.') if '.' in shown else shown} %"
-
-
-def format_number(value: float) -> str:
-    """Six digits, with a typographic minus sign."""
-    return f"{value:.6g}".replace("-", "−") if "e" not in f"{value:.6g}" else f"{value:.6g}"
 
 
 def format_bytes(count: float) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 
 from dmtrl.estimators.comparison import PARTS, Comparison, measure_name
 from dmtrl.report.content import DotPlot, Item, LineChart, Section, Series, Table, Text
-from dmtrl.report.model_page.facts import ModelFacts, format_number
+from dmtrl.report.model_page.facts import ModelFacts
 from dmtrl.report.model_page.held_out import format_error
-from dmtrl.report.theme import literal
+from dmtrl.report.theme import format_number, literal
 from dmtrl.tables.names import listed
 
 TITLE = "Where sharing helps"
@@ -48,7 +48,7 @@ def gain_section(facts: ModelFacts) -> Section:
     comparison = replace(facts.comparison, measure=measure_name(facts.comparison.measure))
     names = [str(name) for name in comparison.tasks]
     gain = comparison.alone - comparison.together
-    order = np.argsort(-np.where(np.isnan(gain), -np.inf, gain), kind="stable")
+    order = np.argsort(-gain, kind="stable")  # NaN is last
     items: list[Item] = [Text(_summary(comparison, names))]
     if len(names) > MAX_DOTS:
         items.append(_gain_curve(comparison, names, gain, order))

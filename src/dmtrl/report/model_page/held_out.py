@@ -17,6 +17,7 @@ from dmtrl.estimators.comparison import Comparison, default_measure, measure_nam
 from dmtrl.estimators.held_out import LOWER_IS_BETTER, TITLES, Metrics
 from dmtrl.losses import REGRESSION, AnyLoss, OneVsRest, Softmax, get_loss
 from dmtrl.report.content import Item, Table
+from dmtrl.report.theme import format_number
 from dmtrl.solver.cross_validation import SCORE
 
 OTHERS = {"alone": "each task alone", "pooled": "one model for all"}
@@ -52,8 +53,7 @@ def format_error(value: float, measure: str) -> str:
     """Error rates in percent with two decimals, other errors with four digits."""
     if measure == ERROR_RATE:
         return f"{value:.2%}".replace("%", " %")
-    text = f"{value:.4g}"
-    return text if "e" in text else text.replace("-", "−")
+    return format_number(value, 4)
 
 
 def held_out_error(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dmtrl.data.labels import plain
-from dmtrl.estimators.comparison import format_shares
+from dmtrl.estimators.comparison import Comparison, format_shares
 from dmtrl.estimators.correlations import CorrelationIntervals
 from dmtrl.report.content import (
     ChartGrid,
@@ -31,10 +31,10 @@ from dmtrl.report.content import (
 )
 from dmtrl.report.model_page import gains, held_out, sites
 from dmtrl.report.model_page import relations as related
-from dmtrl.report.model_page.facts import ModelFacts, format_bytes, format_number, model_facts, percent
+from dmtrl.report.model_page.facts import ModelFacts, format_bytes, model_facts, percent
 from dmtrl.report.model_page.relations import Relations, relations
 from dmtrl.report.page import write_page
-from dmtrl.report.theme import literal
+from dmtrl.report.theme import format_number, literal
 
 MAX_FEATURES = 24  # columns of the heat map of coefficients
 MAX_COMMON = 16  # features of the common component
@@ -46,7 +46,7 @@ def model_page(
     X: Any = None,
     y: Any = None,
     tasks: Any = None,
-    comparison: Any = None,
+    comparison: Comparison | Literal[False] | None = None,
     title: str | None = None,
     sample_weight: Any = None,
     intervals: CorrelationIntervals | None = None,
@@ -76,7 +76,7 @@ def write_model_page(
     X: Any = None,
     y: Any = None,
     tasks: Any = None,
-    comparison: Any = None,
+    comparison: Comparison | Literal[False] | None = None,
     title: str | None = None,
     sample_weight: Any = None,
     intervals: CorrelationIntervals | None = None,

@@ -96,14 +96,14 @@ def relations(facts: ModelFacts) -> Relations:
         matrix = facts.covariance.correlation()
         order = similarity_order(matrix)
         cells = [np.array([i]) for i in order]
-        matrix = matrix[np.ix_(order, order)]
-        groups = _renumbered(alike_groups(facts.covariance.correlation())[order])[np.argsort(order)]
+        groups = _renumbered(alike_groups(matrix)[order])[np.argsort(order)]
     else:
         found = few_groups(vectors, MAX_CELLS)
         matrix = group_correlations(vectors, found)
         order = similarity_order(matrix)
-        matrix, groups = matrix[np.ix_(order, order)], np.argsort(order)[found]
+        groups = np.argsort(order)[found]
         cells = [np.flatnonzero(groups == g) for g in range(len(order))]
+    matrix = matrix[np.ix_(order, order)]
     group_matrix = group_correlations(vectors, groups)
     vectors[facts.tiny] = 0.0
     sampled = m > MAX_PAIRED
@@ -263,23 +263,22 @@ def _task_table(facts: ModelFacts, found: Relations) -> Table:
     shown = np.arange(m) if m <= MAX_LISTED else np.linspace(0, m - 1, MAX_LISTED).astype(int)
     nearest = nearest_tasks(found.vectors[shown])
     names = [facts.names[int(i)] for i in shown]
-    count, tiny = facts.task_rows, facts.tiny
+    count, tiny, some = facts.task_rows, facts.tiny, bool(facts.tiny.any())
     rows: list[list[object]] = []
-    for i, name in enumerate(names):
-        row: list[object] = [name, found.group_number(int(found.groups[shown[i]])), None, None, None, None]
-        if nearest.alike_value[i] >= WEAK:
-            row[2:4] = [names[nearest.alike[i]], float(nearest.alike_value[i])]
-        if nearest.opposed_value[i] <= -WEAK:
-            row[4:6] = [names[nearest.opposed[i]], float(nearest.opposed_value[i])]
-        if count is not None:
-            row[1:1] = [int(count[shown[i]])] + (["few" if tiny[shown[i]] else None] if tiny.any() else [])
+    for i, task in enumerate(shown.tolist()):
+        row: list[object] = [names[i]]
+        row += [] if count is None else [int(count[task])]
+        row += [("few" if tiny[task] else None)] if some else []
+        row += [found.group_number(int(found.groups[task]))]
+        alike, opposed = float(nearest.alike_value[i]), float(nearest.opposed_value[i])
+        row += [names[nearest.alike[i]], alike] if alike >= WEAK else [None, None]
+        row += [names[nearest.opposed[i]], opposed] if opposed <= -WEAK else [None, None]
         rows.append(row)
-    columns = ["task", "group", "most alike", "correlation", "most opposed", "correlation with it"]
-    if count is not None:
-        columns[1:1] = ["rows", *(["few rows"] if tiny.any() else [])]
+    columns = ["task", *([] if count is None else ["rows"]), *(["few rows"] if some else [])]
+    columns += ["group", "most alike", "correlation", "most opposed", "correlation with it"]
     few = f"{MAX_LISTED:,} evenly spaced tasks of {m:,}, compared with each other. " if m > MAX_LISTED else ""
     alone = "" if found.grouped else " A task without a group number is in no group."
-    marked = " Tasks marked as having few rows have fewer than 3, or than a tenth of the median." if tiny.any() else ""
+    marked = " Tasks marked as having few rows have fewer than 3, or than a tenth of the median." if some else ""
     caption = f"{few}Correlations between −{WEAK:g} and {WEAK:g} are left out.{marked}{alone}"
     return Table("Closest tasks", columns, rows, caption)
 

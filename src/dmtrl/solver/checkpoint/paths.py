@@ -94,7 +94,7 @@ class PathGroup:
 
 @dataclass
 class PathSession:
-    """What a path carries through its fits; to the coordinator of each it is a session."""
+    """The session of one path, through all its fits."""
 
     group: PathGroup
     fold: int
@@ -103,10 +103,6 @@ class PathSession:
     @property
     def active(self) -> bool:
         return self.group.session.active
-
-    @property
-    def last(self) -> str | None:
-        return self.group.session.last
 
     def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None:
         """The version from which the fit of this name continues; None: it starts at its beginning."""

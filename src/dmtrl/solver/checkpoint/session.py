@@ -60,8 +60,8 @@ class CheckpointWriter:
         self.checkpoint = checkpoint
         self.last = None if resumed is None else resumed.folder  # the newest complete version
         self.written = 0
-        # the mark of the run is part of the names of its versions
-        self._mark = secrets.token_hex(4) if resumed is None else versions.mark_of(resumed.folder)
+        # part of the names of its versions; that of the run it resumes, unless the folder was renamed
+        self._mark = (resumed and versions.mark_of(resumed.folder)) or secrets.token_hex(4)
         self._rounds, self._saved_at, self._warned = 0, time.monotonic(), False
         home = checkpoint.folder
         try:
@@ -128,8 +128,8 @@ class CheckpointWriter:
 
 
 class CheckpointSession:
-    """What a computation carries through its runs. Without a writer it writes nothing. `paths.py` has the session of a
-    cross-validation's path."""
+    """The checkpoints of a computation, through all its runs. Without a writer it writes nothing. `paths.py` has the
+    session of one path of a cross-validation."""
 
     def __init__(self, writer: CheckpointWriter | None = None, resumed: Version | None = None):
         self.writer = writer

@@ -68,7 +68,7 @@ def home_of(path: PathLike) -> str:
 
 def newest(path: str) -> str | None:
     """The folder of the newest complete version at a path, which may itself be a version; None if there is none."""
-    for folder in (path, *reversed(versions_in(path))):
+    for folder in (*reversed(versions_in(path)), path):
         if not is_complete(folder):
             continue
         where = storage.join(folder, _MANIFEST)

@@ -86,16 +86,16 @@ class Alternation:
         done = state.round_in_w_step >= settings.w_rounds or totals.bracket_w <= settings.w_tol * abs(w_objective)
         omega = relationship.learned and done
         report = Report(
-            [Candidate(W, common, objective)],
-            totals.B,
-            totals.conjugate,
-            totals.bracket_w,
-            w_objective,
-            state.rho,
-            float(state.step.max()),
-            totals.solver,
-            totals.steps,
-            omega,
+            candidates=[Candidate(W, common, objective)],
+            B=totals.B,
+            conjugate=totals.conjugate,
+            w_gap=totals.bracket_w,
+            w_objective=w_objective,
+            rho=state.rho,
+            step=float(state.step.max()),
+            solver=totals.solver,
+            steps=totals.steps,
+            omega=omega,
         )
         if omega:
             related = state.covariance.plus_own(relationship.kappa).apply(totals.B) / context.lam

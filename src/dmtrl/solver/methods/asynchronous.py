@@ -176,15 +176,15 @@ class AsynchronousSplitting:
         candidates, state.found = [self._candidate(state), *([state.found] if state.found else [])], None
         b = state.b.copy()
         return Report(
-            candidates,
-            self._context.layout.per_task(b),
-            float(state.conjugate.sum()),
-            np.inf,
-            float("nan"),
-            float("nan"),
-            state.s,
-            state.solver.copy(),
-            state.steps.copy(),
+            candidates=candidates,
+            B=self._context.layout.per_task(b),
+            conjugate=float(state.conjugate.sum()),
+            w_gap=np.inf,
+            w_objective=float("nan"),
+            rho=float("nan"),
+            step=state.s,
+            solver=state.solver.copy(),
+            steps=state.steps.copy(),
         )
 
     def _take(self, state: AsynchronousState, k: int, answer: Improved) -> None:
