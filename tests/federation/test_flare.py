@@ -260,7 +260,7 @@ def test_a_site_that_stays_away(federation: Loopback, begin: Begin, files: dict[
     try:
         code, output = run.finish()
         assert code == 0, output
-        assert "left out, because it stayed away: hungarian" in output
+        assert "left out, because it did not respond: hungarian" in output
         found, two = run.run.result(), json.loads((folder / "two" / RESULT).read_text())
         assert found.lost == ("hungarian",)
         assert (found.reg_lambda, found.primal, found.dual) == (two["reg_lambda"], two["primal"], two["dual"])
@@ -275,7 +275,7 @@ def test_a_run_that_is_stopped_and_resumed_and_a_killed_server(
     run = begin()
     assert run.reaches(0.2)
     support.wait_for(lambda: any((run.run.folder / "checkpoint").glob("*")), "a checkpoint")
-    with pytest.raises(FederationError, match="is under way"):
+    with pytest.raises(FederationError, match="is in progress"):
         supervisor.run_study_job(federation.coordinator, NoProgress())
     assert supervisor.stop_run(federation.coordinator)
     code, output = run.finish()

@@ -109,7 +109,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
     default=1e-3,
     help="Relative gap at which to stop [0.001].",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of the random folds.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of folds, row order and --sample.")
 @click.option("--jobs", type=int, help="Threads [1 for small data, else all cores].")
 @click.option("--engine", type=click.Choice(("local", "ray")), default="local", help="Local threads or a Ray cluster.")
 @click.option("--address", metavar="HOST:PORT", help="Address of a running Ray cluster.")

@@ -140,7 +140,7 @@ def approve(study: str, folder: Path, data: str | None, name: str | None, yes: b
 @command.command()
 @site_option
 def withdraw(folder: Path) -> None:
-    """Withdraw the approval of a study. A run under way ends at its next message.
+    """Withdraw the approval of a study. A running study ends at its next message.
 
     What has left stays with the coordinator; `dmtrl site log` shows it.
 

@@ -113,7 +113,7 @@ def _print_result(result: "StudyResult") -> None:
         errors = ["-" if error is None else f"{error:.4g}" for error in (task.cv_error, task.error)]
         click.echo(printable(f"{task.name:<{width}}  {task.rows:>19}  {errors[0]:>10}  {errors[1]:>16}"))
     for site in result.lost:
-        click.echo(printable(f"left out, because it stayed away: {site}"))
+        click.echo(printable(f"left out, because it did not respond: {site}"))
     gap = f"within {result.relative_gap:.2g} of the optimum"
     if result.noisy:
         gap = "no certificate" if result.relative_gap == float("inf") else f"{gap} of the noisy problem"

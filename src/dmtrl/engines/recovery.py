@@ -50,7 +50,7 @@ class Carrier(Protocol):
         """Drop the worker, if it exists, and start it again from its source."""
 
     def post(self, worker: int, number: int, messages: Sequence[Message]) -> None:
-        """Messages to be answered in order. The last answer comes back; without messages, any sign of life. If the
+        """Messages to be answered in order. The last answer comes back; without messages, any response. If the
         worker has just answered this number, the answer is repeated from memory and no work is done twice."""
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
@@ -68,7 +68,7 @@ class _Worker:
     number: int = 0  # of the last post
     posted: Sequence[Message] = ()
     request: Message | None = None  # what the caller waits for
-    starting: bool = True  # has not given a sign of life yet
+    starting: bool = True  # has not responded yet
     introducing: bool = False  # is alive and reads its rows
     missing_since: float = 0.0
     unreadable_since: float = 0.0  # when a replacement first could not read its rows
@@ -83,7 +83,7 @@ class _Worker:
 
 
 class RestartingEngine(Engine):
-    """An engine over a carrier that restarts lost workers and sends them the request under way again.
+    """An engine over a carrier that restarts lost workers and sends them the pending request again.
 
     That is enough for workers that keep no state between requests, such as the sites that `federation/asking.py` asks;
     `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller of
@@ -113,7 +113,7 @@ class RestartingEngine(Engine):
     def send(self, worker: int, message: Message) -> None:
         begin_request(self.pending, worker)
         self._workers[worker].request = message
-        if not self._workers[worker].starting:  # else it is posted after the sign of life
+        if not self._workers[worker].starting:  # else it is posted after the first response
             self._post(worker, [message])
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
@@ -147,12 +147,12 @@ class RestartingEngine(Engine):
         worker.repeats = 0
         if worker.starting:
             worker.starting = False
-            self._handle_sign_of_life(k)
+            self._handle_first_response(k)
             return None
         return self._handle_answer(k, answer)
 
-    def _handle_sign_of_life(self, k: int) -> None:
-        """Go on with a worker that was started: send it the request under way, if there is one."""
+    def _handle_first_response(self, k: int) -> None:
+        """Continue with a worker that was started: send it the pending request, if there is one."""
         request = self._workers[k].request
         if request is None:
             self._recovered(k)
@@ -190,7 +190,7 @@ class RestartingEngine(Engine):
         self._renew(k)
 
     def _count(self, lost: Lost) -> None:
-        """Count a loss; raise if it is one too many."""
+        """Count a loss; raise if there are too many."""
         k, worker = lost.worker, self._workers[lost.worker]
         worker.losses += 1
         self.losses += 1
@@ -268,7 +268,7 @@ class RecoveringEngine(RestartingEngine):
             self._handle_refusal(refused)
             return None
 
-    def _handle_sign_of_life(self, k: int) -> None:
+    def _handle_first_response(self, k: int) -> None:
         """Ask what a started worker holds. From here on it may take its time: it may have many rows."""
         self._workers[k].introducing = True
         self._post(k, [_INTRODUCE])

@@ -1,4 +1,4 @@
-"""Approval of a study at a site: what its people read, and which study they approved."""
+"""Approval of a study at a site: what the site's staff read, and which study they approved."""
 
 import json
 from dataclasses import asdict, dataclass, fields, replace
@@ -63,7 +63,7 @@ def read_approval(folder: str | Path) -> Approval | None:
 
 
 def withdraw(folder: str | Path) -> Approval:
-    """Remove the approval of a site, at once also for a run under way. Returns what was approved."""
+    """Remove the approval of a site, also for a run in progress. Returns what was approved."""
     given = read_approval(folder)
     if given is None:
         raise ValueError(f"no study is approved in {folder}")
@@ -85,9 +85,9 @@ def approved_study(folder: Path) -> Study:
     try:
         given = read_approval(folder)
     except ValueError as error:
-        raise RefusedBySiteError("its approval is damaged; its people must approve the study again") from error
+        raise RefusedBySiteError("its approval is damaged; the site's staff must approve the study again") from error
     if given is None or not (folder / STUDY).exists():
-        raise RefusedBySiteError("no study was approved here; its people must run dmtrl site approve")
+        raise RefusedBySiteError("no study was approved here; the site's staff must run dmtrl site approve")
     try:
         study = parse_study((folder / STUDY).read_bytes(), str(folder / STUDY))
     except StudyError as error:

@@ -106,7 +106,7 @@ def run_study(
                 raise
             gone = present.pop(error.worker)
             lost.append(sites[gone])
-            progress(StudyEvent("starting again", detail=f"{sites[gone]} stayed away", sites=tuple(names)))
+            progress(StudyEvent("starting again", detail=f"{sites[gone]} did not respond", sites=tuple(names)))
             resume = False  # the statistics change with the sites
             continue
         result.write(folder)

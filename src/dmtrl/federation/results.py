@@ -14,7 +14,7 @@ MODEL, RESULT = "model.dmtrl", "result.json"
 
 @dataclass(frozen=True)
 class StudyEvent:
-    """Where a study stands. done: share of the stage, 0 to 1. round, gap: of the fit under way."""
+    """Where a study stands. done: share of the stage, 0 to 1. round, gap: of the current fit."""
 
     stage: str
     done: float = 0.0
@@ -52,7 +52,7 @@ class StudyResult:
     study: str
     hash: str  # of the study
     sites: tuple[str, ...]  # that took part to the end
-    lost: tuple[str, ...]  # sites that were left out because they stayed away
+    lost: tuple[str, ...]  # sites that were left out because they did not respond
     tasks: tuple[TaskResult, ...]
     reg_lambda: float
     tau: float

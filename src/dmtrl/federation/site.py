@@ -1,8 +1,8 @@
 """Everything that happens at a site: it answers the messages of a study, as far as its policy allows.
 
-The folder of a site holds `policy.toml` (written by its people), `study.toml` and `approval.json` (the study that they
-approved), `ledger.jsonl` (what left), `run/` (the prepared problem and checkpoints with dual variables, which never
-leave) and `results/` (its model). A `Site` keeps nothing else: a new one in the same folder that receives the same
+The folder of a site holds `policy.toml` (written by the site's staff), `study.toml` and `approval.json` (the study that
+they approved), `ledger.jsonl` (what left), `run/` (the prepared problem and checkpoints with dual variables, which
+never leave) and `results/` (its model). A `Site` keeps nothing else: a new one in the same folder that receives the same
 messages gives the same answers, to the bit.
 """
 
@@ -96,7 +96,7 @@ class Site:
             self.policy.check_message(_ANSWERS[message.name])
             answer = self._answer(message)
             with self.ledger.locked():  # the number of messages is that of the line that follows
-                self._require_approved(study)  # still: its people may have approved another one meanwhile
+                self._require_approved(study)  # still: the staff may have approved another one meanwhile
                 self._check_leaving(answer)
                 self.ledger.record(study, answer)
         except RefusedBySiteError as refusal:

@@ -299,7 +299,7 @@ class _Exchange:
         while True:
             report = self._method.step(state, self._receive())
             if not self._method.waits_for_all:
-                # also after the last answer: workers continue while the server certifies
+                # also after the last answer: workers continue while the coordinator certifies
                 self._send(state, replace(gap, new=False))
             if report is not None:
                 return report
@@ -346,7 +346,7 @@ def _call(callbacks: Sequence[Callback], record: RoundRecord) -> KeyboardInterru
 
 
 def _sharpened(accuracy: float, history: Sequence[RoundRecord]) -> float:
-    """Half the local accuracy when four rounds brought next to nothing: then local answers are too rough."""
+    """Half the local accuracy when four rounds made almost no progress: then local answers are too rough."""
     if len(history) < 5 or history[-1].gap < 0.8 * history[-5].gap:
         return accuracy
     return max(0.5 * accuracy, 1e-4)

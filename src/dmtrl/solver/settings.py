@@ -28,7 +28,7 @@ class Settings:
     max_rounds : int, default=1000
         Maximum number of rounds.
     seed : int, default=0
-        Seed of the row order.
+        Seed of the row order and of folds that workers draw.
     method : {"auto", "splitting", "dual"}, default="auto"
         How the coordinator turns B into W: joint splitting (docs/math.md section 6), or the paper's dual alternation.
     local_solver : {"auto", "sdca", "newton", "gram"}, default="auto"
@@ -145,7 +145,7 @@ class Settings:
         tol : float, default=0.0
             The run stops early when the relative joint gap is at most `tol`.
         seed : int, default=0
-            Seed of the row order.
+            Seed of the row order and of folds that workers draw.
         **options : object
             Other fields of Settings, which take precedence.
         """

@@ -76,7 +76,7 @@ class Worker:
         self._held = np.zeros(len(blocks.y), dtype=bool)  # rows that do not train
         self._tested = np.zeros(len(blocks.y), dtype=bool)  # rows that are scored
         self._order: Prepare | None = None
-        self._problem: UnitProblem | None = None  # of the run under way
+        self._problem: UnitProblem | None = None  # of the current run
         self._state: DualState | None = None
         self._digest = ""  # of the rows; computed when first needed
         self._number: int | None = None  # of a sibling

@@ -78,7 +78,7 @@ class ServerLauncher(ServerProcessJobLauncher):
 
 
 class SiteLauncher(ClientProcessJobLauncher):
-    """Starts the site's job process, again if it crashes. A site that crashed as a whole takes up its job when it is
+    """Starts the site's job process, again if it crashes. A site that crashed as a whole continues its job when it is
     started again: `Rejoin`."""
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: FLContext) -> JobHandleSpec:
@@ -99,7 +99,7 @@ def _refuse_other_jobs(workspace: Workspace, job_id: str) -> None:
 
 
 class Rejoin(FLComponent):
-    """Takes up the job that ran when the site crashed."""
+    """Continues the job that ran when the site crashed."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
@@ -119,6 +119,6 @@ class Rejoin(FLComponent):
                 if job_id in process.cmdline():
                     process.kill()
                     process.wait(10)
-        logger.warning("the site was restarted during job %s and takes it up again", job_id)
+        logger.warning("the site was restarted during job %s and continues it", job_id)
         # The server aborts the job at the next heartbeat if it no longer runs there.
         fl_ctx.get_engine().start_app(job_id, json.loads(meta.read_text()))

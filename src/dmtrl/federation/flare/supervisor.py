@@ -118,8 +118,8 @@ def _choose(coordinator: StudyServer, resume: bool) -> Run:
     if not resume:
         if state == RUNNING and processes.job_processes(coordinator.kit):
             raise FederationError(
-                f"run {before[-1].number} is under way; 'dmtrl study run --resume' follows it, and 'dmtrl study stop' "
-                "ends it"
+                f"run {before[-1].number} is in progress; 'dmtrl study run --resume' follows it, and 'dmtrl study "
+                "stop' ends it"
             )
         return new_run(coordinator.folder)
     if not before:
@@ -186,7 +186,7 @@ def _follow(opened: Any, coordinator: StudyServer, job: str, run: Run, progress:
             return False
         if run.state().state != RUNNING:
             over = min(over, time.monotonic())
-        if time.monotonic() - over > _GRACE:  # FLARE waits for sites that stayed away
+        if time.monotonic() - over > _GRACE:  # FLARE waits for sites that did not come back
             _abort(opened, job)
             return _judge(run, "ABORTED")
         if time.monotonic() - asked >= _STATUS_EVERY:

@@ -46,7 +46,7 @@ class MaskedSite:
         self._folder, self._study, self._statistics = folder, study, statistics
         self._blocks, self._ridge = blocks, ridge
         self._worker: Worker | None = None
-        self._at = ""  # the folder of the worker's file for the question under way
+        self._at = ""  # the folder of the worker's file for the current question
 
     def share_key(self, request: ShareKey) -> SharedKey:
         """A new key for a new session; the same one for the same session."""

@@ -79,7 +79,7 @@ def gap_rounding(
 
     own: bounds the loss at 0 and the conjugate. |b| <= L R and |u| <= |c| + s L R for a task with the centre c, which
     is a row of `points`. So the parts of a bracket are at most own + L R |u|, own and L R |u|, and each has a relative
-    error of a few and of d machine epsilons. Brackets are not negative, so their sum adds next to nothing to that. The
+    error of a few and of d machine epsilons. Brackets are not negative, so their sum adds almost nothing to that. The
     computed b differs from that of the dual variables by e, a sum of n terms, and u from c + s b by rounding; (7.1)
     holds for such a u with a gap that is larger by |u - c - s b|^2 / (2 s).
     """

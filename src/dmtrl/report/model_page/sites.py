@@ -20,7 +20,7 @@ COLUMNS = {
 
 def site_section(study: Mapping[str, Any]) -> Section:
     """Rows and errors of the tasks of each site. study: `model.study_`, a StudyResult as plain values."""
-    left_out = f" Left out because they stayed away: {literal(', '.join(study['lost']))}." if study["lost"] else ""
+    left_out = f" Left out because they did not respond: {literal(', '.join(study['lost']))}." if study["lost"] else ""
     return Section(
         "Sites",
         [

@@ -1,7 +1,7 @@
 """Checkpoints of a cross-validation whose paths run at the same time.
 
-A version holds every path that is under way, at the end of a round or of a fit. When one is due, each path waits there
-until the others have arrived, and the last one writes it.
+A version holds every path in progress, at the end of a round or of a fit. When one is due, each path waits there until
+the others have arrived, and the last one writes it.
 """
 
 import threading
@@ -19,7 +19,7 @@ from dmtrl.solver.path_threads import PathStopped, Turns
 
 
 class PathGroup:
-    """The paths that are under way. `turns`: of the threads that run them; a path that waits gives its turn away."""
+    """The paths that are in progress. `turns`: of the threads that run them; a path that waits gives its turn away."""
 
     def __init__(self, session: CheckpointSession, turns: Turns):
         self.session, self.turns = session, turns

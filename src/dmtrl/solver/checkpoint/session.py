@@ -1,7 +1,7 @@
 """Writes versions of a checkpoint during a computation, and resumes from one.
 
 A computation is one run, or the runs of a cross-validation followed by the final one. A version holds the fits of the
-cross-validation that are finished and the state of the run under way, at the end of a round.
+cross-validation that are finished and the state of the current run, at the end of a round.
 """
 
 import contextlib
@@ -158,7 +158,7 @@ class CheckpointSession:
         self.fits.grid = dict(grid)
 
     def resumed_path(self, fold: int) -> Version | None:
-        """The path of a fold as the checkpoint left it; None if it was not under way."""
+        """The path of a fold as the checkpoint left it; None if it was not in progress."""
         resumed = self._resumed_paths
         if resumed is None or str(fold) not in resumed.header["paths"]:
             return None

@@ -1,1 +1,1 @@
-"""How the server turns dual vectors B into weights W: joint splitting, alternation, asynchronous splitting."""
+"""How the coordinator turns dual vectors B into weights W: joint splitting, alternation, asynchronous splitting."""

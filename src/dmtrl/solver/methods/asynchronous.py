@@ -1,7 +1,7 @@
 """Asynchronous splitting: every answer counts when it arrives (docs/math.md section 12).
 
-The iteration of joint splitting, one worker at a time. The server keeps the last point (u, b) of every unit; an answer
-replaces those of its worker, the proximal map is taken again, and the worker continues from there at once.
+The iteration of joint splitting, one worker at a time. The coordinator keeps the last point (u, b) of every unit; an
+answer replaces those of its worker, the proximal map is taken again, and the worker continues from there at once.
 `max_staleness` bounds how far the others may run ahead of a worker. A round is as many answers as there are workers.
 """
 
@@ -263,7 +263,7 @@ class AsynchronousSplitting:
             state.changes += 1
 
     def _sharpen(self, state: AsynchronousState, gap: float) -> None:
-        """When four answers of the slowest worker brought next to nothing, ask for more accuracy and less staleness: in
+        """When four answers of the slowest worker made almost no progress, ask for more accuracy and less staleness: in
         the end as exact and as synchronous as the theorem on splitting requires."""
         answers = int(state.answered.min())
         if answers == state.slowest[-1, 0]:

@@ -1,4 +1,4 @@
-"""The contract of a method: how the server turns the workers' dual vectors B into weights W.
+"""The contract of a method: how the coordinator turns the workers' dual vectors B into weights W.
 
 A method has no state of its own. `init` makes the state of a run, a dataclass; `requests` says what to send to the
 workers that are idle; `step` updates the state with answers and returns a `Report` when a round is complete. The state
@@ -35,7 +35,7 @@ class RunContext:
     settings: Settings
     longest_step: float = np.inf
     intercept_step: np.ndarray | None = None  # of each task, if weights have intercepts after the features
-    intercept_ridge: float = -1.0  # the penalty on it in the local problems; negative: the server steps for it
+    intercept_ridge: float = -1.0  # the penalty on it in the local problems; negative: the coordinator steps for it
 
     def steps(self, s: float) -> Steps:
         """The step sizes of each unit: a task in k shards takes steps k times as long."""
@@ -64,7 +64,7 @@ class RunContext:
     def may_stride(self, s: float) -> bool:
         """Whether a longer step can still bring the weights forward. The penalty is at least that of a ridge of lambda
         over 1 + m tau + kappa, the largest variance there is. With longer steps the proximal map is near its limit, and
-        B stands still because the steps are long, not because the losses are linear."""
+        B hardly moves because the steps are long, not because the losses are linear."""
         relationship = self.relationship
         return s * self.lam <= 1.0 + self.layout.m * relationship.tau + relationship.kappa
 

@@ -1,7 +1,7 @@
 """Joint splitting, the default method (docs/math.md section 6).
 
-Over-relaxed Douglas-Rachford on f(W) + g(W): the workers take the proximal step of the losses, the server that of the
-relationship's penalty, so W and Sigma are learned together. There is no inner W-step, no epsilon and no rho. The
+Over-relaxed Douglas-Rachford on f(W) + g(W): the workers take the proximal step of the losses, the coordinator that
+of the relationship's penalty, so W and Sigma are learned together. There is no inner W-step, no epsilon and no rho. The
 messages are the paper's: weights down, B up.
 """
 
