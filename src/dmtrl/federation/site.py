@@ -2,8 +2,8 @@
 
 The folder of a site holds `policy.toml` (written by the site's staff), `study.toml` and `approval.json` (the study that
 they approved), `ledger.jsonl` (what left), `run/` (the prepared problem and checkpoints with dual variables, which
-never leave) and `results/` (its model). A `Site` keeps nothing else: a new one in the same folder that receives the same
-messages gives the same answers, to the bit.
+never leave) and `results/` (its model). A `Site` keeps nothing else: a new one in the same folder that receives the
+same messages gives the same answers, to the bit.
 """
 
 import hashlib
