@@ -23,9 +23,19 @@ def run(*words: str, columns: str = "200") -> Result:
     return CliRunner(env=WIDE | {"COLUMNS": columns}).invoke(main, list(words))
 
 
+TINY = {"rows_per_task": 80, "d": 6}
+
+
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "QUICK", {"rows_per_task": 80, "d": 6})
+    monkeypatch.setattr(demo, "QUICK", TINY)
+
+
+@pytest.fixture(scope="module")
+def tiny_demo() -> demo.DemoResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "QUICK", TINY)
+        return demo.run_demo(quick=True)
 
 
 def test_version() -> None:
@@ -88,12 +98,11 @@ def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -
         assert other.fits[name].error == pytest.approx(1 - fit.error)
 
 
-@pytest.mark.usefixtures("tiny")
-def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error() -> None:
+def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error(tiny_demo: demo.DemoResult) -> None:
     from dmtrl.report.content import HeatMap, KeyFigures, Table
     from dmtrl.report.content import Text as TextItem
 
-    result = demo.run_demo(quick=True)
+    result = tiny_demo
     items = [item for section in demo.demo_page(result).sections for item in section.items]
     heat = next(item for item in items if isinstance(item, HeatMap))
     assert [name for name, _ in heat.panels] == ["learned", "true"]
@@ -122,9 +131,9 @@ def test_the_demo_shows_a_gain_that_is_not_chance() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_papers_problem_keeps_all_training_rows() -> None:
-    few, paper = demo.run_demo(quick=True), demo.run_demo(quick=True, paper=True)
-    assert np.diff(few.problem.train.starts).max() <= demo.TRAIN_ROWS
+def test_the_papers_problem_keeps_all_training_rows(tiny_demo: demo.DemoResult) -> None:
+    paper = demo.run_demo(quick=True, paper=True)
+    assert np.diff(tiny_demo.problem.train.starts).max() <= demo.TRAIN_ROWS
     assert np.diff(paper.problem.train.starts).max() > demo.TRAIN_ROWS
     assert demo.BOOSTED not in paper.fits
     assert "The paper's Synthetic 1" in demo.demo_page(paper).footer
@@ -156,12 +165,10 @@ def test_without_plotly_the_demo_succeeds_and_says_what_to_install(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("tiny")
-def test_heat_maps_only_where_they_fit() -> None:
-    result = demo.run_demo(quick=True)
+def test_heat_maps_only_where_they_fit(tiny_demo: demo.DemoResult) -> None:
     wide, narrow = io.StringIO(), io.StringIO()
-    demo.render(result, Console(file=wide, width=100))
-    demo.render(result, Console(file=narrow, width=60))
+    demo.render(tiny_demo, Console(file=wide, width=100))
+    demo.render(tiny_demo, Console(file=narrow, width=60))
     assert "true correlation  " in wide.getvalue() + "  "
     assert demo.HEAT_KEY in wide.getvalue()
     assert demo.HEAT_KEY not in narrow.getvalue()

@@ -30,7 +30,7 @@ def cluster() -> Iterator[Any]:
         yield cluster
 
 
-@pytest.mark.parametrize(("problem", "times", "rounds"), [(school, 10, 30), (synthetic, 3, 10)])
+@pytest.mark.parametrize(("problem", "times", "rounds"), [(school, 6, 20), (synthetic, 3, 10)])
 def test_actors_killed_in_one_run(problem: Problem, times: int, rounds: int, cluster: Any, shared_data: Any) -> None:
     killer = Killer(times, rounds)
     plain, disturbed, losses = runs(problem(shared_data), rounds, killer, cluster.address)

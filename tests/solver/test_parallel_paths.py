@@ -41,7 +41,7 @@ def search(
     race: Race | None = None,
     **callbacks: Any,
 ) -> CVPath:
-    spec = ProblemSpec(data, get_loss(loss), "learned", Settings(tol=1e-4))
+    spec = ProblemSpec(data, get_loss(loss), "learned", Settings(tol=1e-3))
     with kind(data.sources(workers), get_loss(loss), threads) as engine:
         return cross_validate(engine, spec, LAMBDAS, TAUS, 5, session, race=race, **callbacks)
 
