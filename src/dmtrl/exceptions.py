@@ -25,6 +25,7 @@ it apart: then it has a class here, with typed fields. Messages are written in P
 parameters that a message names as options.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -50,10 +51,9 @@ class Setting:
 
 
 class Advice:
-    """A message that may name parameters, which the command line writes as options."""
+    """A message that may name parameters, which the command line writes as options. Subclasses define `message`."""
 
-    parts: tuple[str | Setting, ...]
-
+    @abstractmethod
     def message(self, write: Callable[[Setting], str]) -> str:
         """Return the message.
 
@@ -62,13 +62,21 @@ class Advice:
         write : callable
             Turns a `Setting` into text: `str` for Python, or a function that writes a command-line option.
         """
-        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
 
     def __str__(self) -> str:
         return self.message(str)
 
 
-class Note(Advice, str):
+class _Pieces(Advice):
+    """Advice whose message is `parts`, one after the other."""
+
+    parts: tuple[str | Setting, ...]
+
+    def message(self, write: Callable[[Setting], str]) -> str:
+        return "".join(write(part) if isinstance(part, Setting) else part for part in self.parts)
+
+
+class Note(_Pieces, str):
     """A remark for the user."""
 
     def __new__(cls, *parts: str | Setting) -> "Note":
@@ -126,7 +134,7 @@ class FederationError(DmtrlError, RuntimeError):
     """A server, a site or the connection between them failed."""
 
 
-class InputError(Advice, DmtrlError, ValueError):
+class InputError(_Pieces, DmtrlError, ValueError):
     """Wrong input that a parameter can fix.
 
     Attributes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 
-class Round(Protocol):
+class RoundProgress(Protocol):
     """What a display needs of the record of a round."""
 
     @property
@@ -19,7 +19,7 @@ class Round(Protocol):
 
 
 @contextmanager
-def live_line(verbose: int, tol: float) -> Iterator[list[Callable[[Round], None]]]:
+def live_line(verbose: int, tol: float) -> Iterator[list[Callable[[RoundProgress], None]]]:
     """Yield callbacks that show progress: verbose 0: none; 1: a live line on a terminal; 2: one line per round."""
     if verbose >= 2:
         yield [lambda record: print(describe(record, tol), file=sys.stderr, flush=True)]
@@ -73,7 +73,7 @@ class GapProgress:
     def __init__(self, tol: float):
         self._tol, self._first = tol, 0.0
 
-    def share(self, record: Round) -> float:
+    def share(self, record: RoundProgress) -> float:
         """The share after a round, 0 to 1; the first call is for the first round."""
         self._first = self._first or min(record.gap, 1.0)
         if self._first <= self._tol:
@@ -82,7 +82,7 @@ class GapProgress:
         return math.log(self._first / left) / math.log(self._first / self._tol)
 
 
-def describe(record: Round, tol: float) -> str:
+def describe(record: RoundProgress, tol: float) -> str:
     """One line about a round."""
     share = ""
     if 0 < tol < record.gap < 1:

@@ -51,8 +51,9 @@ def test_the_model_is_that_of_the_rows_in_memory(tmp_path: Path, words: tuple[st
 
 def test_names_are_text_where_the_file_says_so(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=60)
-    table = pa.table({"t": ["10", "9"] * 30, "x": x, "y": np.where(x > 0, "10", "9")})
-    for name, kind in (("a.parquet", "U"), ("a.csv", "i")):
+    text = pa.table({"t": ["10", "9"] * 30, "x": x, "y": np.where(x > 0, "10", "9")})
+    long = pa.table({"t": [2**60, 9] * 30, "x": x, "y": np.where(x > 0, 2**60, 9)})  # 19 digits
+    for table, name, kind in ((text, "a.parquet", "U"), (text, "a.csv", "i"), (long, "b.parquet", "i")):
         words = (
             write(table, tmp_path / name),
             "--task",

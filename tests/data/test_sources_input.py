@@ -83,6 +83,7 @@ def test_a_class_of_a_typed_column(labels: Any, positive: Any, tmp_path: Path) -
         pa.array(["a", " a", "b", "b"]).dictionary_encode(),
         pa.array([1, 1, 2, 2]),
         pa.array([0.1, 0.1, 2, 2], pa.float32()),
+        pa.array([0.0, -0.0, 1.0, 1.0]),
         pa.array([date(2024, 1, 31)] * 2 + [date(2024, 2, 1)] * 2),
         pa.array([datetime(2024, 1, 31, 12)] * 2 + [datetime(2024, 2, 1)] * 2, pa.timestamp("us", "Europe/Berlin")),
     ],

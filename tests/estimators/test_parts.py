@@ -172,7 +172,7 @@ def test_the_shell_shows_rows_per_task_and_marks_tiny_ones(tmp_path: Path) -> No
     assert set(result["per_task"][0]["shares"]) == {"common", "related", "own"}
     wrong = run(*how, "--task-weight", "2")
     assert wrong.exit_code != 0
-    assert "2.0 is not in the range 0<=x<=1" in wrong.output
+    assert "neither equal nor rows nor a number from 0 to 1" in wrong.output
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("task_weight", "row"), ("task_weight", 2.0), ("own", -1.0)])

@@ -41,12 +41,17 @@ class Number(click.FloatRange):
 class WordOrNumber(Number):
     """One of some words, each with its value, or a number."""
 
-    def __init__(self, words: dict[str, str | None], **limits: Any):
+    def __init__(self, words: dict[str, str | None], number: str, **limits: Any):
         super().__init__(**limits)
-        self.name, self._words = "|".join([*words, "NUMBER"]), words
+        self.name, self._words, self._number = "|".join([*words, "NUMBER"]), words, number
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        return self._words[value] if value in self._words else super().convert(value, param, ctx)
+        if value in self._words:
+            return self._words[value]
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither {' nor '.join(self._words)} nor {self._number}", param, ctx)
 
 
 class ColumnSetting(click.ParamType):
@@ -65,8 +70,8 @@ class ColumnSetting(click.ParamType):
         return column, setting
 
 
-LAMBDA = WordOrNumber({"auto": None}, min=0, min_open=True)
-TASK_WEIGHT = WordOrNumber({"equal": "equal", "rows": "rows"}, min=0, max=1)
+LAMBDA = WordOrNumber({"auto": None}, "a positive number", min=0, min_open=True)
+TASK_WEIGHT = WordOrNumber({"equal": "equal", "rows": "rows"}, "a number from 0 to 1", min=0, max=1)
 
 
 def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
@@ -81,12 +86,20 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option(
     "--loss", metavar="NAME[=X]", shell_complete=_losses, help="Loss, such as logistic, huber=2, quantile=0.9."
 )
-@click.option("--lambda", "reg_lambda", type=LAMBDA, default="auto", help="Regularisation [cross-validation].")
+@click.option(
+    "--lambda",
+    "reg_lambda",
+    type=LAMBDA,
+    metavar="auto|NUMBER",
+    default="auto",
+    help="Regularisation [auto: cross-validation].",
+)
 @click.option("--common/--no-common", default=None, help="Require or exclude a common component [tries 0, 1, 10].")
 @click.option("--own", metavar="NUMBER", type=Number(min=0), help="Strength of the tasks' own parts [tries 0 and 3].")
 @click.option(
     "--task-weight",
     type=TASK_WEIGHT,
+    metavar="equal|rows|NUMBER",
     default="0.5",
     help="How much a task with n rows counts: equal, rows (each row the same), or n^NUMBER [0.5].",
 )

@@ -14,7 +14,7 @@ from dmtrl.cli.errors import exit_on_error, exit_on_interrupt
 COMMANDS = ("demo", "fit", "predict", "report", "export", "study", "site", "reproduce", "bench")
 
 
-class Shell(click.Group):
+class LazyGroup(click.Group):
     """Imports each command when it is used, and turns its errors into messages and exit codes."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -34,7 +34,7 @@ class Shell(click.Group):
             return super().invoke(ctx)
 
 
-@click.group(name="dmtrl", cls=Shell, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="dmtrl", cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(dmtrl.__version__, prog_name="dmtrl")
 def main() -> None:
     """Fit one linear model per task and learn how the tasks are related.

@@ -254,6 +254,8 @@ class DatasetReader:
         kind = opened.schema.field(self.roles.task).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         values = [value for name in names for value in self.values_of[name]]
+        if pa.types.is_floating(kind):  # Arrow tells the two zeros apart, and Python does not
+            values += [-value for value in values if value == 0]
         wanted = pc.field(self.roles.task).isin(pa.array(values, kind))
         return self.roles.split(decode_dictionaries(opened.to_table(columns=self.roles.all, filter=wanted)))
 

@@ -16,7 +16,7 @@ from dmtrl.tables.arrow import pa, pc
 from dmtrl.tables.cells import DATE, NESTED, NUMBER, TEXT
 from dmtrl.tables.dates import ISO, DateFormat
 
-_WHOLE = re.compile(r"^(0|-?[1-9]\d{0,17})$")
+_WHOLE = re.compile(r"0|-?[1-9]\d{0,18}")
 
 
 def kind_of(column: Any) -> str:
@@ -125,7 +125,7 @@ def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
     words = texts(column)
     missing = np.array([word is None for word in words], dtype=bool)
     present = words[~missing]
-    if (untyped or not is_text(column.type)) and all(map(_WHOLE.match, set(present.tolist()))):
+    if (untyped or not is_text(column.type)) and all(map(_is_int64, set(present.tolist()))):
         values = np.zeros(len(words), dtype=np.int64)
         values[~missing] = present.astype(np.int64)
         return values, missing
@@ -133,6 +133,10 @@ def labels(column: Any, untyped: bool) -> tuple[np.ndarray, np.ndarray]:
     values = np.full(len(words), "", dtype=f"<U{longest}")
     values[~missing] = present
     return values, missing
+
+
+def _is_int64(word: str) -> bool:
+    return _WHOLE.fullmatch(word) is not None and -(2**63) <= int(word) < 2**63
 
 
 def is_text(kind: Any) -> bool:

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 
+from dmtrl.data.labels import plain
 from dmtrl.exceptions import InputError, Setting
 
 
@@ -21,7 +22,7 @@ def listed(names: Sequence[object], most: int = 8, write: Callable[[object], str
 
 def quoted(names: Sequence[object], most: int = 5) -> str:
     """Like `listed`, with each name as Python writes it."""
-    return listed(names, most, repr)
+    return listed(names, most, lambda name: repr(plain(name)))
 
 
 def require_column(name: str, names: Sequence[str]) -> None:

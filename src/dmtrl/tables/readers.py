@@ -22,6 +22,7 @@ from dmtrl.tables.discovery import UTF8, DataFile
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 BLOCK = 1 << 20  # bytes of CSV read at a time; pyarrow reads about thirty blocks ahead
 ROWS = 1 << 16  # rows of Parquet read at a time
+_QUOTED_FIELD = re.compile(r'(^|[,;\t|])\s*"(?:[^"]|"")*"')
 _HEAD = 1 << 20  # the first line of a CSV file must end within these bytes
 Rows = Iterator[tuple[Any, None, float]]
 
@@ -154,7 +155,7 @@ def csv_header(file: DataFile) -> _Header:
         raise ValueError(f"{file.path} is empty")
     blank, first = next((i, line) for i, line in enumerate(text.splitlines()) if line.strip())
     tabs = ".tsv" in file.path.name.lower()
-    delimiter = "\t" if tabs else max(",;\t|", key=re.sub('"[^"]*"', "", first).count)
+    delimiter = "\t" if tabs else max(",;\t|", key=_QUOTED_FIELD.sub(r"\1", first).count)
     lines = csv.reader(io.StringIO(text[text.index(first) :], newline=""), delimiter=delimiter)
     try:
         names = [name.strip() for name in next(lines)]

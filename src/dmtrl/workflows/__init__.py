@@ -1,1 +1,1 @@
-"""What each shell command does, as typed library functions."""
+"""What each command does, as typed library functions."""

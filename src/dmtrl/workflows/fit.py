@@ -72,10 +72,11 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
         common: Any = {None: "auto", True: 1.0, False: 0.0}[request.common]
         shared |= {"reg_lambda": request.reg_lambda, "common": common, "own": request.own or 0.0}
         return (MTRLClassifier if classes else MTRLRegressor)(**shared)
-    commons = {None: (0.0, 1.0, 10.0), True: (1.0, 10.0), False: (0.0,)}[request.common]
+    if request.common is not None:
+        shared["commons"] = (1.0, 10.0) if request.common else (0.0,)
     if request.own is not None:
         shared["owns"] = (request.own,)
-    return (MTRLClassifierCV if classes else MTRLRegressorCV)(commons=commons, cv=_folds(prepared), **shared)
+    return (MTRLClassifierCV if classes else MTRLRegressorCV)(cv=_folds(prepared), **shared)
 
 
 def rows_per_task(tasks: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
