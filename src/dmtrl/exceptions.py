@@ -186,7 +186,7 @@ class RefusedBySiteError(DmtrlError, RuntimeError):
     reason : str
         A sentence without any value of the site's data. It may leave the site.
     detail : str
-        What the site's own people may see; empty if there is nothing to add.
+        What the site's staff may see; empty if there is nothing to add.
     site : str
         The name of the site, once it is known.
     """

@@ -67,7 +67,7 @@ class MixedUpWorkers(LocalEngine):
         if len(self.pending) < 2:
             return super().receive(timeout)
         first, second = super().receive(timeout), super().receive(timeout)
-        self._queued.append((first[0], Message("describe")))
+        self._queued.append((first[0], encode(Describe())))
         self.pending.add(first[0])
         return second[0], first[1]
 
@@ -105,7 +105,7 @@ class PendingAfterError(LocalEngine):
             return super().receive(timeout)
         except ValueError:
             self.pending.add(worker)
-            self._queued.append((worker, Message("describe")))
+            self._queued.append((worker, encode(Describe())))
             raise
 
 

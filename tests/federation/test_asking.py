@@ -68,6 +68,16 @@ def test_a_site_that_does_not_respond_is_given_up() -> None:
         ask("answers", "silent")
 
 
+def test_after_a_refusal_a_site_can_be_asked_again() -> None:
+    sites = Sites("answers", "refuses")
+    with Asker(sites, ["north", "south"], 0.2) as asker:
+        with pytest.raises(RefusedBySiteError):
+            asker.ask_all(messages.ShareKey(study="s", session="a"))
+        assert 1 not in asker.pending
+        sites.behaviour[1] = "answers"
+        assert len(asker.ask_all(messages.ShareKey(study="s", session="a"))) == 2
+
+
 def test_a_refusal_does_not_wait_for_a_site_that_does_not_start() -> None:
     with pytest.raises(RefusedBySiteError, match="does not want to"):
         ask("refuses", "silent", patience=1e9)

@@ -77,6 +77,22 @@ def test_the_approval_of_another_study_ends_a_run(tmp_path: Path) -> None:
     assert messages.decode(site.answer(hello(other))).rows.tolist() == [60]
 
 
+def test_another_study_is_approved_while_an_answer_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is refused, and nothing of the study before is used under the new approval."""
+    site, other, build = site_of(tmp_path), clinic(text=CLINIC + "\n"), Site._build_worker
+
+    def approve_then_build(site: Site, begun: messages.Begin) -> object:
+        approve(site.folder, other, "approved in a test")
+        site.study  # noqa: B018  # notices it
+        return build(site, begun)
+
+    request = messages.encode(begin(site))
+    monkeypatch.setattr(Site, "_build_worker", approve_then_build)
+    assert "was not approved here" in refusal(site, request)
+    monkeypatch.undo()
+    assert "was not approved here" in refusal(site, DESCRIBE)
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"study": "x"}', b"\xff"])
 def test_a_damaged_approval_is_none(tmp_path: Path, content: bytes) -> None:
     site = site_of(tmp_path)

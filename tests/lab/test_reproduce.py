@@ -167,6 +167,10 @@ def test_a_hospital_without_a_test_error_has_no_accuracy(monkeypatch: pytest.Mon
     monkeypatch.setattr(heart, "simulate", lambda *_, **__: result)
     hospital = heart.Hospital(["age"], np.ones((4, 1)), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
     assert heart._study_accuracy({"a": hospital, "b": hospital}, "", quick=True)[1] == {"a": 0.75}
+    every = {name: {"cleveland": 0.5, "va": 0.7} for name in (heart.OURS, heart.BY_LOSS, heart.ALONE, heart.POOLED)}
+    figures = {**every, "rows": dict.fromkeys(heart.HOSPITALS, 4), "lambda": 1.0, "tau": 0.0}
+    [_, table] = heart.items([Record("heart", {"split": heart.FLAMBY}, {}, figures, 1.0)])
+    assert table.rows[0][1:6] == ["0.500", "-", "-", "0.700", "0.600"]
 
 
 def test_errors_by_hand() -> None:

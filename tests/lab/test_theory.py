@@ -1,7 +1,7 @@
 """The bounds hold: safety of every rho, and measured progress against predicted, with a reference SDCA in numpy."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -263,6 +263,15 @@ def test_lipschitz_rounds_follow_from_the_recursion(step, gap, theta, eta, start
 
 
 def test_refusals_and_widths():
+    for wrong, words in (
+        ({"n": 0}, "at least one row"),
+        ({"pi": -1.0}, "pi must be"),
+        ({"max_norm": math.nan}, "max_norm must be"),
+        ({"norm_sum": math.inf}, "rows of a task must be finite"),
+        ({"smoothness": math.inf, "width": math.inf}, "no bound is known"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replace(TaskFacts.even("squared", 3), **wrong)
     even, facts = TaskFacts.even, [(huber(2.0), 4), (absolute(), 2), (quantile(0.3), 1), ("squared", math.inf)]
     assert [even(loss, 3).width for loss, _ in facts] == pytest.approx([width for _, width in facts])
     for call, words in (

@@ -156,7 +156,7 @@ def invite(site: str, folder: Path) -> None:
     from dmtrl.federation.flare import coordinator as flare
 
     path = flare.invite(flare.StudyServer.open(folder), site)
-    click.echo(f"Send {path} to the site. Its people run:")
+    click.echo(f"Send {path} to the site. Its staff run:")
     click.echo(f"  dmtrl site join {path.name} --data FILE --site {site}")
 
 
@@ -173,7 +173,7 @@ def admit(request: Path, folder: Path, verbose: bool) -> None:
     from dmtrl.federation.flare import coordinator as flare
 
     path = flare.admit(flare.StudyServer.open(folder), request, echo_commands(verbose))
-    click.echo(f"Send {path} back to the site. Its people run:")
+    click.echo(f"Send {path} back to the site. Its staff run:")
     click.echo(f"  dmtrl site join {path.name} --site {path.name.removesuffix('.signed.zip')}")
 
 

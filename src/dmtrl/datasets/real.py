@@ -191,7 +191,7 @@ def load_wisdm(folder: str | Path | None = None) -> Activities:
 def _choose_digits(digits: object) -> list[int]:
     if digits is None:
         return list(range(10))
-    chosen = list(digits) if isinstance(digits, Iterable) else []
+    chosen = list(digits) if isinstance(digits, Iterable) and not isinstance(digits, bytes) else []
     integers = all(isinstance(digit, int | np.integer) and not isinstance(digit, bool) for digit in chosen)
     if not chosen or not integers or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(10)):
         raise ValueError(f"digits must be distinct integers from 0 to 9, such as (3, 5, 8), got {digits!r}")

@@ -85,9 +85,9 @@ class _Worker:
 class RestartingEngine(Engine):
     """An engine over a carrier that restarts lost workers and sends them the pending request again.
 
-    That is enough for workers that keep no state between requests, such as the sites that `federation/asking.py` asks;
-    `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller of
-    `receive` as `Refused`.
+    That is enough for workers that keep no state of a run in memory, such as the sites that `federation/asking.py`
+    asks; `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller
+    of `receive` as `Refused`.
 
     A worker that was started must respond within `recovery_timeout` seconds. An answer may take
     `answer_timeout` seconds before the worker counts as lost (None: no limit).
@@ -142,6 +142,9 @@ class RestartingEngine(Engine):
         except Lost as lost:
             self._handle_loss(lost)
             return None
+        except Refused as refused:
+            self._handle_refusal(refused)
+            return None
         worker = self._workers[k]
         self._timers.pop(k, None)
         worker.repeats = 0
@@ -166,6 +169,13 @@ class RestartingEngine(Engine):
         self._workers[k].request = None
         self._recovered(k)
         return k, answer
+
+    def _handle_refusal(self, refused: Refused) -> None:
+        """A worker raised an error instead of answering: the request is over."""
+        self._timers.pop(refused.worker, None)
+        self.pending.discard(refused.worker)
+        self._workers[refused.worker].request = None
+        raise refused
 
     def _seconds_to_wait(self, end: float | None) -> float | None:
         moments = [moment for moment, _ in self._timers.values()] + ([] if end is None else [end])
@@ -261,13 +271,6 @@ class RecoveringEngine(RestartingEngine):
             self.close()
             raise
 
-    def _step(self, end: float | None) -> tuple[int, Message] | None:
-        try:
-            return super()._step(end)
-        except Refused as refused:
-            self._handle_refusal(refused)
-            return None
-
     def _handle_first_response(self, k: int) -> None:
         """Ask what a started worker holds. From here on it may take its time: it may have many rows."""
         self._workers[k].introducing = True
@@ -314,10 +317,10 @@ class RecoveringEngine(RestartingEngine):
         replacement is tried, after a delay that grows."""
         k, worker, error = refused.worker, self._workers[refused.worker], refused.error
         if not (isinstance(error, OSError) and worker.losses):
-            self._timers.pop(k, None)
-            self.pending.discard(k)
-            worker.request = None
-            raise error from None
+            try:
+                super()._handle_refusal(refused)
+            except Refused:
+                raise error from None
         now = time.monotonic()
         worker.unreadable_since = worker.unreadable_since or now
         end = worker.unreadable_since + self._recovery_timeout
@@ -350,7 +353,8 @@ class RecoveringEngine(RestartingEngine):
     def _replay(self, k: int) -> None:
         """Send the next part of the log to a replacement, and at the end the present request."""
         worker = self._workers[k]
-        assert worker.replaying is not None and worker.request is not None  # noqa: PT018
+        assert worker.replaying is not None
+        assert worker.request is not None
         batch = next(worker.replaying, None)
         if batch is None:
             worker.replaying, batch = None, [worker.request]

@@ -73,7 +73,8 @@ def run_study(
     checkpoint : Checkpoint, optional
         Where and how often checkpoints are written. Default: `folder`/checkpoint, every 20 seconds.
     patience : float, default=120.0
-        Seconds within which a site must respond, at the start and after it was lost.
+        Seconds within which a site must respond, at the start and after it was lost. How long a site may be silent
+        before it counts as lost is up to the carrier.
 
     Returns
     -------
@@ -84,7 +85,7 @@ def run_study(
     RefusedBySiteError
         If a site refuses to take part or to answer.
     WorkerLostError
-        If a site stays away, and the study or the number of remaining sites do not allow to go on without it.
+        If a site does not respond, and the study or the number of remaining sites requires it.
     """
     if len(set(sites)) != len(sites) or len(sites) != carrier.n_workers:
         raise ValueError(f"a study needs one name per site, got {', '.join(sites)} for {carrier.n_workers} sites")

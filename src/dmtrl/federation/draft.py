@@ -238,7 +238,7 @@ seed = 0
 {held_out}
 [limits]
 sites = 2  # fewer sites end the study
-on_lost = "stop"  # or "go_on" without a site that stays away
+on_lost = "stop"  # or "go_on" without a site that does not respond
 rows_per_task = 10  # smaller tasks are left out
 rounds = 20000  # of all fits together
 

@@ -228,7 +228,7 @@ _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in KIN
 
 
 def received(data: bytes) -> Message:
-    """A message from its bytes, with arrays that can be written to: for others the kernels are compiled once more."""
+    """A message from its bytes, with writable arrays: numba would compile the kernels again for read-only ones."""
     message = Message.decode(data)
     return Message(message.name, message.scalars, {name: array.copy() for name, array in message.arrays.items()})
 

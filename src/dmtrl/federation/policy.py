@@ -1,4 +1,4 @@
-"""The policy of a site: a TOML file that its own people write. No message and no job can change it.
+"""The policy of a site: a TOML file that its staff write. No message and no job can change it.
 
 It names the data file and says what may leave. `Site.answer` applies it to every message.
 """
@@ -60,7 +60,7 @@ def read_policy(folder: Path) -> Policy:
 def write_policy(folder: Path, policy: Policy) -> None:
     """Write the policy into the folder of a site, with a comment on every line."""
     listed = "\n".join(f'    "{name}",' for name in policy.messages)
-    text = f"""# The policy of this site. Only people at the site change it; no job can.
+    text = f"""# The policy of this site. Only the site's staff change it; no job can.
 site = {to_toml(policy.site)}
 # The data file, relative to this folder.
 data = {to_toml(policy.data)}

@@ -108,7 +108,14 @@ class Site:
             failure = RefusedBySiteError(reason, f"{type(error).__name__}: {error}")
             self._record_refusal(study, failure)
             raise failure from error
+        finally:
+            if self._study is not None and self._study.hash != study:  # another one was approved meanwhile
+                self._forget()
         return answer
+
+    def _forget(self) -> None:
+        """Drop what belongs to the study before."""
+        self._data = self._most = self._begun = self._worker = self._masked = None
 
     def _check_leaving(self, answer: Message) -> None:
         """Refuse to send more than the approval says. The same bytes again tell nothing new."""
@@ -139,7 +146,7 @@ class Site:
         if self._study is None or given != self._approved:  # it may be withdrawn or replaced during a run
             study = approval.approved_study(self.folder)
             if self._study is not None and study.hash != self._study.hash:
-                self._data = self._most = self._begun = self._worker = self._masked = None
+                self._forget()
             self._study, self._approved = study, given
         return self._study
 

@@ -1,6 +1,6 @@
 """A site's file as the study describes it, and what is wrong with it.
 
-Nothing here leaves the site. A finding has two texts: `text` for the site's own people, which may quote a cell, and
+Nothing here leaves the site. A finding has two texts: `text` for the site's staff, which may quote a cell, and
 `public`, which names only what the study file names and may leave the site in a refusal.
 """
 
@@ -74,7 +74,7 @@ class SiteTable:
 
 @dataclass
 class SiteCheck:
-    """What a site's people see before anything leaves."""
+    """What a site's staff see before anything leaves."""
 
     rows: int = 0
     findings: list[Finding] = field(default_factory=list)

@@ -94,8 +94,8 @@ class FitOptions:
 class Limits:
     """Thresholds of the study; a site's policy may be stricter.
 
-    sites: with fewer sites the study ends. on_lost: "stop", or "go_on" without a site that stays away. rows_per_task:
-    smaller tasks are left out. rounds: of all fits together.
+    sites: with fewer sites the study ends. on_lost: "stop", or "go_on" without a site that does not respond.
+    rows_per_task: smaller tasks are left out. rounds: of all fits together.
     """
 
     sites: int = 2

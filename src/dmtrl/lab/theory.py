@@ -32,6 +32,15 @@ class TaskFacts:
     pi: float  # (25)
     mass: float = 1.0  # sum_j p_j: one for a task, its share for a shard
 
+    def __post_init__(self) -> None:
+        _require(self.n >= 1, f"a task needs at least one row, got n = {self.n}")
+        for name in ("smoothness", "width", "max_norm", "norm_sum", "pi", "mass"):
+            value = getattr(self, name)
+            _require(value >= 0, f"{name} must be non-negative, got {value!r}")
+        finite = math.isfinite(self.max_norm + self.norm_sum + self.pi + self.mass)
+        _require(finite, "the rows of a task must be finite")
+        _require(self.smooth or self.bounded, "smoothness or width must be finite; otherwise no bound is known")
+
     @property
     def smooth(self) -> bool:
         return math.isfinite(self.smoothness)

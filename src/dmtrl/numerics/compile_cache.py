@@ -79,7 +79,7 @@ class _OneAtATime(event.Listener):
     Without it, the actors of a node or the processes of a pool would all compile the same functions at the same moment.
     numba sends "numba:compiler_lock" before it looks into the cache, and saves the result before that event ends. A
     function without a cache, such as a kernel of a custom loss, is compiled outside the lock: every process needs its
-    own.
+    own. If numba has to compile a function with a cache for it, or for a thread that waited, the lock is taken again.
     """
 
     def __init__(self) -> None:
@@ -91,14 +91,14 @@ class _OneAtATime(event.Listener):
         with self._guard:
             if happened.kind == "numba:compile":
                 self._compiling += 1
-                if self._compiling == 1 and happened.data["dispatcher"].stats.cache_path is None:
+                if _has_cache(happened.data["dispatcher"]):
+                    self._lock()
+                elif self._compiling == 1:
                     self._unlock()
                 return
             self._depth += 1
             if self._depth == 1:
-                with suppress(OSError):  # no folder for temporary files, or one without locks
-                    self._file = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                    fcntl.flock(self._file, fcntl.LOCK_EX)
+                self._lock()
 
     def on_end(self, happened: event.Event) -> None:
         with self._guard:
@@ -109,10 +109,21 @@ class _OneAtATime(event.Listener):
             if self._depth == 0:
                 self._unlock()
 
+    def _lock(self) -> None:
+        if self._file < 0:
+            with suppress(OSError):  # no folder for temporary files, or one without locks
+                self._file = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                fcntl.flock(self._file, fcntl.LOCK_EX)
+
     def _unlock(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _has_cache(dispatcher: Any) -> bool:
+    stats = getattr(dispatcher, "stats", None)  # a loop that numba lifts out of a function has none
+    return stats is not None and stats.cache_path is not None
 
 
 event.register("numba:compile", _Notice())

@@ -7,6 +7,7 @@ that an engine reports are those of this format.
 import json
 import math
 import operator
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ Scalar = int | float | str | bool
 MAGIC = b"DMTRL\x01"
 _LENGTH = struct.Struct("<I")
 _KINDS = "biuf"  # booleans, integers and floats; never objects
+_DTYPE = re.compile(rf"[<|][{_KINDS}]\d{{1,2}}")
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,26 @@ class Message:
         end = start + _LENGTH.unpack(data[len(MAGIC) : start])[0]
         try:
             name, scalars, header = json.loads(data[start:end])
-            layout = [(str(key), np.dtype(dtype), tuple(map(operator.index, shape))) for key, dtype, shape in header]
+            layout = [(str(key), _dtype(dtype), tuple(map(operator.index, shape))) for key, dtype, shape in header]
             if not (isinstance(name, str) and isinstance(scalars, dict)):
                 raise TypeError("a name and scalars come first")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError("a dmtrl message was cut short or damaged in its header") from error
         arrays = {}
         for key, kind, shape in layout:
             count = math.prod(shape)
-            if kind.kind not in _KINDS or min(shape, default=0) < 0 or len(data) < end + count * kind.itemsize:
-                raise ValueError(f"a dmtrl message was cut short or damaged at its array {key!r}")
-            arrays[key] = np.frombuffer(data, kind, count, end).reshape(shape)
+            try:
+                if min(shape, default=0) < 0:
+                    raise ValueError("negative shape")
+                arrays[key] = np.frombuffer(data, kind, count, end).reshape(shape)
+            except (ValueError, OverflowError) as error:
+                raise ValueError(f"a dmtrl message was cut short or damaged at its array {key!r}") from error
             end += count * kind.itemsize
         return cls(name, scalars, arrays)
+
+
+def _dtype(text: str) -> np.dtype:
+    """Numbers only: numpy would read other texts as types with fields, or as objects."""
+    if not _DTYPE.fullmatch(text):
+        raise ValueError(f"{text!r} is not a type of numbers")
+    return np.dtype(text)

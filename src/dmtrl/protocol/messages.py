@@ -1,13 +1,14 @@
 """Every message between the coordinator and a worker. Its fields are declared here and nowhere else.
 
 A request is a dataclass; `ANSWERS` names the class of the answer to it. Fields that hold arrays have one number, or one
-vector of weights, for each unit of the worker. A field that may be None is optional. `encode` and `decode` convert to
-and from the `Message` that travels. Rows, labels and dual variables never appear in one.
+vector of weights, for each unit of the worker. A field that may be None is optional; a message has all others,
+whatever their defaults. `encode` and `decode` convert to and from the `Message` that travels. Rows, labels and dual
+variables never appear in one.
 """
 
 import re
 from collections.abc import Callable
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from dataclasses import Field, dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
 import numpy as np
@@ -213,7 +214,7 @@ def decode(message: Message) -> Any:
     given = {**message.scalars, **message.arrays}
     known = {item.name: item for item in _FIELDS[kind]}
     extra = sorted(set(given) - set(known))
-    missing = [name for name, item in known.items() if name not in given and item.default is MISSING]
+    missing = [name for name, item in known.items() if name not in given and item.default is not None]
     misplaced = [name for name in known if name in (message.scalars if name in _ARRAYS[kind] else message.arrays)]
     if misplaced:
         wanted = "an array" if misplaced[0] in _ARRAYS[kind] else "a scalar"

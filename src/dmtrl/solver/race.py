@@ -1,7 +1,7 @@
 """Which candidates of a cross-validation are worth all folds.
 
 All candidates are tried on the first folds. Those that are significantly worse than the best are not tried on the
-others.
+remaining folds.
 """
 
 from dataclasses import dataclass

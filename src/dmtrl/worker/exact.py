@@ -53,7 +53,7 @@ def newton_work(d: int, longest: int) -> NewtonWork:
 
 @njit(**INNER_FAST)
 def dot(a, b, n):  # type: ignore[no-untyped-def]
-    """The product of the first n numbers of two vectors."""
+    """The dot product of the first n numbers of two vectors."""
     total = 0.0
     for k in range(n):
         total += a[k] * b[k]
@@ -109,8 +109,8 @@ def _newton_unit(units, i, alpha, u, c, s, s0, work):  # type: ignore[no-untyped
         size, size_u, moved = dot(gradient, gradient, d), dot(u, u, d), 0.0
         for k in range(d):
             moved += (step[k] * gradient[k]) ** 2
-        # The server works with c + s b, which lies s |gradient| away from u; below the rounding of the gradient's own
-        # terms nothing is left to gain.
+        # The coordinator works with c + s b, which lies s |gradient| away from u; below the rounding of the gradient's
+        # own terms nothing is left to gain.
         if moved <= 1e-20 * (size_u + dot(c, c, d)) or size <= 1e-28 * (1.0 + size_u / (s * s)):
             return taken
         for k in range(d):

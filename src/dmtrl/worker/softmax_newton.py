@@ -120,7 +120,7 @@ def _newton_unit(units, order, i, alpha, u, k, work):  # type: ignore[no-untyped
         for r in range(k * size):
             square += gradient[r] * gradient[r]
             moved += (step[r] * gradient[r]) ** 2
-        # as in exact.py: the server works with c + s b, which lies s |gradient| away from u
+        # as in exact.py: the coordinator works with c + s b, which lies s |gradient| away from u
         if moved <= 1e-20 * (size_u + size_c) or square <= 1e-28 * (1.0 + size_u / (s * s)):
             return taken
         _assemble(units, i, k, d, work)

@@ -121,8 +121,8 @@ def _gap(labels, i, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def
 @njit(**INNER)
 def _newton(labels, i, mu, good, enough, K, n, r, s, s0, alpha, work):  # type: ignore[no-untyped-def]
     """Newton with line search on F(a) = sum p l(r + A a) + a^T A a / 2 with A = s K + s0 1 1^T. Where the gradient
-    vanishes, a = p alpha(z). The server works with b = sum p alpha(z) x, whose scores are z - A (a - p alpha(z)): the
-    steps end where the local gap (7) there is at most `enough`, or at most `good` and no longer falls fast.
+    vanishes, a = p alpha(z). The coordinator works with b = sum p alpha(z) x, whose scores are z - A (a - p alpha(z)):
+    the steps end where the local gap (7) there is at most `enough`, or at most `good` and no longer falls fast.
 
     Leaves the best alpha. Returns the number of steps, negative if none was better than the start.
     """

@@ -31,7 +31,7 @@ class Answering(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What the coordinator sends; its fields travel. `begin`: whether it is the first request of a life. Without
+    """What the coordinator sends. `begin`: whether it is the first request of a life. Without
     messages, it asks whether the site is alive, or for the answer to `number`."""
 
     life: int
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the site returns; its fields travel. `body`: the answer to the last message; `kind`, `text`: of an error."""
+    """What the site returns. `body`: the answer to the last message; `kind`, `text`: of an error."""
 
     state: str
     body: bytes = b""

@@ -1,6 +1,6 @@
 """A whole federation on this machine: a server and sites as processes on loopback, with real certificates.
 
-For trials, benchmarks and tests. Between organisations every step is taken by the people it belongs to.
+For trials, benchmarks and tests. Between organisations every party takes its own steps.
 """
 
 import socket

@@ -87,7 +87,8 @@ def describe(entry: Mapping[str, Any]) -> str:
 
 def runs(folder: Path) -> list[Run]:
     """The runs in the coordinator's folder, oldest first."""
-    return sorted((Run(path) for path in (folder / "runs").glob("[0-9]*")), key=lambda run: run.number)
+    found = [Run(path) for path in (folder / "runs").glob("[0-9]*") if path.name.isdigit()]
+    return sorted(found, key=lambda run: run.number)
 
 
 def new_run(folder: Path) -> Run:

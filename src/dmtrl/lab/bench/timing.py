@@ -51,7 +51,7 @@ def interleaved(
 
 
 class Ratio(NamedTuple):
-    """A ratio of medians, and the range of the ratios of single repeats. Formats like one number."""
+    """A ratio of medians, and the range of the ratios of single repeats. Its format applies to each number."""
 
     median: float
     low: float

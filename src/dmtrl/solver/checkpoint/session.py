@@ -60,7 +60,7 @@ class CheckpointWriter:
         self.checkpoint = checkpoint
         self.last = None if resumed is None else resumed.folder  # the newest complete version
         self.written = 0
-        # part of the names of its versions; that of the run it resumes, unless the folder was renamed
+        # part of the names of the versions: the same as in the run it resumes, unless that folder was renamed
         self._mark = (resumed and versions.mark_of(resumed.folder)) or secrets.token_hex(4)
         self._rounds, self._saved_at, self._warned = 0, time.monotonic(), False
         home = checkpoint.folder
