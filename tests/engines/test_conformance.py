@@ -14,7 +14,7 @@ from dmtrl.engines.conformance import check_engine
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.losses import AnyLoss
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import decode, encode
+from dmtrl.protocol.messages import Describe, decode, encode
 from support.fragile import Fragile
 
 
