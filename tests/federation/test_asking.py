@@ -68,7 +68,7 @@ def test_a_site_that_does_not_respond_is_given_up() -> None:
         ask("answers", "silent")
 
 
-def test_after_a_refusal_a_site_can_be_asked_again() -> None:
+def test_a_refusal_ends_the_request_to_that_site() -> None:
     sites = Sites("answers", "refuses")
     with Asker(sites, ["north", "south"], 0.2) as asker:
         with pytest.raises(RefusedBySiteError):

@@ -119,8 +119,12 @@ def without_cache(x):
     return x + 2
 
 @njit
+def later(x):
+    return x + 3
+
+@njit
 def mixed(x):
-    return with_cache(x)
+    return later(with_cache(x))
 
 @jit(forceobj=True, looplift=True)
 def lifted(n):
@@ -136,12 +140,52 @@ with_cache(1), without_cache(1), mixed(1.0), lifted(10)
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
 def test_only_functions_with_a_cache_are_compiled_one_at_a_time(tmp_path: Path) -> None:
     """A function with a cache, an inner one that is compiled for it, one without a cache; another one without a cache,
-    the one with a cache that it calls, and the inner one of that; a function with a lifted loop, and the loop."""
+    the one with a cache that it calls, the inner one of that, and one without a cache; a lifted loop."""
     (tmp_path / "watched.py").write_text(_LOCKED)
     command = [sys.executable, str(tmp_path / "watched.py")]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["locked", "locked", "free", "free", "locked", "locked", "free", "free"]
+    assert done.stdout.split() == ["locked", "locked", "free", "free", "locked", "locked", "free", "free", "free"]
+
+
+_INTERRUPTED = """
+import fcntl, os, signal, sys, tempfile
+from numba import njit
+import dmtrl.numerics.compile_cache as compile_cache
+
+@njit(cache=True)
+def with_cache(x):
+    return x + 1
+
+@njit
+def without_cache(x):
+    return x + 2
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+lock = open(compile_cache._one_at_a_time._name, "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.3)
+try:
+    with_cache(1)
+except KeyboardInterrupt:
+    print("interrupted")
+fcntl.flock(lock, fcntl.LOCK_UN)
+without_cache(1), with_cache(1.0)
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("free")
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+def test_an_interrupt_while_another_process_compiles_leaves_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(_INTERRUPTED)
+    command = [sys.executable, str(tmp_path / "interrupted.py")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["interrupted", "free"]
 
 
 def test_every_compiled_function_has_its_own_flags() -> None:

@@ -123,6 +123,8 @@ def test_semicolons_bom_line_breaks_and_an_index_column(tmp_path: Path) -> None:
     assert open_files([tmp_path / "c.csv"]).names == ["Last, first, title", "Age, years"]
     (tmp_path / "d.csv").write_text('Diameter 5";Length 6";Price, EUR\n1;2;3\n', encoding="utf-8")
     assert open_files([tmp_path / "d.csv"]).names == ['Diameter 5"', 'Length 6"', "Price, EUR"]
+    (tmp_path / "e.csv").write_text('\t"Price, EUR"\n1\t2\n', encoding="utf-8")
+    assert open_files([tmp_path / "e.csv"]).names == ["unnamed_0", "Price, EUR"]
 
 
 def test_a_folder_by_key_and_a_folder_of_files(tmp_path: Path) -> None:

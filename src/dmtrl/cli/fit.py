@@ -43,7 +43,7 @@ class WordOrNumber(Number):
 
     def __init__(self, words: dict[str, str | None], number: str, **limits: Any):
         super().__init__(**limits)
-        self.name, self._words, self._number = "|".join([*words, "NUMBER"]), words, number
+        self._words, self._number = words, number
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if value in self._words:
@@ -70,7 +70,7 @@ class ColumnSetting(click.ParamType):
         return column, setting
 
 
-LAMBDA = WordOrNumber({"auto": None}, "a positive number", min=0, min_open=True)
+LAMBDA = WordOrNumber({"auto": None}, "a positive finite number", min=0, min_open=True)
 TASK_WEIGHT = WordOrNumber({"equal": "equal", "rows": "rows"}, "a number from 0 to 1", min=0, max=1)
 
 

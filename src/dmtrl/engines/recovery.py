@@ -172,10 +172,14 @@ class RestartingEngine(Engine):
 
     def _handle_refusal(self, refused: Refused) -> None:
         """A worker raised an error instead of answering: the request is over."""
-        self._timers.pop(refused.worker, None)
-        self.pending.discard(refused.worker)
-        self._workers[refused.worker].request = None
+        self._end_request(refused.worker)
         raise refused
+
+    def _end_request(self, k: int) -> None:
+        self._timers.pop(k, None)
+        self.pending.discard(k)
+        worker = self._workers[k]
+        worker.request, worker.starting, worker.repeats = None, False, 0
 
     def _seconds_to_wait(self, end: float | None) -> float | None:
         moments = [moment for moment, _ in self._timers.values()] + ([] if end is None else [end])
@@ -317,10 +321,8 @@ class RecoveringEngine(RestartingEngine):
         replacement is tried, after a delay that grows."""
         k, worker, error = refused.worker, self._workers[refused.worker], refused.error
         if not (isinstance(error, OSError) and worker.losses):
-            try:
-                super()._handle_refusal(refused)
-            except Refused:
-                raise error from None
+            self._end_request(k)
+            raise error from None
         now = time.monotonic()
         worker.unreadable_since = worker.unreadable_since or now
         end = worker.unreadable_since + self._recovery_timeout

@@ -109,7 +109,7 @@ class Site:
             self._record_refusal(study, failure)
             raise failure from error
         finally:
-            if self._study is not None and self._study.hash != study:  # another one was approved meanwhile
+            if self._study is not None and self._study.hash != study:  # another one was approved meanwhile, or none is
                 self._forget()
         return answer
 

@@ -79,11 +79,12 @@ class _OneAtATime(event.Listener):
     Without it, the actors of a node or the processes of a pool would all compile the same functions at the same moment.
     numba sends "numba:compiler_lock" before it looks into the cache, and saves the result before that event ends. A
     function without a cache, such as a kernel of a custom loss, is compiled outside the lock: every process needs its
-    own. If numba has to compile a function with a cache for it, or for a thread that waited, the lock is taken again.
+    own. While numba compiles a function with a cache for it, the lock is held again.
     """
 
     def __init__(self) -> None:
-        self._depth, self._compiling, self._guard, self._file = 0, 0, threading.Lock(), -1
+        self._depth = self._compiling = 0  # nested events
+        self._guard, self._file, self._locked_at = threading.Lock(), -1, 0
         cache = zlib.crc32(f"{__file__}:{os.environ.get('NUMBA_CACHE_DIR')}:{os.getuid()}".encode())
         self._name = Path(tempfile.gettempdir()) / f"dmtrl-compile-{cache:08x}.lock"
 
@@ -98,7 +99,12 @@ class _OneAtATime(event.Listener):
                 return
             self._depth += 1
             if self._depth == 1:
-                self._lock()
+                try:
+                    self._lock()
+                except BaseException:  # an interrupt: numba does not send the end of this event
+                    self._depth -= 1
+                    self._unlock()
+                    raise
 
     def on_end(self, happened: event.Event) -> None:
         with self._guard:
@@ -106,17 +112,20 @@ class _OneAtATime(event.Listener):
                 self._compiling -= 1
                 return
             self._depth -= 1
-            if self._depth == 0:
+            if self._depth < self._locked_at:
                 self._unlock()
 
     def _lock(self) -> None:
         if self._file < 0:
             with suppress(OSError):  # no folder for temporary files, or one without locks
                 self._file = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                self._locked_at = self._depth
                 fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def _unlock(self) -> None:
         if self._file >= 0:
+            with suppress(OSError):  # closing alone would leave the lock to a forked process
+                fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
 

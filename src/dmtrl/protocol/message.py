@@ -18,7 +18,7 @@ Scalar = int | float | str | bool
 MAGIC = b"DMTRL\x01"
 _LENGTH = struct.Struct("<I")
 _KINDS = "biuf"  # booleans, integers and floats; never objects
-_DTYPE = re.compile(rf"[<|][{_KINDS}]\d{{1,2}}")
+_DTYPE = re.compile(rf"[<|][{_KINDS}][0-9]{{1,2}}")
 
 
 @dataclass(frozen=True)

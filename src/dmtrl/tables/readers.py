@@ -22,7 +22,7 @@ from dmtrl.tables.discovery import UTF8, DataFile
 MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None")
 BLOCK = 1 << 20  # bytes of CSV read at a time; pyarrow reads about thirty blocks ahead
 ROWS = 1 << 16  # rows of Parquet read at a time
-_QUOTED_FIELD = re.compile(r'(^|[,;\t|])\s*"(?:[^"]|"")*"')
+_QUOTED_FIELD = re.compile(r'(^|[,;\t|]) *"(?:[^"]|"")*"')
 _HEAD = 1 << 20  # the first line of a CSV file must end within these bytes
 Rows = Iterator[tuple[Any, None, float]]
 

@@ -87,7 +87,7 @@ def describe(entry: Mapping[str, Any]) -> str:
 
 def runs(folder: Path) -> list[Run]:
     """The runs in the coordinator's folder, oldest first."""
-    found = [Run(path) for path in (folder / "runs").glob("[0-9]*") if path.name.isdigit()]
+    found = [Run(path) for path in (folder / "runs").glob("[0-9]*") if path.name.isdecimal()]
     return sorted(found, key=lambda run: run.number)
 
 

@@ -171,7 +171,7 @@ def items(records: Records) -> list[Item]:
         table(
             "Heart disease: accuracy on test rows",
             rows,
-            "Mean: over hospitals with test rows. Random splits: mean ± standard deviation over "
+            "Mean: over the hospitals that have a figure. Random splits: mean ± standard deviation over "
             f"{len(others)} splits with the same recipe. The study chooses lambda and tau by the error rate or, with "
             "scoring, by the loss; logistic regression chooses its strength by the error rate. All do so on training "
             "rows. Published: the FLamby paper, logistic regression.",
