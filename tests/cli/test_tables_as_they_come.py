@@ -20,7 +20,8 @@ from dmtrl.cli.errors import one_line
 from dmtrl.exceptions import InputError
 from dmtrl.tables.dates import FORMATS, DateFormat
 from dmtrl.tables.learning import Choices, learn
-from dmtrl.workflows.prepare import FitRequest, prepare
+from dmtrl.workflows.prepare import prepare
+from dmtrl.workflows.requests import FitRequest
 from support.shell_data import run, shops, write
 
 N = 120

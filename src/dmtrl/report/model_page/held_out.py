@@ -31,7 +31,7 @@ _STEPS = 100  # of a golden section search: the interval shrinks by 1e-21
 class HeldOut:
     """The mean error over held-out rows, or over tasks with equal weight.
 
-    measure: "error rate", "squared error" or another. over: "rows" or "tasks". tuned: whether lambda and tau were
+    measure: "error rate", "squared error" or another. over: "rows" or "tasks". tuned: whether the strengths were
     chosen on the same rows. baseline: the same mean for the baseline, None if it is not known.
     """
 
@@ -64,7 +64,7 @@ def held_out_error(
     tasks: Any = None,
     sample_weight: Any = None,
 ) -> HeldOut | None:
-    """The error of cross-validation at the chosen lambda and tau, else that of the comparison, else None.
+    """The error of cross-validation at the chosen strengths, else that of the comparison, else None.
 
     X, y, tasks, sample_weight: the data of the fit, for the baseline. Where the model has metrics, they have both: the
     scores of the search are those of less accurate fits.

@@ -17,9 +17,10 @@ from sklearn.datasets import dump_svmlight_file
 
 import dmtrl
 from conftest import SharedData
+from dmtrl.exceptions import OutputExistsError
 from dmtrl.workflows.fit import fit
-from dmtrl.workflows.predict import PredictRequest, predict
-from dmtrl.workflows.prepare import FitRequest, prepare
+from dmtrl.workflows.predict import predict
+from dmtrl.workflows.requests import FitRequest, PredictRequest
 from support.shell_data import run, shops, write
 
 WORDS = ("--task", "shop", "--lambda", "0.01", "--quiet")
@@ -235,16 +236,18 @@ def test_memory_does_not_grow_with_the_file(folder: Path, tmp_path: Path) -> Non
 
 
 def test_as_library_functions(folder: Path, tmp_path: Path) -> None:
-    request = FitRequest([folder / "shops.csv"], task="shop", target="sales", drop=["verdict"], reg_lambda=0.01)
-    prepared = prepare(request)
-    model = fit(prepared, request)
-    assert model.certificate_.relative_gap <= request.tol
-    np.testing.assert_array_equal(model.coef_, dmtrl.load(folder / "sales.model").coef_)
-    model.save(tmp_path / "m")
-    keep = ["kg", "kg", "shop"]
-    found = predict(PredictRequest(tmp_path / "m", [folder / "new.csv"], tmp_path / "out.parquet", keep=keep))
-    assert found["rows"] == 200
-    assert found["columns"] == ["shop", "kg", "prediction"]
+    words = {"task": "shop", "target": "sales", "drop": ["verdict"], "reg_lambda": 0.01}
+    result = fit(FitRequest([folder / "shops.csv"], **words, out=tmp_path / "m"))
+    assert result.out == tmp_path / "m"
+    assert result.page is None
+    assert result.summary.model.certificate.relative_gap <= 1e-3
+    np.testing.assert_array_equal(result.model.coef_, dmtrl.load(folder / "sales.model").coef_)
+    request = PredictRequest(result.out, [folder / "new.csv"], tmp_path / "out.parquet", keep=["kg", "kg", "shop"])
+    found = predict(request)
+    assert found.rows == pd.read_parquet(found.out).shape[0] == 200
+    assert found.columns == ("shop", "kg", "prediction")
+    with pytest.raises(OutputExistsError):
+        predict(request)
 
 
 @pytest.mark.data

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 import dmtrl
-from dmtrl.progress import NoProgress
 from dmtrl.workflows.fit import fit
-from dmtrl.workflows.prepare import FitRequest, prepare
-from dmtrl.workflows.report import read_rows
+from dmtrl.workflows.prepare import prepare
+from dmtrl.workflows.report import read_known_rows
+from dmtrl.workflows.requests import FitRequest
 from support.shell_data import run, shops, write
 
 
@@ -21,8 +21,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     write(shops(m=4), folder / "shops.csv")
     for target, drop in (("sales", "verdict"), ("verdict", "sales")):
-        request = FitRequest([folder / "shops.csv"], task="shop", target=target, drop=(drop,), reg_lambda=0.01)
-        fit(prepare(request), request).save(folder / f"{target}.dmtrl")
+        words = {"task": "shop", "target": target, "drop": (drop,), "reg_lambda": 0.01}
+        fit(FitRequest([folder / "shops.csv"], **words, out=folder / f"{target}.dmtrl"))
     return folder
 
 
@@ -45,14 +45,13 @@ def test_data_goes_through_the_models_preparation(folder: Path, target: str, tmp
     result = run("report", folder / f"{target}.dmtrl", folder / "shops.csv", "-o", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     model = dmtrl.load(folder / f"{target}.dmtrl")
-    request = FitRequest([folder / "shops.csv"], task="shop", target=target)
     data = prepare(
         FitRequest([folder / "shops.csv"], "shop", target, drop=("sales" if target == "verdict" else "verdict",))
     )
-    X, y, tasks = read_rows(model, request.data, [], NoProgress(), None)
-    assert np.array_equal(X, data.X)
-    assert np.array_equal(y, data.y)
-    assert np.array_equal(tasks, data.tasks)
+    rows = read_known_rows(model, [folder / "shops.csv"])
+    assert np.array_equal(rows.X, data.X)
+    assert np.array_equal(rows.y, data.y)
+    assert np.array_equal(rows.tasks, data.tasks)
     comparison = model.compare(data.X, data.y, data.tasks)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     keys = {float(key) for key in re.findall(r'data-key="([^"]+)"', page)}

@@ -22,7 +22,8 @@ from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import InputError, NotAModelError, Setting
 from dmtrl.solver.checkpoint import newest, options
 from dmtrl.workflows.fit import estimator
-from dmtrl.workflows.prepare import FitRequest, Prepared, prepare
+from dmtrl.workflows.prepare import prepare
+from dmtrl.workflows.requests import FitRequest
 from support.fragile import Fragile
 from support.shell_data import run, shops, write
 
@@ -356,18 +357,13 @@ def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_rounds_without_a_barrier_can_be_asked_for(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def enough(prepared: Prepared, request: FitRequest, *_: object, **places: object) -> None:
-        asked.append(estimator(prepared, request).max_staleness)
-        raise ValueError("that is all that was to be known")
-
-    monkeypatch.setattr("dmtrl.workflows.fit.fit", enough)
-    for more in ((), ("--max-staleness", "8"), ("--max-staleness", "3", "--lambda", "auto")):
-        result = run("fit", csv, *QUICK, *more, "-o", tmp_path / "m")
-        assert "that is all" in result.stderr, result.output
-    assert asked == [0, 8, 3]
+def test_max_staleness_reaches_the_estimator(csv: Path) -> None:
+    words = {"task": "shop", "target": "sales"}
+    table = prepare(FitRequest([csv], **words))
+    for reg_lambda in (0.1, None):
+        for staleness in (0, 8):
+            request = FitRequest([csv], **words, reg_lambda=reg_lambda, max_staleness=staleness)
+            assert estimator(table, request).max_staleness == staleness
 
 
 def test_a_worker_that_stays_lost_ends_in_one_message(
