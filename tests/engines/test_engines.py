@@ -21,7 +21,8 @@ from dmtrl.engines.conformance import check_engine
 from dmtrl.lab.bench.cluster import items, measure
 from dmtrl.lab.experiments.experiment import Record
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
-from dmtrl.protocol.messages import Describe, Description, HoldOut, Prepare, Round, Score, encode
+from dmtrl.protocol.codec import encode
+from dmtrl.protocol.rounds import Describe, Description, HoldOut, Prepare, Round, Score
 from dmtrl.report.files import markdown_text
 from dmtrl.solver.outcome import Outcome
 from support import clusters

@@ -13,7 +13,7 @@ from dmtrl.lab.experiments.experiment import Record
 from dmtrl.lab.experiments.problems import tasks_of
 from dmtrl.lab.experiments.records import Store
 from dmtrl.losses import get_loss
-from dmtrl.protocol.messages import HoldOut
+from dmtrl.protocol.rounds import HoldOut
 
 
 def small_tasks(loss: str) -> TaskData:
