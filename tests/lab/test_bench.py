@@ -6,7 +6,6 @@ test_bench_startup, test_scale (run with --quick) and test_engines (`cluster`).
 
 import numpy as np
 import pytest
-from dmtrl.cli.bench import CHOICES
 
 from dmtrl.report.content import Table
 from dmtrl.solver.api import solve
@@ -14,6 +13,7 @@ from dmtrl.solver.settings import Settings
 from dmtrl_lab.bench import stragglers
 from dmtrl_lab.bench.suite import BENCHMARKS
 from dmtrl_lab.bench.timing import interleaved, ratio
+from dmtrl_lab.cli.bench import CHOICES
 from dmtrl_lab.experiments.experiment import Record
 from dmtrl_lab.experiments.problems import load_problem
 
