@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "README.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]  # without blocks that run
 
 NOT_RUN = {
     "dmtrl-lab bench --out benchmarks": "takes long; test_bench says where each benchmark is tested",
@@ -170,7 +171,7 @@ def test_every_command_that_does_not_run_is_on_a_page() -> None:
     assert set(NOT_RUN) <= shown, "remove the commands that no page shows"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_named_in_a_sentence_exist(page: Path) -> None:
     for found in re.findall(r"`((?:dmtrl(?:-lab)?|python -m dmtrl[\w.]*)(?: [^`]*)?)`", prose(page)):
         words = found.split()
@@ -180,13 +181,13 @@ def test_commands_named_in_a_sentence_exist(page: Path) -> None:
             assert "__main__" in Path(str(module.origin)).read_text(encoding="utf-8"), f"{found} does nothing"
         elif len(words) > 1:
             group = lab if words[0] == "dmtrl-lab" else main
-            command = group.get_command(click.Context(group), words[1])
+            command = group if words[1][0] == "-" else group.get_command(click.Context(group), words[1])
             assert command, f"there is no command {words[0]} {words[1]!r}"
             if isinstance(command, click.Group) and len(words) > 2 and words[2].isalpha():
                 command = command.get_command(click.Context(command), words[2])
                 assert command, f"there is no command {found!r}"
             options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-            unknown = {word for word in words[2:] if word.startswith("-")} - options - {"--help"}
+            unknown = {word for word in words[1:] if word.startswith("-")} - options - {"--help"}
             assert not unknown, f"{words[0]} {words[1]} has no option {unknown}"
 
 
@@ -196,7 +197,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     text = prose(page)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -216,7 +217,7 @@ def test_pages_install_from_a_clone(page: Path) -> None:
     assert not re.search(r"pip install [^`\n]*(?<!/)\bdmtrl\b(?!/)", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_text_of_a_page_is_wrapped(page: Path) -> None:
     """Tables, code and formulas may be wider."""
     text = page.read_text(encoding="utf-8")
