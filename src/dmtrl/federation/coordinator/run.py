@@ -284,7 +284,7 @@ class _Run:
             lost=tuple(self.lost),
             tasks=tuple(results),
             reg_lambda=model.reg_lambda_,
-            tau=model.common_strength_,
+            common=model.common_strength_,
             primal=certificate.primal,
             dual=certificate.dual,
             relative_gap=certificate.relative_gap,
@@ -298,7 +298,7 @@ class _Run:
 
 
 def _cv_errors(model: Any, measure: str) -> np.ndarray | None:
-    """The held-out error of each task at the chosen lambda and tau; None without cross-validation."""
+    """The held-out error of each task at the chosen strengths; None without cross-validation."""
     path = getattr(model, "cv_path_", None)
     if path is None:
         return None
