@@ -88,7 +88,7 @@ def test_time_zones_become_utc() -> None:
     }
 
 
-def test_ambiguous_dates_are_told_and_can_be_given(tmp_path: Path) -> None:
+def test_ambiguous_dates_are_noted_and_the_format_can_be_given(tmp_path: Path) -> None:
     early = pd.Series(pd.to_datetime([f"2024-{1 + i % 12:02}-{1 + i % 11:02}" for i in range(N)]))
     data = save(frame(d=early.dt.strftime("%m/%d/%Y")), tmp_path / "a.csv")
     outcome = found(data, *WORDS, "-o", tmp_path / "m")
@@ -128,7 +128,7 @@ def test_dates_that_look_like_numbers_need_the_option(tmp_path: Path) -> None:
     assert "column 'd' is in both --number and --date" in refusal("fit", compact, *WORDS, *words)
 
 
-def test_a_mistyped_date_is_named_with_its_line(tmp_path: Path) -> None:
+def test_error_about_a_mistyped_date_has_its_line(tmp_path: Path) -> None:
     dates = days().dt.strftime("%d.%m.%Y").tolist()
     dates[7] = "31.02.2024"
     sentence = refusal("fit", save(frame(d=dates), tmp_path / "a.csv"), *WORDS, "-o", tmp_path / "m")
@@ -153,7 +153,7 @@ def test_unknown_levels_are_counted_even_beside_rare_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["tfidf", "hash"])
-def test_texts_on_request_are_those_of_scikit_learn(tmp_path: Path, kind: str) -> None:
+def test_text_features_match_scikit_learn(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(0)
     vocabulary = np.array(["apple", "pear", "plum", "rotten", "fresh", "sweet", "sour", "late"])
     texts = [" ".join(rng.choice(vocabulary, rng.integers(1, 7))) for _ in range(N)]
@@ -190,7 +190,7 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     assert "there is no text encoding 'klingon'" in refusal("fit", utf8, *WORDS, "--encoding", "klingon", "-o", "m")
 
 
-def test_a_ragged_line_is_named(tmp_path: Path) -> None:
+def test_error_about_a_ragged_line_has_its_number(tmp_path: Path) -> None:
     lines = save(frame(), tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
     lines[1] = '"two\nlines",1,2'
     lines[60] += ",surplus"
@@ -339,7 +339,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, out: str) -> None:
 
 
 @POSIX
-def test_leftovers_of_killed_runs_are_swept(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     """But not the file of a run that is still writing, nor one that was just opened."""
     old, busy, young = (tmp_path / f".dmtrl-{name}.tmp" for name in ("old", "busy", "young"))
     for path in (old, busy, young):

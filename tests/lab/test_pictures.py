@@ -38,7 +38,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
         render(curves("c"))
 
 
-def test_pictures_are_the_same_bytes_whatever_the_caller_has_set(tmp_path: Path) -> None:
+def test_pictures_do_not_depend_on_the_settings_of_the_caller(tmp_path: Path) -> None:
     import matplotlib
 
     chart = full_page().sections[0].items[1]
@@ -58,7 +58,7 @@ assert "matplotlib.pyplot" not in sys.modules
     assert run.stdout == first
 
 
-def test_pictures_of_every_kind_are_well_formed_also_with_hostile_names(tmp_path: Path) -> None:
+def test_pictures_are_well_formed_with_hostile_names(tmp_path: Path) -> None:
     for number, page in enumerate((full_page(), hostile_page())):
         for path in write_files(page, tmp_path / str(number)):
             if path.suffix == ".svg":
@@ -67,7 +67,7 @@ def test_pictures_of_every_kind_are_well_formed_also_with_hostile_names(tmp_path
                 assert not [e for e in root.iter() if e.tag.endswith(("script", "foreignObject", "}a"))]
 
 
-def test_files_are_written_whole_with_names_of_their_own(tmp_path: Path) -> None:
+def test_written_files_have_unique_names(tmp_path: Path) -> None:
     twice = Page("p", "", [Section("s", [Table("Same", ["a"], [[1]]), Table("Same", ["a"], [[2]]), curves("Same")])])
     paths = write_files(twice, tmp_path / "new" / "folder")
     assert [path.name for path in paths] == ["same.csv", "same.md", "same-2.csv", "same-2.md", "same-3.svg"]

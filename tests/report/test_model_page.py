@@ -141,7 +141,7 @@ def test_long_tables_are_searched_and_sorted(browser: Browser, thousands: Made) 
     assert gains == sorted((comparison.alone - comparison.together).tolist())
 
 
-def test_numbers_on_the_page_are_the_models(browser: Browser, sixteen: Made) -> None:
+def test_page_shows_the_figures_of_the_model(browser: Browser, sixteen: Made) -> None:
     browser.open(sixteen.path, scheme="dark")
     browser.wait_for(DRAWN, "all plots")
     model, certificate = sixteen.model, sixteen.model.certificate_
@@ -192,7 +192,7 @@ def _rows(browser: Browser, name: str) -> list[list[Any]]:
     return found
 
 
-def test_related_tasks_stand_together_and_coefficients_are_the_models(sixteen: Made) -> None:
+def test_related_tasks_are_adjacent_and_coefficients_match_the_model(sixteen: Made) -> None:
     family = dict(zip(sixteen.model.tasks_.tolist(), families(16)[3], strict=True))
     heat, coefficients = items(sixteen.page, HeatMap)
     shown = [family[label] for label in heat.labels]
@@ -208,7 +208,7 @@ def test_related_tasks_stand_together_and_coefficients_are_the_models(sixteen: M
     }
 
 
-def test_of_many_tasks_groups_are_shown_and_no_large_array_is_made(
+def test_many_tasks_are_shown_as_groups_without_a_dense_matrix(
     thousands: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "form 150 groups" in thousands.page.lead
@@ -270,7 +270,7 @@ def test_three_classes() -> None:
     assert {"feature 0 (0)", "feature 0 (2)"} <= named  # a coefficient for each feature and class
 
 
-def test_mapped_features_have_no_view() -> None:
+def test_mapped_features_have_no_coefficient_section() -> None:
     X, y, tasks, _ = families(3)
     page = model_page(MTRLRegressor(feature_map=RFF(20)).fit(X, y, tasks=tasks))
     assert "do not belong to features of the data" in words(page)
@@ -344,7 +344,7 @@ def test_a_percentage_is_never_rounded_down(share: float) -> None:
         assert share <= float(shown.removesuffix(" %")) / 100 + 1e-15 <= 1.11 * share + 2e-15
 
 
-def test_dark_and_light_swap_every_colour_of_the_new_kinds(browser: Browser, school: Made) -> None:
+def test_theme_button_changes_every_colour_of_dot_plots(browser: Browser, school: Made) -> None:
     look: Callable[[], Any] = lambda: browser.run(  # noqa: E731
         "const plot = document.querySelector('#tasks-with-the-largest-and-the-smallest-gain .plot');"
         "return plot.data.map(trace => (trace.marker || trace.line).color)"

@@ -56,13 +56,13 @@ def test_invalid_content_is_refused(make: object, sentence: str) -> None:
 
 
 @given(st.text())
-def test_slug_is_fit_for_a_file_and_an_anchor(title: str) -> None:
+def test_slug_is_valid_as_file_name_and_anchor(title: str) -> None:
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", slug(title))
     assert len(slug(title)) <= 60
     assert slug(slug(title)) == slug(title)
 
 
-def test_slug_keeps_titles_apart_that_lose_their_letters() -> None:
+def test_slugs_of_different_titles_differ() -> None:
     titles = ["Gap, λ = 1", "Gap, μ = 1", "العربية", "中文", "x" * 100, "x" * 101, "!", "?"]
     assert len({slug(title) for title in titles}) == len(titles)
     assert slug("Figure 3: the gap") == "figure-3-the-gap"
@@ -85,7 +85,7 @@ def test_a_chart_with_nothing_to_draw_is_drawn_empty() -> None:
         assert panels(item)
 
 
-def test_words_of_users_are_not_read_as_markup() -> None:
+def test_user_text_is_not_parsed_as_markup() -> None:
     for name in (*HOSTILE, "[press](https://example.org)", "**bold** `code`", "\\**x**", "a\n\nb"):
         for around in ("{}", "**{}**", "say {} and **{}**"):
             html = str(_paragraphs(around.replace("{}", literal(name))))
@@ -95,7 +95,7 @@ def test_words_of_users_are_not_read_as_markup() -> None:
             assert text == around.replace("**", "").replace("{}", single_line(name)), html
 
 
-def test_points_and_dots_carry_their_names_and_marks() -> None:
+def test_points_and_dots_have_names_and_marks() -> None:
     chart = LineChart(
         "t", "x", "y", [Series("s", [1, 2, 3], [1, np.nan, 3], "points", names=["a", "b", "<c>"])], alt="a"
     )
@@ -110,7 +110,7 @@ def test_points_and_dots_carry_their_names_and_marks() -> None:
     assert list(ring.x) == [2]
 
 
-def test_a_reference_is_named_where_there_is_room() -> None:
+def test_reference_label_is_at_the_end_away_from_the_curves() -> None:
     falling = LineChart(
         "t", "x", "y", [Series("s", [1, 2, 3, 4], [8.0, 4.0, 2.0, 1.0])], alt="a", references=[("r", 1.0)]
     )
@@ -131,7 +131,7 @@ def test_series_of_one_group_and_series_of_one_name_share_a_colour() -> None:
     assert len({first["p"], first["q"], second["r"]}) == 3
 
 
-def test_csv_keeps_every_digit_and_every_sign() -> None:
+def test_csv_round_trip_is_exact() -> None:
     numbers = np.random.default_rng(0).normal(size=20) * 10.0 ** np.arange(-10, 10)
     table = Table("t", ["a,b", "n"], [[f'{name}"', value] for name, value in zip("pqrst" * 4, numbers, strict=True)])
     rows = list(csv.reader(io.StringIO(csv_text(table))))
@@ -140,7 +140,7 @@ def test_csv_keeps_every_digit_and_every_sign() -> None:
     assert [float(row[1]) for row in rows[1:]] == numbers.tolist()
 
 
-def test_markdown_stays_one_row_a_row() -> None:
+def test_markdown_has_one_line_per_row() -> None:
     table = Table("t", ["name", "value"], [[name, k + 0.5] for k, name in enumerate((*HOSTILE, "a|b", "line\nline"))])
     lines = markdown_text(table).strip().split("\n")[2:]
     assert len(lines) == 2 + len(table.rows)
@@ -167,7 +167,7 @@ def test_axis_labels_fit_and_stay_distinct(labels: list[str], width: int) -> Non
         assert len(set(words)) == len({single_line(label) for label in given_labels})
 
 
-def test_axis_labels_lose_common_words_but_no_part_of_a_number() -> None:
+def test_axis_labels_drop_common_words_but_keep_numbers_whole() -> None:
     schools = [f"School school{i}" for i in (1, 10, 11, 139)]
     assert axis_labels(schools, 13) == ["…1", "…10", "…11", "…139"]
     assert axis_labels(schools, 20) == schools, "what fits stays whole"
@@ -266,7 +266,7 @@ def contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_colours_can_be_told_apart_and_text_can_be_read(theme: Theme) -> None:
+def test_colours_are_distinguishable_and_text_has_contrast(theme: Theme) -> None:
     for matrix in BLINDNESS.values():
         seen = [lab(np.asarray(matrix) @ linear(colour)) for colour in theme.series]
         # the well-known palette of Okabe and Ito has 16 here; a difference of about 2 can just be noticed
@@ -276,7 +276,7 @@ def test_colours_can_be_told_apart_and_text_can_be_read(theme: Theme) -> None:
     assert all(contrast(colour, theme.faint) >= 4.5 for colour in (theme.ink, theme.muted))
 
 
-def test_light_and_dark_are_exchanged_one_to_one() -> None:
+def test_every_light_colour_has_its_own_dark_colour() -> None:
     colours = [LIGHT.background, LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.missing, *LIGHT.series, *LIGHT.diverging]
     assert len(set(colours)) == len(colours)
     pairs = dark_colours()
