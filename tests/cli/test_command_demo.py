@@ -1,4 +1,4 @@
-"""The shell: what is printed is what the library computed, and mistakes end in a sentence and an exit code."""
+"""dmtrl demo and the top level: what is printed is what the library computed; errors have an exit code."""
 
 import io
 import re
@@ -12,6 +12,7 @@ from rich.console import Console
 
 import dmtrl
 from dmtrl import Settings, TaskData
+from dmtrl.cli import demo_summary
 from dmtrl.cli.main import main
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.workflows import demo
@@ -165,16 +166,16 @@ def test_demo_without_plotly_names_the_package_to_install(tmp_path: Path, monkey
 
 def test_heat_maps_are_left_out_on_narrow_terminals(tiny_demo: demo.DemoResult) -> None:
     wide, narrow = io.StringIO(), io.StringIO()
-    demo.render(tiny_demo, Console(file=wide, width=100))
-    demo.render(tiny_demo, Console(file=narrow, width=60))
+    demo_summary.print_demo(tiny_demo, Console(file=wide, width=100))
+    demo_summary.print_demo(tiny_demo, Console(file=narrow, width=60))
     assert "true correlation  " in wide.getvalue() + "  "
-    assert demo.HEAT_KEY in wide.getvalue()
-    assert demo.HEAT_KEY not in narrow.getvalue()
+    assert demo_summary.HEAT_KEY in wide.getvalue()
+    assert demo_summary.HEAT_KEY not in narrow.getvalue()
     assert max(map(len, narrow.getvalue().splitlines())) <= 60
 
 
 def test_heat_map_shows_sign_and_size_without_colour() -> None:
-    rows = demo.heat_map(np.array([[1.0, -0.5, 0.1], [-0.5, 1.0, -0.9], [0.1, -0.9, 1.0]])).plain.split("\n")
+    rows = demo_summary.heat_map(np.array([[1.0, -0.5, 0.1], [-0.5, 1.0, -0.9], [0.1, -0.9, 1.0]])).plain.split("\n")
     assert rows == ["++- . ", "- ++--", ". --++"]
 
 
