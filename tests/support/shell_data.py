@@ -11,6 +11,7 @@ from click import ClickException
 from click.testing import CliRunner, Result
 
 from dmtrl.cli.main import main
+from dmtrl.exceptions import CellError
 
 ENV = {"COLUMNS": "120", "TERM": "dumb"}
 
@@ -26,6 +27,13 @@ def error_of(*words: object) -> BaseException:
     assert isinstance(result.exception, ClickException), result.output
     assert result.exception.__cause__ is not None
     return result.exception.__cause__
+
+
+def bad_cell(*words: object) -> tuple[str, str | None]:
+    """The cell that a command cannot read, and where it is."""
+    error = error_of(*words)
+    assert isinstance(error, CellError)
+    return error.value, error.where
 
 
 def shops(m: int = 5, rows: int = 40, seed: int = 0, shuffled: bool = True) -> pa.Table:

@@ -13,7 +13,7 @@ import pytest
 import dmtrl
 from dmtrl.tables.cells import summarize_cells
 from support.cell_tables import WORDS, N, columns, found, refusal, save
-from support.shell_data import run, write
+from support.shell_data import bad_cell, run, write
 
 
 def test_error_about_a_mistyped_cell_has_its_line(tmp_path: Path) -> None:
@@ -25,8 +25,8 @@ def test_error_about_a_mistyped_cell_has_its_line(tmp_path: Path) -> None:
         assert way in sentence
     table["x1"][50] = "two"
     table["t"][3] = ""  # this row is left out, and the lines are still those of the file
-    sentence = refusal(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m")
-    assert "except for 2 of 119 cells; the first is 'n/k' (line 42)" in sentence
+    data = save(tmp_path / "a.csv", table)
+    assert bad_cell("fit", data, *WORDS, "-o", tmp_path / "m") == ("n/k", "line 42")
 
 
 def test_line_numbers_match_an_editor(tmp_path: Path) -> None:
@@ -37,15 +37,14 @@ def test_line_numbers_match_an_editor(tmp_path: Path) -> None:
     lines = ["", "  ", *lines[:20], "", *lines[20:]]
     line = next(i for i, text in enumerate(lines, 1) if "n/k" in text)
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    assert f"'n/k' (line {line})" in refusal(tmp_path / "a.csv.gz", *WORDS, "-o", tmp_path / "m")
+    assert bad_cell("fit", tmp_path / "a.csv.gz", *WORDS, "-o", tmp_path / "m") == ("n/k", f"line {line}")
 
 
 def test_error_names_the_file_of_the_cell(tmp_path: Path) -> None:
     good, bad = columns(), columns(1)
     bad["x2"][7] = "oops"
     first, second = save(tmp_path / "1.csv", good), save(tmp_path / "2.csv", bad)
-    sentence = refusal(first, second, *WORDS, "-o", tmp_path / "m")
-    assert f"except for 1 of 240 cells: 'oops' (line 9 of {second})" in sentence
+    assert bad_cell("fit", first, second, *WORDS, "-o", tmp_path / "m") == ("oops", f"line 9 of {second}")
 
 
 def test_missing_texts_are_saved_with_the_model(tmp_path: Path) -> None:
@@ -163,8 +162,8 @@ def test_predict_error_has_the_line_of_the_cell(tmp_path: Path, monkeypatch: pyt
     table["x2"][100] = "oops"
     save(tmp_path / "a.csv", table)
     monkeypatch.setattr("dmtrl.tables.readers.BLOCK", 500)
-    result = run("predict", tmp_path / "m", tmp_path / "a.csv", "-o", tmp_path / "p.csv")
-    assert "column 'x2' holds 'oops' (line 102), which is not a number" in result.stderr
+    words = (tmp_path / "m", tmp_path / "a.csv", "-o", tmp_path / "p.csv")
+    assert bad_cell("predict", *words) == ("oops", "line 102")
 
 
 def test_notes_say_how_to_keep_free_text_and_identifiers(tmp_path: Path) -> None:
