@@ -19,7 +19,8 @@ from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
-from dmtrl.protocol.messages import Describe, Description, HoldOut, Prepare, Round, Score, encode
+from dmtrl.protocol.codec import encode
+from dmtrl.protocol.rounds import Describe, Description, HoldOut, Prepare, Round, Score
 from dmtrl.report.files import markdown_text
 from dmtrl.solver.outcome import Outcome
 from dmtrl_lab.bench.cluster import items, measure

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from dmtrl.federation import ledger
 from dmtrl.federation.simulate import simulate
-from dmtrl.federation.site import LEDGER
-from dmtrl.federation.study import read_study
+from dmtrl.federation.site import ledger
+from dmtrl.federation.site.site import LEDGER
+from dmtrl.federation.study.study_file import read_study
 from dmtrl.report.content import Table
 from dmtrl_lab.bench import federation
 from dmtrl_lab.experiments.experiment import Record

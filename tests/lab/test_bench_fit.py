@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import get_loss
-from dmtrl.protocol.messages import HoldOut
+from dmtrl.protocol.rounds import HoldOut
 from dmtrl_lab.bench import cv, fit, peers
 from dmtrl_lab.bench.zoo import draw_rows
 from dmtrl_lab.cli.main import main

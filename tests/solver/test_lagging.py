@@ -4,7 +4,8 @@ import pytest
 
 from dmtrl import Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
-from dmtrl.protocol.messages import Describe, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Describe
 from dmtrl.solver.outcome import RoundRecord
 from support.virtual_time import VirtualEngine, run, virtual
 

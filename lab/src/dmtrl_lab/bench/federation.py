@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dmtrl.federation import ledger
-from dmtrl.federation.results import RESULT
+from dmtrl.federation.coordinator.results import RESULT
 from dmtrl.federation.simulate import simulate
-from dmtrl.federation.site import LEDGER
-from dmtrl.federation.study import read_study
+from dmtrl.federation.site import ledger
+from dmtrl.federation.site.site import LEDGER
+from dmtrl.federation.study.study_file import read_study
 from dmtrl.progress import NoProgress
 from dmtrl.report.content import Item, Table, Text
 from dmtrl_lab.experiments.experiment import Experiment, Figures, Records, Run
@@ -33,7 +33,7 @@ def runs(quick: bool) -> list[Run]:
 
 def measure(sites: int, features: int, lambdas: int, folds: int) -> Figures:
     from dmtrl.federation.flare.loopback import set_up
-    from dmtrl.federation.flare.supervisor import run_study_job
+    from dmtrl.federation.flare.server.supervisor import run_study_job
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

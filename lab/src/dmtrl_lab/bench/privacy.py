@@ -17,10 +17,10 @@ from threadpoolctl import threadpool_limits
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import load_school
-from dmtrl.federation.privacy.accounting import mu_of, sigma_of
-from dmtrl.federation.privacy.fitting import PrivateProblem, ask_in_process, fit
-from dmtrl.federation.privacy.moments import clip_rows
-from dmtrl.federation.privacy.terms import MOMENTS, NEWTON, RELEASES, ROUNDS, Privacy
+from dmtrl.federation.protection.noise.accounting import mu_of, sigma_of
+from dmtrl.federation.protection.noise.coordinator import PrivateProblem, ask_in_process, fit
+from dmtrl.federation.protection.noise.moments import clip_rows
+from dmtrl.federation.study.privacy_terms import MOMENTS, NEWTON, RELEASES, ROUNDS, Privacy
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.losses.builtin import huber
 from dmtrl.report.content import Item, Table, Text

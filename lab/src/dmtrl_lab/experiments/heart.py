@@ -18,9 +18,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, train_test_split
 
 from dmtrl.datasets import find_file
-from dmtrl.federation.policy import Policy
 from dmtrl.federation.simulate import simulate
-from dmtrl.federation.study import parse_study
+from dmtrl.federation.site.policy import Policy
+from dmtrl.federation.study.study_file import parse_study
 from dmtrl.report.content import Item, Text
 from dmtrl.tables import columns as read
 from dmtrl.tables import open_files
