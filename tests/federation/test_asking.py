@@ -9,8 +9,9 @@ import pytest
 from dmtrl.engines import recovery
 from dmtrl.engines.recovery import Alive, Lost, Refused
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
-from dmtrl.federation import messages
-from dmtrl.federation.asking import Asker, Subset
+from dmtrl.federation.coordinator.asking import Asker, Subset
+from dmtrl.protocol import study as messages
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
 from support.virtual_time import ManualClock
 
@@ -52,7 +53,7 @@ class Sites:
         if posted and isinstance(now, int) and now > 0:
             self.behaviour[k] = now - 1
             raise Lost(k, "its process died")
-        return k, messages.encode(messages.SharedKey(key=np.zeros(1))) if posted else Message("alive")
+        return k, encode(messages.SharedKey(key=np.zeros(1))) if posted else Message("alive")
 
     def close(self) -> None:
         pass
