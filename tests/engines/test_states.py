@@ -11,8 +11,9 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.recovery import Alive, Lost, RecoveringEngine, Refused
 from dmtrl.engines.states import TRANSITIONS, Action, Event, State
 from dmtrl.exceptions import WorkerLostError
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, encode
+from dmtrl.protocol.rounds import Describe
 from dmtrl.solver.outcome import Outcome
 from support import fragile
 from support.fragile import Fragile

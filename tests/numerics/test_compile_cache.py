@@ -78,25 +78,29 @@ from dmtrl.numerics import compile_cache
 folder, first = Path(sys.argv[1]), sys.argv[2] == "first"
 save_index, save = IndexDataCacheFile._save_index, compile_cache._SharedCache.save_overload
 
-def wait_in_the_middle(file, overloads):
-    (folder / "first saves").touch()
-    while not (folder / "second wants to save").exists():
+def wait_for(fact):
+    while not (folder / fact).exists():
         time.sleep(0.01)
+
+def wait_in_the_middle(file, overloads):
+    (folder / "first has read the index").touch()
+    wait_for("second saves")
     save_index(file, overloads)
 
 def announce(cache, sig, data):
-    (folder / "second wants to save").touch()
+    (folder / "second has compiled").touch()
+    wait_for("first has read the index")
+    (folder / "second saves").touch()
     save(cache, sig, data)
 
 sys.path.insert(0, str(folder))
 from shared import double
 if first:
     IndexDataCacheFile._save_index = wait_in_the_middle
+    wait_for("second has compiled")
     double(1)
 else:
     compile_cache._SharedCache.save_overload = announce
-    while not (folder / "first saves").exists():
-        time.sleep(0.01)
     double(1.5)
 """
 _LOADING = """

@@ -15,7 +15,6 @@ from typing import Any
 import numba
 from numba.core.caching import FunctionCache
 from numba.core.compiler import Compiler
-from numba.core.dispatcher import Dispatcher
 
 try:
     import fcntl
@@ -61,7 +60,7 @@ def njit(cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], 
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled: Any = numba.jit(pipeline_class=_AnnouncedCompiler, **options | {"nopython": True})(function)
-        if cache and isinstance(compiled, Dispatcher):  # numba leaves functions as they are under NUMBA_DISABLE_JIT
+        if cache and hasattr(compiled, "enable_caching"):  # numba leaves functions as they are under NUMBA_DISABLE_JIT
             compiled._cache = _SharedCache(function)
         return compiled
 
