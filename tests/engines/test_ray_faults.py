@@ -55,6 +55,9 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
     plan = SourcePlan.from_files(rows, "y", "task")
 
     def come_back() -> None:
+        while engine.losses < 1:
+            time.sleep(0.05)
+        engine._answer_timeout = None  # the others, and the replacement, may take their time
         while engine.losses < 2:
             time.sleep(0.05)
         away.rename(rows)
@@ -64,11 +67,12 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
     def disturb() -> None:
         rows.rename(away)
         clusters.stop(clusters.actors()[0])
+        engine._answer_timeout = 3.0
         back.start()
 
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=0.0, max_rounds=6)}
     plain = solve(plan, workers=2, **common)
-    options = RayOptions(cluster.address, answer_timeout=3.0, recovery_timeout=60.0)
+    options = RayOptions(cluster.address, recovery_timeout=600.0)
     with RayEngine(plan.sources(2), get_loss("squared"), options) as engine:
         same_bits(plain, solve(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
     assert not back.is_alive(), "no worker was lost twice"

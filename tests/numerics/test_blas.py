@@ -4,12 +4,13 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from threading import Barrier, Event
+from threading import Barrier, Event, current_thread, main_thread
 
 import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
+from dmtrl.numerics import blas
 from dmtrl.numerics.blas import single_threaded_blas
 
 
@@ -98,4 +99,23 @@ def test_an_error_gives_the_threads_back() -> None:
     before = blas_threads()
     with pytest.raises(ValueError, match="inside"), single_threaded_blas():
         raise ValueError("inside")
+    assert blas_threads() == before
+
+
+def test_an_interrupt_before_a_fit_gives_the_threads_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if current_thread() is main_thread():
+                super().wait(timeout)  # the limit holds
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    before = blas_threads()
+    monkeypatch.setattr(blas, "Event", Interrupted)
+    with pytest.raises(KeyboardInterrupt), single_threaded_blas():
+        pass
+    assert blas_threads() == before
+    monkeypatch.undo()
+    with single_threaded_blas():
+        assert blas_threads() <= {1}
     assert blas_threads() == before

@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import TINY, loss_curvature, loss_slope, loss_value
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import kernels, rows
 from dmtrl.worker.kernels import add_row, finish_unit, score, start_unit
 from dmtrl.worker.rows import row_outer

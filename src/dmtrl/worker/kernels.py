@@ -9,7 +9,6 @@ import types as python_types
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import jit, njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import (
@@ -20,7 +19,7 @@ from dmtrl.losses.scalar import (
     loss_step,
     loss_value,
 )
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import rows, streams
 from dmtrl.worker.rows import row_axpy, row_dot, row_square
 from dmtrl.worker.streams import below, next_state, shuffle, stream
@@ -347,19 +346,19 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     builtin_value, builtin_conjugate, builtin_step = loss_value, loss_conjugate, loss_step
     builtin_bracket = loss_bracket
 
-    @njit
+    @njit()
     def any_value(loss, param, z, y):  # type: ignore[no-untyped-def]
         return value(z, y) if loss == CUSTOM else builtin_value(loss, param, z, y)
 
-    @njit
+    @njit()
     def any_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
         return conjugate(a, y) if loss == CUSTOM else builtin_conjugate(loss, param, a, y)
 
-    @njit
+    @njit()
     def any_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
         return step(a, z, y, sq) if loss == CUSTOM else builtin_step(loss, param, a, z, y, sq)
 
-    @njit
+    @njit()
     def any_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
         return value(z, y) + conjugate(a, y) + a * z if loss == CUSTOM else builtin_bracket(loss, param, a, z, y)
 
@@ -369,5 +368,5 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     called = (evaluate, conjugates, losses_at_zero, sdca_round, uniform_round)
     for builtin in (*inlined, *called):
         name, code = builtin.__name__, builtin.py_func.__code__
-        scope[name] = jit(**builtin.targetoptions)(python_types.FunctionType(code, scope, name))
+        scope[name] = njit(**builtin.targetoptions)(python_types.FunctionType(code, scope, name))
     return python_types.SimpleNamespace(**{kernel.__name__: scope[kernel.__name__] for kernel in called})

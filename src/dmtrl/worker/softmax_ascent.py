@@ -7,11 +7,10 @@ variables, which one step changes together (docs/math.md section 15).
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import vector
 from dmtrl.losses.vector import softmax_bracket, softmax_chances, softmax_conjugate, softmax_step
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import kernels, rows, streams
 from dmtrl.worker.kernels import CALM, LONGEST_REST
 from dmtrl.worker.rows import row_axpy, row_dot

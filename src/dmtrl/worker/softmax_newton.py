@@ -3,11 +3,10 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import vector
 from dmtrl.losses.vector import softmax_chances
-from dmtrl.numerics.compile_cache import INNER, KERNEL, discard_stale
+from dmtrl.numerics.compile_cache import INNER, KERNEL, discard_stale, njit
 from dmtrl.worker import exact, kernels, rows, softmax_ascent
 from dmtrl.worker.exact import solve_lower
 from dmtrl.worker.rows import row_axpy, row_outer
