@@ -11,6 +11,7 @@ from support import browser as browsers
 from support.homes import Home
 
 ROOT = Path(__file__).resolve().parents[1]
+pytest_plugins = ["support.started", "pytester"]
 
 # No deadline: a first call may compile a kernel. Derandomised: a failure repeats on the next run.
 hypothesis.settings.register_profile("dmtrl", deadline=None, derandomize=True)

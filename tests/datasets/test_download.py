@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from scipy.io import loadmat, savemat
 
 from dmtrl.datasets import convert, download, load_school
 from support.homes import Arrays, Home, digest, live_at, same, school_files, send
+from support.waiting import be_slow
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_silent_and_a_slow_mirror_time_out(
         send(request, b"", stated=1_000_000)
         while not home.over.is_set():
             request.wfile.write(b".")
-            time.sleep(0.02)
+            be_slow(0.02)
 
     monkeypatch.setattr(download, "SILENCE_SECONDS", 0.2)
     home.answer = say_nothing

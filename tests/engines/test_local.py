@@ -1,7 +1,6 @@
 """The local engine: threads, timeouts and times. Its contract is tested in test_conformance.py."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +13,7 @@ from dmtrl.protocol.message import Message
 from dmtrl.protocol.messages import Describe, encode
 from dmtrl.worker import local_rows
 from support.problems import random_problem
+from support.waiting import wait_for
 
 DATA = random_problem("squared", m=2)
 DESCRIBE = encode(Describe())
@@ -61,17 +61,21 @@ def test_close_does_not_wait_for_answers() -> None:
 
 def test_siblings_that_start_at_the_same_time_pack_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense rows that are mostly zeros are packed when they are first used: once, whoever comes first."""
-    packed, pack = [], local_rows.in_chunks
+    packed, pack, arrived = [], local_rows.in_chunks, []
 
     def slowly(X: np.ndarray) -> Any:
-        time.sleep(0.05)  # the others arrive meanwhile
+        wait_for(lambda: len(arrived) == 4, "the other siblings to need the rows")
         packed.append(pack(X))
         return packed[-1]
+
+    def need(rows: Any) -> Any:
+        arrived.append(rows)
+        return rows.arrays(0.1)
 
     monkeypatch.setattr(local_rows, "in_chunks", slowly)
     data = random_problem("hinge", m=2, rows=10)
     with LocalEngine(data.sources(1), get_loss("hinge")) as engine, ThreadPoolExecutor(4) as pool:
         rows = [engine.sibling(number)._workers[0]._rows for number in range(4)]
-        found = list(pool.map(lambda one: one.arrays(0.1), rows))
+        found = list(pool.map(need, rows))
     assert len(packed) == 1
     assert all(one is packed[0] for one in found)

@@ -200,13 +200,13 @@ def test_a_cluster_of_its_own_from_the_shell(tmp_path: Path) -> None:
     rows += [f"{i % 3},{x + 0.1 * rng.normal():.4f},{x:.4f}" for i, x in enumerate(rng.normal(size=60))]
     (tmp_path / "marks.csv").write_text("\n".join(rows))
     common = ["fit", str(tmp_path / "marks.csv"), "--task", "school", "--target", "score", "--lambda", "0.1", "--json"]
-    found, before = [], clusters.leftovers(wait=0.0)
+    found, before = [], clusters.running()
     for more in ([], ["--engine", "ray", "--workers", "2"]):
         result = run(*common, "--no-page", "--out", str(tmp_path / f"{len(more)}.dmtrl"), *more)
         assert result.exit_code == 0, result.output
         found.append(json.loads(result.stdout))
     assert found[0]["certificate"] == found[1]["certificate"]
-    assert clusters.leftovers(besides=before) == []
+    assert clusters.all_ended(besides=before)
 
 
 def test_options_of_the_shell_that_need_ray(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_leftover_process_is_found_without_its_parent(tmp_path: Path) -> None:
     orphan = psutil.Process(int(printed.stdout))
 
     def seen() -> list[str]:  # beside the cluster of other tests
-        return [title for title in clusters.leftovers(str(tmp_path), wait=0.0) if "file = open" in title]
+        return [title for title in clusters.running(str(tmp_path)) if "file = open" in title]
 
     try:
         assert orphan not in psutil.Process().children(recursive=True)

@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from dmtrl import Checkpoint, MTRLClassifierCV, Outcome, Settings, solve
 from dmtrl.solver.checkpoint import newest
 from support.checkpoints import CVCallback
 from support.problems import random_problem
+from support.waiting import CEILING, alive, be_slow, wait_for
 
 HOW: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.01, "workers": 3, "settings": Settings(tol=1e-6)}
 CV: dict[str, Any] = {"loss": "hinge", "lambdas": (0.1, 0.01), "commons": (0.0, 1.0), "cv": 3, "random_state": 1}
@@ -31,7 +31,7 @@ def digest(outcome: Outcome) -> str:
 
 def wait_for_the_kill(place: str, number: str) -> None:
     """Pause once a few more versions exist than the test waits for, so that no run finishes before it is killed."""
-    time.sleep(0.02)  # and slowly until then, so that it may strike anywhere
+    be_slow(0.02)  # and slowly until then, so that it may strike anywhere
     while version(Path(place)) >= int(number) + 3:
         signal.pause()
 
@@ -87,11 +87,7 @@ def version(place: Path) -> int:
 
 def kill_at(process: subprocess.Popen[str], place: Path, number: int) -> None:
     """kill -9 once so many versions are complete; where in the next rounds it strikes is chance."""
-    end = time.monotonic() + 300
-    while version(place) < number:
-        assert process.poll() is None, f"it ended with {process.returncode} before it could be killed"
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_for(lambda: alive(process) and version(place) >= number, f"version {number}", every=0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL
 
@@ -133,7 +129,7 @@ def test_the_driver_of_a_ray_cluster_is_killed(tmp_path: Path) -> None:
     with child("ray_run", tmp_path, 5) as process:
         kill_at(process, tmp_path, 5)
     with child("print_ray_digest", tmp_path) as again:
-        said, _ = again.communicate(timeout=300)
+        said, _ = again.communicate(timeout=CEILING)
     assert again.returncode == 0
     whole = solve(random_problem("hinge", m=6, rows=20), **HOW)
     assert said.strip().splitlines()[-1] == digest(whole)
@@ -201,7 +197,7 @@ def _fill_and_report(place: str, callback: Any, warnings: Any) -> str:
 
 
 def _survives(answer: subprocess.Popen[str], whole: str, number: str) -> None:
-    said, _ = answer.communicate(timeout=300)
+    said, _ = answer.communicate(timeout=CEILING)
     assert answer.returncode == 0
     *warned, versions, names, found = said.strip().splitlines()
     assert found == whole, "the run goes on as if nothing had happened"
