@@ -210,6 +210,7 @@ def child(home: Home, arrays: Arrays, stop: str = "never", **streams: int) -> su
     return subprocess.Popen([sys.executable, "-c", CHILD, home.url, digest(arrays), stop], **streams)
 
 
+@pytest.mark.subprocess
 def test_processes_do_not_disturb_each_other(home: Home, cache: Path, small_school: Arrays) -> None:
     children = [child(home, small_school, stderr=subprocess.PIPE) for _ in range(2)]
     for process in children:
@@ -220,6 +221,7 @@ def test_processes_do_not_disturb_each_other(home: Home, cache: Path, small_scho
     same(cache / "school.npz", small_school)
 
 
+@pytest.mark.subprocess
 def test_a_kill_leaves_nothing_under_the_final_name(home: Home, cache: Path, small_school: Arrays) -> None:
     with child(home, small_school, stop="before the rename", stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -18,6 +18,7 @@ from support.problems import random_problem
 from support.ray_faults import Killer, Problem, mds_shaped, runs, same_bits, school, synthetic
 
 pytestmark = [
+    pytest.mark.faults,
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning"),
 ]
