@@ -13,7 +13,7 @@ FAST := not (slow or faults or ray or federation or browser or subprocess)
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo federation-demo browser warm test test-fast test-faults test-busy test-portable test-minimum soak \
+.PHONY: setup demo federation-demo browser warm test test-fast test-faults test-durations test-busy test-portable test-minimum soak \
   soak-federation docs dist lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
@@ -99,6 +99,9 @@ test: setup lint browser warm  ## lint, then run all tests except those of make 
 test-faults: warm  ## run the tests that kill, suspend or cut off processes of a cluster or a federation
 	@echo "Running the tests with faults ..."
 	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m faults
+
+test-durations: warm browser  ## measure how long each test takes, for the order of the tests and the marker slow
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not faults" --record-durations
 
 LOOPS ?= 4
 TIMES ?= 3
