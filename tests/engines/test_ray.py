@@ -117,7 +117,7 @@ def test_several_classes_and_own_parts(cluster: Any, multi_class: str) -> None:
     assert (there.predict(X, tasks) == y).mean() > 0.7
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.faults)])
 def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: bool) -> None:
     """With the bits of the local engine, also if an actor that all paths use is killed. The engine itself, which had a
     run of its own before, continues it on the new actor."""
