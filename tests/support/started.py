@@ -3,7 +3,7 @@
 The markers `ray`, `federation`, `browser` and `subprocess` are what `make test-fast` and other selections (`-m`) leave
 out, so they have to be true. An audit hook sees every process that Python starts, and attributes it to the running test
 or, while a fixture with a wider scope is set up, also to every later test that uses this fixture. A test without the
-marker fails at its end.
+marker fails at its end. The fixture `browser` adds its marker by itself.
 """
 
 import multiprocessing.util
@@ -75,6 +75,13 @@ def pytest_configure(config: pytest.Config) -> None:
             return spawn(path, *arguments)
 
         multiprocessing.util.spawnv_passfds = noted
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("browser")
 
 
 @pytest.hookimpl(wrapper=True)

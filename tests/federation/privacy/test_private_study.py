@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from dmtrl.protocol import messages as rounds
 from support.private_studies import private_study, private_text
 from support.shell_data import run as shell
 from support.studies import SITES, approved_site, clinic_files
+from support.waiting import alive, wait_for
 
 ALLOWED = Policy("", "", parameters_per_row=1.0)
 
@@ -383,11 +383,7 @@ def _kill_when_waiting(folder: Path, where: str) -> None:
     code = CHILD.format(tests=str(here.parent.parent), folder=str(folder), where=where)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=here)
     try:
-        for _ in range(6000):
-            if (folder / "waiting").exists() or process.poll() is not None:
-                break
-            time.sleep(0.02)
-        assert process.poll() is None, "it must be alive to be killed"
+        wait_for(lambda: alive(process) and (folder / "waiting").exists(), "the moment to kill it")
     finally:
         process.kill()
         assert process.wait() == -signal.SIGKILL
