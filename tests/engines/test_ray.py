@@ -254,7 +254,7 @@ def test_answer_timeout_is_off_by_default() -> None:
 # A process that holds a file open, and whose parent is gone.
 ORPHAN = """
 import subprocess, sys
-hold = "import time; file = open('log', 'w'); print('ready', flush=True); time.sleep(60)"
+hold = "import time; file = open('log', 'w'); print('ready', flush=True); time.sleep(600)"
 pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
 child = subprocess.Popen([sys.executable, "-c", hold], **pipes)
 child.stdout.readline()

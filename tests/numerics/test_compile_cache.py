@@ -43,6 +43,7 @@ print(W.tobytes().hex())
 """
 
 
+@pytest.mark.subprocess
 def test_messages_and_bits_of_compiled_kernels(tmp_path: Path) -> None:
     """A process says once that it compiles, and the next is silent. The bits do not depend on what was compiled before:
     numba compiles a function with the flags of its first caller unless it has its own."""
@@ -75,6 +76,7 @@ for _, compilation in recorder.buffer:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+@pytest.mark.subprocess
 def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _COMPILED]
@@ -138,6 +140,7 @@ with_cache(1), without_cache(1), mixed(1.0), lifted(10)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+@pytest.mark.subprocess
 def test_only_functions_with_a_cache_are_compiled_one_at_a_time(tmp_path: Path) -> None:
     """A function with a cache, an inner one that is compiled for it, one without a cache; another one without a cache,
     the one with a cache that it calls, the inner one of that, and one without a cache; a lifted loop."""
@@ -180,6 +183,7 @@ print("free", compile_cache._one_at_a_time._depth)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+@pytest.mark.subprocess
 def test_an_interrupt_while_another_process_compiles_leaves_no_lock(tmp_path: Path) -> None:
     (tmp_path / "interrupted.py").write_text(_INTERRUPTED)
     command = [sys.executable, str(tmp_path / "interrupted.py")]

@@ -389,6 +389,8 @@ def _kill_when_waiting(folder: Path, where: str) -> None:
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.faults
+@pytest.mark.subprocess
 def test_a_killed_and_resumed_run_spends_no_more_and_repeats_no_noise(tmp_path: Path) -> None:
     files = clinic_files(tmp_path)
     _kill_when_waiting(tmp_path, "rounds")
@@ -407,6 +409,8 @@ def test_a_killed_and_resumed_run_spends_no_more_and_repeats_no_noise(tmp_path: 
     np.testing.assert_array_equal(again.model.coef_, result.model.coef_)
 
 
+@pytest.mark.faults
+@pytest.mark.subprocess
 def test_killed_between_the_charge_and_the_release(tmp_path: Path) -> None:
     _kill_when_waiting(tmp_path, "one release")
     site = Site(tmp_path / "site")
