@@ -16,8 +16,8 @@ FAST := not (slow or faults or ray or federation or browser or subprocess)
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo federation-demo browser warm test test-fast test-faults test-durations test-busy test-portable test-minimum soak \
-  soak-federation docs dist lint format lock clean help
+.PHONY: setup demo federation-demo browser warm test test-fast test-faults test-durations test-busy test-portable \
+  test-minimum soak soak-federation docs dist lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -217,4 +217,4 @@ clean:  ## remove the environments, caches and build output
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-	  printf '  make %-13s %s\n' "$$name" "$$text"; done
+	  printf '  make %-16s %s\n' "$$name" "$$text"; done

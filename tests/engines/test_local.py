@@ -14,7 +14,7 @@ from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe
 from dmtrl.worker import local_rows
 from support.problems import random_problem
-from support.waiting import wait_for
+from support.waiting import CEILING, wait_for, wait_for_event
 
 DATA = random_problem("squared", m=2)
 DESCRIBE = encode(Describe())
@@ -35,7 +35,7 @@ class Blocked(LocalEngine):
 
     def _answer(self, worker: int, message: Message) -> Message:
         if worker == 0:
-            assert self.free.wait(60.0)
+            wait_for_event(self.free, "the test to let this worker answer")
         return super()._answer(worker, message)
 
 
@@ -46,9 +46,9 @@ def test_a_timeout_leaves_the_request_pending() -> None:
             engine.receive(timeout=0.01)
         assert engine.pending == {0}
         engine.send(1, DESCRIBE)
-        assert engine.receive(timeout=60.0)[0] == 1, "a slow worker does not delay the others"
+        assert engine.receive(timeout=CEILING)[0] == 1, "a slow worker does not delay the others"
         engine.free.set()
-        assert engine.receive(timeout=60.0)[0] == 0
+        assert engine.receive(timeout=CEILING)[0] == 0
         assert engine.pending == set()
 
 

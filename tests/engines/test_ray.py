@@ -21,6 +21,7 @@ from dmtrl.solver.cross_validation import cross_validate
 from support import clusters
 from support.problems import random_problem
 from support.shell_data import run
+from support.waiting import CEILING
 
 pytestmark = pytest.mark.ray
 
@@ -77,7 +78,7 @@ def test_rows_pass_through_neither_driver_nor_coordinator(cluster: Any, tmp_path
     size, data = _parquet(tmp_path / "large", 12_000, 40, 8)
     assert size > 30e6
     command = [sys.executable, "-c", DRIVER, str(tmp_path), cluster.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=CEILING, check=False)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     assert printed["memory"] < size / 4
@@ -152,7 +153,7 @@ def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: boo
 
 def test_one_path_at_a_time_where_answers_may_not_wait(cluster: Any) -> None:
     data, loss = random_problem("squared", m=2), get_loss("squared")
-    with RayEngine(data.sources(1), loss, RayOptions(cluster.address, answer_timeout=60.0)) as engine:
+    with RayEngine(data.sources(1), loss, RayOptions(cluster.address, answer_timeout=CEILING)) as engine:
         assert engine.paths == 1
         assert engine.sibling(0) is None
 
@@ -276,7 +277,7 @@ def test_a_leftover_process_is_found_without_its_parent(tmp_path: Path) -> None:
         assert len(seen()) == 1
     finally:
         orphan.kill()
-        orphan.wait(10)
+        orphan.wait(CEILING)
     assert seen() == []
 
 
