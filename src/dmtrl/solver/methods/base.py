@@ -15,7 +15,7 @@ import numpy as np
 
 from dmtrl.numerics.rowwise import over_rows
 from dmtrl.protocol.messages import Improved, Round
-from dmtrl.protocol.steps import Steps
+from dmtrl.protocol.steps import AGREED_STIFFNESS, Steps
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
@@ -35,7 +35,7 @@ class RunContext:
     settings: Settings
     longest_step: float = np.inf
     intercept_step: np.ndarray | None = None  # of each task, if weights have intercepts after the features
-    intercept_ridge: float = -1.0  # the penalty on it in the local problems; negative: the coordinator steps for it
+    intercept_ridge: np.ndarray | None = None  # of each task, in the local problems; None: the coordinator steps
 
     def steps(self, s: float) -> Steps:
         """The step sizes of each unit: a task in k shards takes steps k times as long."""
@@ -55,7 +55,7 @@ class RunContext:
         if self.intercept_step is None:
             return self.relationship.prox(V, t, common)
         assert isinstance(self.relationship, FreeIntercept)
-        own = self.intercept_ridge >= 0  # the workers have taken the proximal step of the ridge already
+        own = self.intercept_ridge is not None  # the workers have taken the proximal step of the ridge already
         step = np.zeros(len(U)) if own else self.intercept_step
         k = self.layout.outputs
         V[:, -k:] = U[:, -k:] + step[:, None] * B[:, -k:]
@@ -165,6 +165,12 @@ def check_finite(b: np.ndarray, layout: Layout, round_number: int, worker: int |
         raise FloatingPointError(
             f"round {round_number}: worker {layout.owner[unit]} answered NaN or infinity for task {layout.task[unit]}"
         )
+
+
+def agreed_intercept_step(step: np.ndarray, ridge: np.ndarray) -> np.ndarray:
+    """The step sizes of intercepts for which the coordinator steps: those that suit the workers, but no longer than a
+    ridge allows. Splitting between a loss of curvature h and a ridge mu is fastest with 1 / sqrt(h mu) (section 18)."""
+    return np.minimum(step, np.sqrt(step / (AGREED_STIFFNESS * ridge)))
 
 
 def first_step(lam: float, m: int) -> float:
