@@ -5,6 +5,8 @@ from typing import Any
 
 import cvxpy as cp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -16,7 +18,7 @@ from scipy.special import logsumexp, xlogy
 
 from dmtrl import CustomLoss, Settings, SourcePlan, TaskData, get_loss, losses, solve
 from dmtrl.losses import BUILTIN, CLASSIFICATION
-from dmtrl.protocol.messages import Prepare, Score, decode, encode
+from dmtrl.protocol.messages import HoldOut, Prepare, Score, decode, encode
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
 from dmtrl.worker.worker import Worker
@@ -26,7 +28,7 @@ from support.problems import random_problem, rows_of
 LAM = 0.05
 EXACT = Settings(tol=1e-6, max_rounds=5000)
 K = 3
-SOLVERS = ("sdca", "newton", "span", "gram")
+SOLVERS = ("auto", "sdca", "newton", "gram")  # auto: in the span of the rows
 
 
 def with_offsets(data: TaskData, seed: int = 0, scale: float = 1.0, outputs: int = 1) -> TaskData:
@@ -68,12 +70,12 @@ def weights_of(data: TaskData, i: int) -> np.ndarray:
 
 def best_of(data: TaskData, loss: str, ridge: float | None = None) -> float:
     """The joint optimum by cvxpy."""
-    d, assert_offset = data.X.shape[1], data.offset
-    assert assert_offset is not None
+    d, offset = data.X.shape[1], data.offset
+    assert offset is not None
     W, beta, total = cp.Variable((data.m, d)), cp.Variable(data.m), 0.0
     for i in range(data.m):
         rows = rows_of(data, i)
-        z = np.asarray(data.X[rows]) @ W[i] + assert_offset[rows] + (0.0 if ridge is None else beta[i])
+        z = np.asarray(data.X[rows]) @ W[i] + offset[rows] + (0.0 if ridge is None else beta[i])
         total = total + weights_of(data, i) @ value(loss, z, data.y[rows])
     penalty = LAM / 2 * cp.square(cp.normNuc(W)) + (0.0 if ridge is None else ridge / 2 * cp.sum_squares(beta))
     return optimum(cp.Minimize(total + penalty))
@@ -148,7 +150,10 @@ def test_every_local_solver_of_softmax(solver: str) -> None:
     np.testing.assert_allclose(found.W, other.W, atol=5e-3)
 
 
-@pytest.mark.parametrize("settings", [Settings(tol=1e-6, max_rounds=5000, method="dual"), Settings(tol=1e-4, max_rounds=5000, max_staleness=1)])
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(tol=1e-6, max_rounds=5000, method="dual"), Settings(tol=1e-4, max_rounds=5000, max_staleness=1)],
+)
 def test_other_methods(settings: Settings) -> None:
     data = with_offsets(random_problem("logistic"))
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "relationship": "independent"}
@@ -223,7 +228,9 @@ def test_poisson_with_an_exposure_is_a_model_of_rates() -> None:
     exposure, X = rng.uniform(0.5, 20.0, size=300), rng.normal(size=(300, 3))
     y = rng.poisson(exposure * np.exp(X @ [0.5, -0.3, 0.2] - 1.0)).astype(float)
     data = TaskData.from_long(X, y, offset=np.log(exposure))
-    found = solve(data, loss="poisson", reg_lambda=1e-4, intercept_ridge=1e-8, settings=Settings(tol=1e-10, max_rounds=9000))
+    found = solve(
+        data, loss="poisson", reg_lambda=1e-4, intercept_ridge=1e-8, settings=Settings(tol=1e-10, max_rounds=9000)
+    )
 
     def negative(w: np.ndarray) -> tuple[float, np.ndarray]:
         rate = exposure * np.exp(X @ w[:3] + w[3])
@@ -322,8 +329,6 @@ def test_held_out_errors(kind: str) -> None:
     splits = np.zeros((1, len(data.y)), dtype=np.int8)
     splits[0, ::3] = 1
     worker = Worker(replace(data, splits=splits).sources(1)[0], loss)
-    from dmtrl.protocol.messages import HoldOut
-
     held = decode(worker.answer(encode(HoldOut(fold=0, folds=1, seed=0))))
     prepare = Prepare(total_weight=held.weight, steps=np.zeros(data.m, dtype=np.int64), intercept=True)
     worker.answer(encode(prepare))
@@ -372,7 +377,9 @@ def test_a_task_that_is_added_later_may_have_an_offset(loss: str) -> None:
     size = cp.normNuc(cp.vstack([model.W[:, :4].round(7), w[:, :4]]))
     kept = ridge / 2 * float((model.W[:, -1] ** 2).sum())
     target = cp.sum(value(loss, z, new.y)) / len(new.y) + lam / 2 * cp.square(size) + ridge / 2 * cp.square(w[0, 4])
-    assert added.outcome.certificate.primal == pytest.approx(optimum(cp.Minimize(target + kept), accuracy=1e-6), rel=2e-4)
+    assert added.outcome.certificate.primal == pytest.approx(
+        optimum(cp.Minimize(target + kept), accuracy=1e-6), rel=2e-4
+    )
     refit = solve(everything, loss=loss, reg_lambda=lam, intercept_ridge=ridge, settings=settings)
     assert added.certificate.dual <= refit.certificate.primal
     assert added.certificate.primal >= refit.certificate.dual
@@ -385,9 +392,6 @@ def test_sources_give_offsets(tmp_path: Any) -> None:
     def load(task: int) -> tuple[Any, ...]:
         rows = rows_of(data, task)
         return data.X[rows], data.y[rows], None, data.offset[rows]  # type: ignore[index]
-
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     columns = {f"x{k}": data.X[:, k] for k in range(data.X.shape[1])}
     task = np.repeat(np.arange(data.m), np.diff(data.starts))
@@ -430,8 +434,11 @@ def test_rows_that_are_sorted_by_task_keep_their_offsets() -> None:
 def test_bad_offsets_are_refused(offset: np.ndarray, message: str) -> None:
     X = np.random.default_rng(0).normal(size=(24, 2))
     with pytest.raises(ValueError, match=message):
-        data = TaskData.from_long(X, np.sign(X[:, 0]), np.repeat([0, 1], 12), offset=offset)
-        solve(data, loss="logistic", reg_lambda=0.1)
+        solve(
+            TaskData.from_long(X, np.sign(X[:, 0]), np.repeat([0, 1], 12), offset=offset),
+            loss="logistic",
+            reg_lambda=0.1,
+        )
 
 
 def test_classes_need_an_offset_for_each_class() -> None:

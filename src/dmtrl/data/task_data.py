@@ -108,7 +108,9 @@ class TaskData:
         found = read_task_list(tasks, names)
         X = as_rows(stack_rows([as_rows(part) for part in found.X]))
         labels = [_numbers(y, f"task {name!r}: y") for name, y in zip(found.names, found.y, strict=True)]
-        return cls(X, np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names), None, found.offset)
+        return cls(
+            X, np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names), None, found.offset
+        )
 
     def only(self, tasks: np.ndarray) -> "TaskData":
         """Select tasks by number, in the given order.

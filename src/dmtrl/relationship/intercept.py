@@ -47,7 +47,7 @@ class FreeIntercept:
         self.kappa = base.kappa
 
     def of_tasks(self, task_weight: np.ndarray, sizes: np.ndarray) -> "FreeIntercept":
-        """With `per_row`, the relationship for tasks of these weights in the objective and these numbers of rows (53):
+        """With `per_row`, the relationship for tasks of these weights in the objective and these numbers of rows (52):
         an intercept is shrunk more where a task has few rows."""
         if not self.per_row:
             return self
@@ -64,24 +64,46 @@ class FreeIntercept:
     def prox(self, V: np.ndarray, t: float, common: np.ndarray) -> Prox:
         return self.prox_with_steps(V, t, t, common)
 
-    def prox_with_steps(self, V: np.ndarray, t: float, intercept_t: float | np.ndarray, common: np.ndarray) -> Prox:
-        """Like `prox`, with a step size for the intercepts, or one for those of each task."""
+    def prox_with_steps(
+        self,
+        V: np.ndarray,
+        t: float,
+        intercept_t: float | np.ndarray,
+        common: np.ndarray,
+        deviation: np.ndarray | None = None,
+    ) -> Prox:
+        """Like `prox`, with a step size for the intercepts, or one for those of each task.
+
+        `deviation` (m, columns) holds how far intercepts lie from the shared level, where the workers have minimised
+        over that; else NaN. V then holds the workers' wishes for the shared level.
+        """
         own, outside, inside = V[:, : -self.columns], V[:, -self.columns :], common[: -self.columns]
         inner = self.base.prox(own, t, inside)
         steps = np.broadcast_to(intercept_t, len(V))
-        shrink = (1.0 + steps * self.weight)[:, None]
-        intercept = outside / shrink
+        if self.centre is not None:
+            intercept = self._prox_around_level(outside, steps, deviation)
+        else:
+            intercept = outside / (1.0 + steps * self.weight)[:, None]
         if self.shared:
             intercept[:] = ((1.0 / steps) @ outside) / ((1.0 / steps).sum() + len(V) * np.mean(self.weight))
-        if self.centre is not None:
-            pull = self.weight / shrink[:, 0]
-            level = (pull @ outside) / (pull.sum() + self.centre)
-            intercept += (1.0 - 1.0 / shrink) * level
         penalty = inner.penalty + self._intercept_penalty(intercept)
         if inner.W is not own:
             own[:] = inner.W
         outside[:] = intercept
         return Prox(V, penalty, inner.covariance, np.append(inner.common, np.zeros(self.columns)))
+
+    def _prox_around_level(self, V: np.ndarray, steps: np.ndarray, deviation: np.ndarray | None) -> np.ndarray:
+        """Diagonal plus rank one (55)."""
+        assert self.centre is not None
+        slack = np.broadcast_to(1.0 / np.asarray(self.weight), len(V))
+        found = np.zeros(len(V), dtype=bool) if deviation is None else ~np.isnan(deviation[:, 0])
+        slack = np.where(found, 0.0, slack)
+        pull = 1.0 / (slack + steps)
+        level = (pull @ V) / (pull.sum() + self.centre)
+        intercept = level + (V - level) * (slack * pull)[:, None]
+        if deviation is not None:
+            intercept[found] += deviation[found]
+        return np.asarray(intercept)
 
     def penalty(self, W: np.ndarray, common: np.ndarray) -> float:
         own, outside, inside = W[:, : -self.columns], W[:, -self.columns :], common[: -self.columns]

@@ -23,7 +23,15 @@ from dmtrl.solver.checkpoint.versions import Version
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.alternation import Alternation
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
-from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, RunContext, agreed_intercept_step, first_step
+from dmtrl.solver.methods.base import (
+    GapToClose,
+    InitialPoint,
+    Method,
+    Report,
+    RunContext,
+    agreed_intercept_step,
+    first_step,
+)
 from dmtrl.solver.methods.splitting import Splitting
 from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
 from dmtrl.solver.settings import Settings
@@ -147,7 +155,10 @@ class Coordinator:
             np.minimum.at(intercept_step, layout.task, layout.gather(answers, "intercept_step"))
             if self._intercept_ridge() is None:
                 assert isinstance(self._relationship, FreeIntercept)
-                intercept_step = agreed_intercept_step(intercept_step, self._lam * self._relationship.weight)
+                whole = np.bincount(layout.task, minlength=layout.m) == 1
+                local = whole & (self._relationship.centre is not None)
+                ridge = np.broadcast_to(self._lam * self._relationship.weight, layout.m)
+                intercept_step = agreed_intercept_step(intercept_step, ridge, local)
         W, common = (np.zeros(shape), np.zeros(shape[1])) if start is None else start
         loss = layout.gather(answers, "loss_w") if settings.max_staleness else None
         point = InitialPoint(W, common, layout.gather(answers, "b"), layout.gather(answers, "conjugate"), loss)

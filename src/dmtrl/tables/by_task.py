@@ -167,11 +167,11 @@ class ColumnRoles:
         else:
             y = signs(read.texts(table.column(self.target)), self.positive_texts, self.target)
         weights = [] if self.weights is None else [read.numbers(table.column(self.weights), self.weights)]
-        if self.offset is not None:
-            added = [read.numbers(table.column(name), name) for name in _columns(self.offset)]
-            weights = weights or [np.ones(table.num_rows)]
-            return [np.column_stack(parts), y, *weights, added[0] if isinstance(self.offset, str) else np.stack(added, 1)]
-        return [np.column_stack(parts), y, *weights]
+        if self.offset is None:
+            return [np.column_stack(parts), y, *weights]
+        added = [read.numbers(table.column(name), name) for name in _columns(self.offset)]
+        offset = added[0] if isinstance(self.offset, str) else np.column_stack(added)
+        return [np.column_stack(parts), y, *(weights or [np.ones(table.num_rows)]), offset]
 
     def count_rows(self, tables: Iterator[Any], classes: ClassScan) -> Counter[str]:
         """The number of rows of each task; adds the values of a target of classes to `classes`."""

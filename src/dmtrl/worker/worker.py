@@ -207,7 +207,9 @@ class Worker:
                 "its folder; with several machines use a shared folder or a URL"
             ) from error
         if header["rows"] != self._rows_digest():
-            raise ValueError(f"{where} was saved with other rows, labels, weights, offsets or losses than those given now")
+            raise ValueError(
+                f"{where} was saved with other rows, labels, weights, offsets or losses than those given now"
+            )
         self._held, self._tested = arrays["held"], arrays["tested"]
         self._problem = self._order = self._state = None
         if header["order"] is None:
