@@ -18,7 +18,8 @@ from scipy.special import logsumexp, xlogy
 
 from dmtrl import CustomLoss, Settings, SourcePlan, TaskData, get_loss, losses, solve
 from dmtrl.losses import BUILTIN, CLASSIFICATION
-from dmtrl.protocol.messages import HoldOut, Prepare, Score, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import HoldOut, Prepare, Score
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
 from dmtrl.worker.worker import Worker

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from dmtrl.numerics.rowwise import over_rows
-from dmtrl.protocol.messages import Improved, Round
+from dmtrl.protocol.rounds import Improved, Round
 from dmtrl.protocol.steps import AGREED_STIFFNESS, Steps
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox
