@@ -51,6 +51,14 @@ class RunContext:
             return self.intercept_step
         return self.deviation_step + scale * (self.intercept_step - self.deviation_step)
 
+    def level_residuals(self, U: np.ndarray, Z: np.ndarray, Z_before: np.ndarray) -> tuple[float, float]:
+        """How far U is from Z and Z from the Z before in the intercepts, in the metric of their step sizes."""
+        assert isinstance(self.relationship, FreeIntercept)
+        assert self.intercept_step is not None
+        k, root = self.layout.outputs, np.sqrt(self.intercept_step - self.deviation_step)[:, None]
+        moved = Z[:, -k:] - Z_before[:, -k:]
+        return float(np.linalg.norm((U[:, -k:] - Z[:, -k:]) / root)), float(np.linalg.norm(moved / root))
+
     @property
     def has_level(self) -> bool:
         """Whether intercepts are measured from a level that all tasks share."""

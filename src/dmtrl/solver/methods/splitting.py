@@ -27,7 +27,7 @@ from dmtrl.solver.outcome import Candidate
 
 STRIDE = 8.0  # how much longer the step becomes where the losses look linear
 _SHARE, _POWER = 1.25, 0.6  # of the balance (20); tuned over random problems
-_LONGEST_SCALE = 1e6  # of the step sizes of intercepts
+_LEAST_SCALE, _LARGEST_SCALE = 0.2, 1e6  # of the step sizes of intercepts
 
 
 @dataclass
@@ -195,11 +195,11 @@ class Splitting:
         may_change = self._context.has_level and state.intercept_changes < MAX_STEP_CHANGES
         if not may_change or state.round <= 1 or state.round % 2:
             return
-        k = self._context.layout.outputs
-        primal, dual = distance(U[:, -k:], Z[:, -k:]), distance(Z[:, -k:], state.Z[:, -k:])
+        primal, dual = self._context.level_residuals(U, Z, state.Z)
         if primal > 0 and dual > 0:
             wanted = float(np.clip(_SHARE * (dual / primal) ** _POWER, 0.2, 5.0))
-            change = step_change(wanted, state.intercept_scale, _LONGEST_SCALE)
+            wanted = max(wanted, _LEAST_SCALE / state.intercept_scale)
+            change = step_change(wanted, state.intercept_scale, _LARGEST_SCALE)
             state.intercept_scale *= change
             state.intercept_changes += change != 1.0
 
