@@ -87,6 +87,7 @@ def test_printed_baseline_is_the_error_of_the_constant_prediction(tmp_path: Path
     assert outcome["baseline"] == pytest.approx(1 - sum(usual) / N)
 
 
+@pytest.mark.subprocess
 def test_path_errors_are_printed_before_numerical_libraries_are_imported(tmp_path: Path) -> None:
     there = save(tmp_path / "a.csv", columns())
     cases: list[tuple[str, ...]] = [

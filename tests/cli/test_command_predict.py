@@ -210,6 +210,7 @@ def test_wrong_arguments_print_one_line_and_write_nothing(folder: Path, tmp_path
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory where Linux tells it")
+@pytest.mark.subprocess
 def test_memory_does_not_grow_with_the_file(folder: Path, tmp_path: Path) -> None:
     """Peak memory of the real command in its own process, on a file and on one four times as large."""
     code = (

@@ -38,6 +38,7 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
         render(curves("c"))
 
 
+@pytest.mark.subprocess
 def test_pictures_do_not_depend_on_the_settings_of_the_caller(tmp_path: Path) -> None:
     import matplotlib
 

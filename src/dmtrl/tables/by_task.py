@@ -108,8 +108,10 @@ class RowParser(Protocol):
         ...
 
     def split(self, table: Any, block: Any = None) -> dict[str, tuple[Any, ...]]:
-        """(X, y) or (X, y, weight) of each task in a table, in the order of its rows; block: the features of a libsvm
-        file."""
+        """(X, y), (X, y, weight) or (X, y, weight, offset) of each task in a table, in the order of its rows.
+
+        block: the features of a libsvm file.
+        """
         ...
 
 
@@ -132,6 +134,7 @@ class ColumnRoles:
     positive: Any = None  # the value of the target that becomes +1; all others become -1
     constant: float | None = None  # the value of an additional last feature
     positive_texts: frozenset[str] = frozenset()  # how the files write `positive`; known after a scan
+    offset: str | tuple[str, ...] | None = None  # added to the scores; with k classes k columns
 
     @classmethod
     def choose(
@@ -143,15 +146,17 @@ class ColumnRoles:
         weights: str | None,
         positive: Any,
         constant: float | None,
+        offset: str | Sequence[str] | None = None,
     ) -> "ColumnRoles":
         """features None: all other columns, except the index columns of pandas."""
-        others = [task, target, *([weights] if weights is not None else [])]
+        added = offset if offset is None or isinstance(offset, str) else tuple(offset)
+        others = [task, target, *([weights] if weights is not None else []), *_columns(added)]
         require_columns([*others, *(features or ())], names)
         rest = (name for name in names if name not in others and not _ROW_NUMBERS.match(name))
         chosen = tuple(rest if features is None else features)
         if not chosen:
             raise ValueError("no column is left for the features")
-        return cls(task, target, chosen, weights, positive, constant)
+        return cls(task, target, chosen, weights, positive, constant, offset=added)
 
     @property
     def scanned(self) -> list[str]:
@@ -160,7 +165,8 @@ class ColumnRoles:
 
     @property
     def columns(self) -> list[str]:
-        return [self.task, self.target, *self.features, *([self.weights] if self.weights is not None else [])]
+        weights = [self.weights] if self.weights is not None else []
+        return list(dict.fromkeys([self.task, self.target, *self.features, *weights, *_columns(self.offset)]))
 
     @property
     def width(self) -> None:
@@ -197,7 +203,15 @@ class ColumnRoles:
         else:
             y = signs(read.texts(table.column(self.target)), self.positive_texts, self.target)
         weights = [] if self.weights is None else [read.numbers(table.column(self.weights), self.weights)]
-        return [np.column_stack(parts), y, *weights]
+        if self.offset is None:
+            return [np.column_stack(parts), y, *weights]
+        added = [read.numbers(table.column(name), name) for name in _columns(self.offset)]
+        offset = added[0] if isinstance(self.offset, str) else np.column_stack(added)
+        return [np.column_stack(parts), y, *(weights or [np.ones(table.num_rows)]), offset]
+
+
+def _columns(offset: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if offset is None else (offset,) if isinstance(offset, str) else offset
 
 
 @dataclass(frozen=True)
