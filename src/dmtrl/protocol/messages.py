@@ -9,7 +9,7 @@ variables never appear in one.
 import re
 from collections.abc import Callable
 from dataclasses import Field, dataclass, fields, replace
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import numpy as np
 
@@ -17,6 +17,13 @@ from dmtrl.protocol.message import Message
 
 Numbers = Annotated[np.ndarray, "one number per unit"]
 Vectors = Annotated[np.ndarray, "one vector of weights per unit"]
+# Arrays of other shapes: the words are sizes, which `_shape` knows.
+Levels = Annotated[np.ndarray, "units outputs"]
+Shared = Annotated[np.ndarray, "outputs weights_and_intercept"]
+Curvatures = Annotated[np.ndarray, "units pairs"]
+CrossCurvatures = Annotated[np.ndarray, "units cross"]
+SharedSlopes = Annotated[np.ndarray, "groups parts weights"]
+SharedCurvatures = Annotated[np.ndarray, "groups parts weights weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +142,31 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumMoments:
+    """Asks for the quadratic model of the loss of the training rows around shared weights and the levels of the units.
+
+    The sums over tasks are made for `groups` groups of tasks: task i belongs to group i modulo `groups`.
+    """
+
+    groups: int = 1
+    shared: Shared  # for each output the weights of the features, then the intercept
+    level: Levels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """Sums of sample weight times loss, slope and curvature. `cross` is the curvature between the levels of a unit and
+    the shared weights; sums over units come as the two parts of a DoubleSum (numerics/sums.py)."""
+
+    loss: Numbers
+    slope: Levels
+    curvature: Curvatures
+    cross: CrossCurvatures
+    shared_slope: SharedSlopes
+    matrix: SharedCurvatures
+
+
+@dataclass(frozen=True, kw_only=True)
 class Save:
     """Asks for a checkpoint file in the folder `to`. In the folder `last` every worker's file is complete."""
 
@@ -171,10 +203,11 @@ ANSWERS: dict[type, type] = {
     Prepare: Prepared,
     Round: Improved,
     Score: Scores,
+    SumMoments: Moments,
     Save: Saved,
     Restore: Restored,
 }
-READ_ONLY = (Describe, Score)  # requests that leave the worker as it was
+READ_ONLY = (Describe, Score, SumMoments)  # requests that leave the worker as it was
 WANTED = {Prepare: ("evaluate", "loss_w"), Round: ("probe", "loss_probe")}  # with this field, the answer has that one
 
 
@@ -185,11 +218,13 @@ def name_of(kind: type) -> str:
 
 KINDS: dict[str, type] = {name_of(kind): kind for kind in (*ANSWERS, *ANSWERS.values())}
 _FIELDS: dict[type, tuple[Field[Any], ...]] = {kind: fields(kind) for kind in KINDS.values()}
-_ARRAYS: dict[type, dict[str, Any]] = {  # fields that hold arrays, and whether of numbers or of vectors
+_SHAPES = (Numbers, Vectors, Levels, Shared, Curvatures, CrossCurvatures, SharedSlopes, SharedCurvatures)
+_ARRAYS: dict[type, dict[str, Any]] = {  # fields that hold arrays, and of what shape
     kind: {
-        name: Vectors if hint in (Vectors, Vectors | None) else Numbers
+        name: shape
         for name, hint in get_type_hints(kind, include_extras=True).items()
-        if hint in (Numbers, Numbers | None, Vectors, Vectors | None)
+        for shape in _SHAPES
+        if hint in (shape, shape | None)
     }
     for kind in KINDS.values()
 }
@@ -227,7 +262,8 @@ def decode(message: Message) -> Any:
 
 def with_arrays(content: Any, numbers: Callable[[Any], Any], vectors: Callable[[Any], Any]) -> Any:
     """The same message with other arrays: `numbers` and `vectors` of those that have one number or vector per unit."""
-    kinds, change = _ARRAYS[type(content)], {Numbers: numbers, Vectors: vectors}
+    change = {Numbers: numbers, Vectors: vectors}
+    kinds = {name: kind for name, kind in _ARRAYS[type(content)].items() if kind in change}
     given = {name: getattr(content, name) for name in kinds}
     return replace(content, **{name: change[kinds[name]](value) for name, value in given.items() if value is not None})
 
@@ -240,6 +276,24 @@ def _columns(request: Message, array: np.ndarray, features: int, outputs: int) -
     if KINDS[request.name] is Restore:  # which run it restores is not in the request
         return with_intercept if array.shape[1:] == (with_intercept,) else features * outputs
     return with_intercept if request.scalars.get("intercept") else features * outputs
+
+
+def _shape(kind: Any, request: Message, array: np.ndarray, units: int, features: int, outputs: int) -> tuple[int, ...]:
+    """The shape that a field of an answer should have."""
+    if kind is Numbers:
+        return (units,)
+    if kind is Vectors:
+        return units, _columns(request, array, features, outputs)
+    sizes = {
+        "units": units,
+        "outputs": outputs,
+        "pairs": outputs**2,
+        "cross": outputs**2 * features,
+        "groups": request.scalars.get("groups", 1),
+        "parts": 2,
+        "weights": outputs * features,
+    }
+    return tuple(sizes[word] for word in get_args(kind)[1].split())
 
 
 def fault_in(request: Message, answer: object, units: int, features: int, outputs: int = 1) -> str:
@@ -263,10 +317,9 @@ def fault_in(request: Message, answer: object, units: int, features: int, output
         array = answer.arrays.get(name)
         if array is None:
             continue
-        columns = _columns(request, array, features, outputs)
-        shape = (units,) if kind is Numbers else (units, columns)
+        shape = _shape(kind, request, array, units, features, outputs)
         if array.shape != shape:
             return f"answered {request.name!r} with {name!r} of shape {array.shape} instead of {shape}"
-        if array.dtype.kind == "f" and (np.isnan(array).any() or (kind is Vectors and np.isinf(array).any())):
+        if array.dtype.kind == "f" and (np.isnan(array).any() or (kind is not Numbers and np.isinf(array).any())):
             return f"answered {request.name!r} with NaN or infinity in {name!r}"
     return ""
