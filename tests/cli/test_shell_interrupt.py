@@ -369,10 +369,9 @@ def test_ctrl_c_before_anything_is_found_writes_nothing(
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        ("dmtrl.lab.demo.run_demo", ("demo", "--no-page")),
+        ("dmtrl.workflows.demo.run_demo", ("demo", "--no-page")),
         ("dmtrl.workflows.study.simulate_study", ("study", "simulate", "s.toml", "a=a.csv", "-o", "out")),
         ("dmtrl.cli.export.check_model", ("export", "m.dmtrl", "-o", "m.csv")),
-        ("dmtrl.lab.experiments.collection.Collection.run", ("reproduce", "synthetic", "--quick", "--out", "out")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

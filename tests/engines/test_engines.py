@@ -18,12 +18,13 @@ from dmtrl import MTRLRegressorCV, Settings, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
-from dmtrl.lab.bench.cluster import items, measure
-from dmtrl.lab.experiments.experiment import Record
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
-from dmtrl.protocol.messages import Describe, Description, HoldOut, Prepare, Round, Score, encode
+from dmtrl.protocol.codec import encode
+from dmtrl.protocol.rounds import Describe, Description, HoldOut, Prepare, Round, Score
 from dmtrl.report.files import markdown_text
 from dmtrl.solver.outcome import Outcome
+from dmtrl_lab.bench.cluster import items, measure
+from dmtrl_lab.experiments.experiment import Record
 from support import clusters
 from support.losses_by_hand import halved_absolute
 from support.problems import random_problem

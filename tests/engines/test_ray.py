@@ -35,7 +35,7 @@ def cluster() -> Iterator[Any]:
 DRIVER = """
 import json, pickle, sys
 from dmtrl import RayOptions, Settings, SourcePlan, solve
-from dmtrl.lab.bench.scale_run import memory
+from dmtrl_lab.bench.scale_run import memory
 from dmtrl.engines.ray import cluster
 
 folder, address = sys.argv[1:]

@@ -24,8 +24,9 @@ from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import CheckpointWarning, WorkerLostError
 from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, Save, encode
+from dmtrl.protocol.rounds import Describe, Save
 from dmtrl.relationship import Learned, covariance
 from dmtrl.solver.checkpoint.versions import newest
 from dmtrl.solver.outcome import Outcome, StartPoint

@@ -17,8 +17,9 @@ from dmtrl.engines import recovery
 from dmtrl.engines.log import IN_MEMORY, ReplayLog
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score, decode, encode
+from dmtrl.protocol.rounds import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score
 from support.fragile import Fragile
 from support.problems import random_problem
 

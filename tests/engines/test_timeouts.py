@@ -18,8 +18,9 @@ from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.losses import AnyLoss
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, Restore, Save, encode
+from dmtrl.protocol.rounds import Describe, Restore, Save
 from dmtrl.solver.outcome import Outcome
 from dmtrl.worker.worker import Worker
 from support import fragile

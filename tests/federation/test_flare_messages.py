@@ -19,10 +19,11 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import RefusedBySiteError, StudyStoppedError, WorkerLostError
-from dmtrl.federation.flare import inbox
-from dmtrl.federation.flare import sites as carrier
-from dmtrl.federation.flare.inbox import ALIVE, BUSY, DONE, RESTARTED, STALE, WORKING, Inbox, Request
-from dmtrl.federation.flare.sites import Sites
+from dmtrl.federation.flare.exchange import ALIVE, BUSY, DONE, RESTARTED, STALE, WORKING, Request
+from dmtrl.federation.flare.server import sites as carrier
+from dmtrl.federation.flare.server.sites import Sites
+from dmtrl.federation.flare.site import inbox
+from dmtrl.federation.flare.site.inbox import Inbox
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker

@@ -12,13 +12,13 @@ import pytest
 import dmtrl
 from dmtrl.engines.recovery import Lost
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
-from dmtrl.federation.approval import create_site
-from dmtrl.federation.coordinate import run_study
-from dmtrl.federation.ledger import entries, verify
-from dmtrl.federation.policy import Policy
-from dmtrl.federation.results import StudyEvent, StudyResult
+from dmtrl.federation.coordinator.results import StudyEvent, StudyResult
+from dmtrl.federation.coordinator.run import run_study
 from dmtrl.federation.simulate import LocalSites, simulate
-from dmtrl.federation.study import Study, parse_study
+from dmtrl.federation.site.approval import create_site
+from dmtrl.federation.site.ledger import entries, verify
+from dmtrl.federation.site.policy import Policy
+from dmtrl.federation.study.study_file import Study, parse_study
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.protocol.message import Message
 from dmtrl.solver.checkpoint import Checkpoint

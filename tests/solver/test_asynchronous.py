@@ -14,8 +14,9 @@ from dmtrl import Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import get_loss
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, Improved, Prepare, Round, decode, encode
+from dmtrl.protocol.rounds import Describe, Improved, Prepare, Round
 from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import RoundRecord

@@ -11,7 +11,8 @@ from numba import njit
 from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
 from dmtrl.exceptions import CheckpointExistsError
 from dmtrl.losses import AnyLoss
-from dmtrl.protocol.messages import Describe, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Describe
 from dmtrl.relationship import Learned, Prox
 from dmtrl.solver.checkpoint.versions import FORMAT
 from dmtrl.worker.worker import Worker

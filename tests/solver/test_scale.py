@@ -22,7 +22,6 @@ from dmtrl.cli.main import main
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.problem import Coordinates, UnitLabels, build_problem
 from dmtrl.exceptions import NotConvergedWarning
-from dmtrl.lab.bench import memory, scale, scale_run
 from dmtrl.numerics import rowwise
 from dmtrl.relationship import Learned, shared
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
@@ -32,6 +31,7 @@ from dmtrl.relationship.spectrum import nuclear_norm
 from dmtrl.report.model_page import model_facts
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
+from dmtrl_lab.bench import memory, scale, scale_run
 
 M, ROWS, D = 6000, 4, 5  # more tasks than DENSE_LIMIT
 
@@ -226,7 +226,7 @@ def test_quick_memory(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_this_process() -> None:
-    code = "import numpy as np; from dmtrl.lab.bench.scale_run import memory; a = memory()[0]; x = np.ones(10**7);"
+    code = "import numpy as np; from dmtrl_lab.bench.scale_run import memory; a = memory()[0]; x = np.ones(10**7);"
     code += "print(memory()[0] - a); del x; print(memory()[1] - a)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     now, most = map(int, done.stdout.split())

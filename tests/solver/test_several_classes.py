@@ -11,7 +11,8 @@ from scipy.special import logsumexp
 from dmtrl import Settings, TaskData, losses, solve
 from dmtrl.data.folds import TEST, TRAIN
 from dmtrl.engines.local import LocalEngine
-from dmtrl.protocol.messages import HoldOut, Prepare, Score, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import HoldOut, Prepare, Score
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.cross_validation import cross_validate
 from dmtrl.worker.worker import Worker

@@ -7,7 +7,8 @@ import pytest
 
 from dmtrl import Settings, TaskData, solve
 from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
-from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Improved, Prepare, Round
 from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods import splitting

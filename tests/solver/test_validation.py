@@ -7,7 +7,7 @@ import pytest
 
 from dmtrl import Settings, TaskData, get_loss, solve
 from dmtrl.engines import LocalEngine
-from dmtrl.protocol.messages import HoldOut
+from dmtrl.protocol.rounds import HoldOut
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.cross_validation import cross_validate
 from support.problems import random_problem

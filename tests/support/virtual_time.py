@@ -12,8 +12,9 @@ from dmtrl import NotConvergedWarning, Outcome, RoundRecord, Settings, TaskData,
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import HoldOut, Improved, Prepare, Prepared, Round, decode, encode
+from dmtrl.protocol.rounds import HoldOut, Improved, Prepare, Prepared, Round
 from dmtrl.worker.worker import Worker
 
 

@@ -12,7 +12,8 @@ from test_passes import _prepared
 from dmtrl import solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import get_loss
-from dmtrl.protocol.messages import Describe, Description, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Describe, Description
 from dmtrl.solver.settings import Settings
 from dmtrl.worker import rows as row_access
 from dmtrl.worker.local_rows import in_chunks

@@ -10,7 +10,8 @@ from scipy import sparse
 from dmtrl import solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import get_loss, scalar
-from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Improved, Prepare, Round
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 from support.problems import random_problem

@@ -16,7 +16,7 @@ import numpy as np
 from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
-from dmtrl.protocol.messages import HoldOut, Score
+from dmtrl.protocol.rounds import HoldOut, Score
 from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_on, thread_count
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession
 from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd

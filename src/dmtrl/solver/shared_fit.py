@@ -11,7 +11,7 @@ import numpy as np
 from dmtrl.engines.base import Engine
 from dmtrl.losses import AnyLoss, Loss, OneVsRest, Softmax
 from dmtrl.numerics.blas import single_threaded_blas
-from dmtrl.protocol.messages import Describe
+from dmtrl.protocol.rounds import Describe
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.shared_model import QuadraticModel, ask_model
 from dmtrl.solver.shared_strengths import MarginalLikelihood, SharedStrengths, close, estimate

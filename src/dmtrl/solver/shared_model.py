@@ -13,7 +13,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.sums import DoubleSum
-from dmtrl.protocol.messages import Moments, SumMoments
+from dmtrl.protocol.rounds import Moments, SumMoments
 from dmtrl.solver.layout import Layout
 
 _SINGULAR = 1e-10  # of the diagonal: added to the scaled matrix, which columns that depend on each other make singular

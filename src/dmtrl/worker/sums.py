@@ -19,7 +19,7 @@ from dmtrl.losses import AnyLoss, CustomLoss, Loss, OneVsRest, Softmax, scalar
 from dmtrl.losses.scalar import loss_curvature, loss_slope, loss_value
 from dmtrl.numerics.compile_cache import KERNEL, discard_stale
 from dmtrl.numerics.sums import DoubleSum
-from dmtrl.protocol.messages import Moments, SumMoments
+from dmtrl.protocol.rounds import Moments, SumMoments
 
 _NUMBERS_AT_ONCE = 1 << 20  # of the matrices of several units, in memory
 _BLAS_FROM = 2000  # numbers in a unit
@@ -41,7 +41,7 @@ def sum_moments(blocks: Blocks, losses: Sequence[AnyLoss], weight: np.ndarray, r
     k, d = (losses[0].outputs if losses else 1), blocks.X.shape[1]
     unit = np.repeat(np.arange(blocks.n_units), np.diff(blocks.starts))
     shared, level = request.shared.reshape(k, d + 1), request.level.reshape(-1, k)
-    scores = np.asarray(blocks.X @ shared[:, :d].T) + shared[:, d] + level[unit]
+    scores = _scores(blocks.X, np.ascontiguousarray(shared[:, :d])) + shared[:, d] + level[unit]
     models = _row_models(blocks, losses, scores + _offsets(blocks, k), weight)
     cross = np.empty((blocks.n_units, k, k, d))
     shared_slope, matrix = _shared_sums(blocks, models, request.groups, cross)
@@ -53,6 +53,25 @@ def sum_moments(blocks: Blocks, losses: Sequence[AnyLoss], weight: np.ndarray, r
         shared_slope=shared_slope,
         matrix=matrix,
     )
+
+
+def _scores(X: Any, weights: np.ndarray) -> np.ndarray:
+    """X weights^T. Each row on its own, unlike BLAS, whose last bits depend on where a row stands."""
+    if sparse.issparse(X):
+        return np.asarray(X @ weights.T)
+    scores = np.empty((X.shape[0], len(weights)))
+    _score_rows(X, weights, scores)
+    return scores
+
+
+@njit(**KERNEL)
+def _score_rows(X, weights, scores):  # type: ignore[no-untyped-def]
+    for j in range(X.shape[0]):
+        for c in range(weights.shape[0]):
+            total = 0.0
+            for a in range(X.shape[1]):
+                total += X[j, a] * weights[c, a]
+            scores[j, c] = total
 
 
 def _offsets(blocks: Blocks, k: int) -> np.ndarray:
