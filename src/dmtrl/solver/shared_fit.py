@@ -1,6 +1,6 @@
 """`fit_shared`: what all tasks share, and the shrunken level of each task, over a running engine from sums alone.
 
-The squared loss takes one exchange, other smooth losses a few Newton rounds (docs/math.md section 18).
+The squared loss takes one exchange, other smooth losses a few Newton rounds (docs/math.md section 19).
 """
 
 from collections.abc import Sequence

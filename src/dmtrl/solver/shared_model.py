@@ -1,4 +1,4 @@
-"""The quadratic model of the loss in what all tasks share and in the tasks' levels (docs/math.md section 18).
+"""The quadratic model of the loss in what all tasks share and in the tasks' levels (docs/math.md section 19).
 
 The model is made of sums that the workers send. For the squared loss it is the loss itself, so one exchange serves
 every strength of the levels and every ridge.

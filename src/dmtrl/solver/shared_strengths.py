@@ -1,4 +1,4 @@
-"""How strongly levels and shared weights are shrunk: the marginal likelihood of a quadratic model (math section 18.2).
+"""How strongly levels and shared weights are shrunk: the marginal likelihood of a model (docs/math.md section 19).
 
 With levels of variance v/level around the shared level, and noise of variance v, this is REML of a random-intercept
 model. The sums of the workers are enough for it.
@@ -65,15 +65,15 @@ def estimate(
     `start`: those of a model that differs little.
     """
     now = start or SharedStrengths(np.inf if level is None else level, 1.0 if ridge is None else ridge)
-    guess = start
+    guess: SharedStrengths | None = start
     for _ in range(_ALTERNATIONS if level is None and ridge is None else 1):
         before = now
         if level is None:
-            at_level = partial(_at, likelihood, now, "level")
-            now = replace(now, level=_best(at_level, likelihood.rows_per_task, guess and guess.level, True))
+            at_level, near = partial(_at, likelihood, now, "level"), None if guess is None else guess.level
+            now = replace(now, level=_best(at_level, likelihood.rows_per_task, near, may_be_infinite=True))
         if ridge is None:
-            at_ridge = partial(_at, likelihood, now, "ridge")
-            now = replace(now, ridge=_best(at_ridge, likelihood.rows, guess and guess.ridge, False))
+            at_ridge, near = partial(_at, likelihood, now, "ridge"), None if guess is None else guess.ridge
+            now = replace(now, ridge=_best(at_ridge, likelihood.rows, near, may_be_infinite=False))
         if close(before, now):
             break
         guess = now

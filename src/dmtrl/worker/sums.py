@@ -1,4 +1,4 @@
-"""Sums over the training rows of a worker, from which the shared part of a model is fitted (docs/math.md section 18).
+"""Sums over the training rows of a worker, from which the shared part of a model is fitted (docs/math.md section 19).
 
 Around given scores, the loss of a row is replaced by its quadratic model, which is exact for the squared loss. What
 leaves the worker are the sums of these models: for each unit the value, slope and curvature in its level, and over all
