@@ -82,7 +82,7 @@ class QuadraticModel:
         return int((np.linalg.eigvalsh(total / np.outer(size, size)) > 1e-9).sum())
 
     def minimum(self, level: float, ridge: np.ndarray | float = 0.0, without: int | None = None) -> Minimum:
-        """Add level/2 |levels|^2 and sum of ridge/2 shared^2, and minimise. An infinite `level` means no levels.
+        """Add level/2 |levels|^2 and sum of ridge/2 shared^2, and minimise (59). An infinite `level` means no levels.
 
         `without` leaves out a group of tasks. The log determinant is that of I + curvature/level over all levels, plus
         that of the curvature in the shared weights once the levels are eliminated.
@@ -112,7 +112,7 @@ class QuadraticModel:
         return Minimum(shared, levels, constant - 0.5 * float(shared @ right), log_determinant + of_matrix)
 
     def without_levels(self, shared: np.ndarray, group: int) -> float:
-        """The model of a group of tasks at these weights with levels of zero, up to a constant."""
+        """The model of a group of tasks at these weights with levels of zero, up to a constant (62)."""
         return float(0.5 * shared @ self.matrix[group] @ shared - self.linear[group] @ shared)
 
 

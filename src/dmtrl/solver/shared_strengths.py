@@ -30,7 +30,7 @@ class SharedStrengths:
 
 
 class MarginalLikelihood:
-    """Twice the negative logarithm of the marginal likelihood, up to a constant.
+    """Twice the negative logarithm of the marginal likelihood, up to a constant (60), (61).
 
     `rows` is the total weight of the rows. The variance of the noise is profiled out, unless the loss is the negative
     logarithm of a likelihood that has none (`dispersion=False`).
