@@ -7,6 +7,7 @@ every strength of the levels and every ridge.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
@@ -63,10 +64,15 @@ class QuadraticModel:
         return np.arange(1, self.p + 1) % (self.p // self.k) != 0
 
     @cached_property
+    def total(self) -> np.ndarray:
+        """The matrix of all groups."""
+        return np.asarray(self.matrix.sum(axis=0))
+
+    @cached_property
     def scale(self) -> np.ndarray:
         """The variance of each column, weighted by curvature: a ridge in these units does not depend on the units of
         the features. One for intercepts and for columns that do not vary."""
-        total, d = self.matrix.sum(axis=0), self.p // self.k
+        total, d = self.total, self.p // self.k
         ends = np.repeat(np.arange(d - 1, self.p, d), d)  # the intercept of each weight's output
         columns = np.arange(self.p)
         weight = np.maximum(total[ends, ends], 1e-300)
@@ -77,9 +83,8 @@ class QuadraticModel:
     @cached_property
     def rank(self) -> int:
         """How many of the shared weights the rows determine."""
-        total = self.matrix.sum(axis=0)
-        size = np.sqrt(np.maximum(np.diag(total), 1e-300))
-        return int((np.linalg.eigvalsh(total / np.outer(size, size)) > 1e-9).sum())
+        size = np.sqrt(np.maximum(np.diag(self.total), 1e-300))
+        return int((np.linalg.eigvalsh(self.total / np.outer(size, size)) > 1e-9).sum())
 
     def minimum(self, level: float, ridge: np.ndarray | float = 0.0, without: int | None = None) -> Minimum:
         """Add level/2 |levels|^2 and sum of ridge/2 shared^2, and minimise (59). An infinite `level` means no levels.
@@ -87,11 +92,12 @@ class QuadraticModel:
         `without` leaves out a group of tasks. The log determinant is that of I + curvature/level over all levels, plus
         that of the curvature in the shared weights once the levels are eliminated.
         """
-        kept = np.ones(len(self.cross), dtype=bool)
+        kept: Any = slice(None)
+        A, right = self.total.copy(), self.linear.sum(axis=0)
         if without is not None:
-            kept = np.arange(len(kept)) % self.groups != without
-        of_groups = [g for g in range(self.groups) if g != without]
-        A, right = self.matrix[of_groups].sum(axis=0), self.linear[of_groups].sum(axis=0)
+            kept = np.arange(len(self.cross)) % self.groups != without
+            A -= self.matrix[without]
+            right -= self.linear[without]
         constant, log_determinant = self.constant, 0.0
         A[np.diag_indices_from(A)] += ridge
         inverse = None

@@ -66,7 +66,7 @@ def estimate(
     """
     now = start or SharedStrengths(np.inf if level is None else level, 1.0 if ridge is None else ridge)
     guess: SharedStrengths | None = start
-    for _ in range(_ALTERNATIONS if level is None and ridge is None else 1):
+    for _ in range(_ALTERNATIONS if level is None and ridge is None and start is None else 1):
         before = now
         if level is None:
             at_level, near = partial(_at, likelihood, now, "level"), None if guess is None else guess.level
