@@ -308,3 +308,23 @@ def test_too_many_columns_are_refused() -> None:
     assert can_fit_shared(squared(), MOST_WEIGHTS - 1)
     assert not can_fit_shared(squared(), MOST_WEIGHTS)
     assert not can_fit_shared(Softmax(4), MOST_WEIGHTS // 2)
+
+
+@pytest.mark.parametrize("loss", TERMS)
+def test_offsets_are_added_to_the_scores(loss: str) -> None:
+    """A fit around an offset that is linear in the features is the fit without, less that line."""
+    rows, line = grouped(loss), np.array([0.3, 0.01, -0.5])
+    plain = fitted(rows, get_loss(loss), level=KAPPA, ridge=0.0)
+    moved = fitted(rows | {"offset": rows["X"] @ line + 0.7}, get_loss(loss), level=KAPPA, ridge=0.0)
+    assert np.allclose(moved.coef[0] + line, plain.coef[0], rtol=1e-4, atol=1e-4)
+    assert moved.intercept[0] + 0.7 == pytest.approx(plain.intercept[0], abs=1e-3)
+    assert np.allclose(moved.levels, plain.levels, atol=1e-4)
+
+
+def test_offsets_of_several_classes() -> None:
+    rows, k = grouped(d=2), 3
+    rows["y"] = np.random.default_rng(3).integers(0, k, size=len(rows["y"]))
+    lines = np.array([[0.3, 0.0], [0.0, 0.02], [-0.2, 0.01]])
+    plain = fitted(rows, OneVsRest(k, binary=logistic()), level=KAPPA, ridge=0.0)
+    moved = fitted(rows | {"offset": rows["X"] @ lines.T}, OneVsRest(k, binary=logistic()), level=KAPPA, ridge=0.0)
+    assert np.allclose(moved.coef + lines, plain.coef, atol=1e-4)

@@ -74,9 +74,9 @@ def _score_rows(X, weights, scores):  # type: ignore[no-untyped-def]
             scores[j, c] = total
 
 
-def _offsets(blocks: Blocks, k: int) -> np.ndarray:
-    """What is added to the scores of the rows and not learned, (n, k)."""
-    return np.zeros((len(blocks.y), k))
+def _offsets(blocks: Blocks, k: int) -> np.ndarray | float:
+    """What is added to the scores of the rows and not learned."""
+    return 0.0 if blocks.offset is None else blocks.offset.reshape(-1, k)
 
 
 def _by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
