@@ -126,16 +126,16 @@ def dense_reml(rows: dict[str, Any]) -> tuple[float, float, np.ndarray]:
         lambda logs: parts(logs)[0],
         [0.0, 0.0],
         method="Nelder-Mead",
-        options={"xatol": 1e-6, "fatol": 1e-9, "maxiter": 2000},
+        options={"xatol": 1e-5, "fatol": 1e-8},
     )
     noise, between = np.exp(found.x)
     return float(noise), float(between), parts(found.x)[1][1:] / X.std(axis=0)
 
 
-@pytest.mark.parametrize("sizes", [(6,), (1, 2, 9, 30)], ids=["balanced", "unbalanced"])
+@pytest.mark.parametrize("sizes", [(6,), (1, 2, 4, 13)], ids=["balanced", "unbalanced"])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_variances_are_those_of_reml(sizes: tuple[int, ...], seed: int) -> None:
-    rows = grouped(rows=sizes, m=16, seed=seed) | {"sample_weight": None}
+    rows = grouped(rows=sizes, m=12, seed=seed) | {"sample_weight": None}
     noise, between, weights = dense_reml(rows)
     fit = fitted(rows, squared())
     assert fit.ridge == 0.0
@@ -253,22 +253,22 @@ def _weights_of(seed: int, d: int, m: int, n: int) -> np.ndarray:
     return rng.normal(size=d) / np.sqrt(d)
 
 
-def between_and_within(effect: float, seed: int = 0) -> dict[str, Any]:
+def between_and_within(effect: float, tasks: int = 60, seed: int = 0) -> dict[str, Any]:
     """Tasks whose level goes with the mean of their column: the slope between tasks is `effect`, within tasks one."""
     rng = np.random.default_rng(seed)
-    means, task = rng.normal(size=60) * 2, np.repeat(np.arange(60), 8)
+    means, task = rng.normal(size=tasks) * 2, np.repeat(np.arange(tasks), 8)
     x = means[task] + rng.normal(size=len(task))
-    y = x + (effect - 1) * means[task] + 0.5 * rng.normal(size=60)[task] + 0.5 * rng.normal(size=len(task))
+    y = x + (effect - 1) * means[task] + 0.5 * rng.normal(size=tasks)[task] + 0.5 * rng.normal(size=len(task))
     return {"X": x[:, None], "y": y, "tasks": task}
 
 
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
-def test_new_tasks_get_the_slope_between_tasks(loss: str) -> None:
-    rows = between_and_within(3.0)
-    if loss == "logistic":
-        rows["y"] = np.where(rows["y"] + np.random.default_rng(1).logistic(size=len(rows["y"])) > 0, 1.0, -1.0)
-    fit = fitted(rows, get_loss(loss))
-    assert fit.new_coef[0, 0] > 1.3 * fit.coef[0, 0]
+@pytest.mark.parametrize("effect", [-1.0, 3.0])
+def test_new_tasks_get_the_slope_between_tasks(effect: float) -> None:
+    rows = between_and_within(effect)
+    fit = fitted(rows, squared())
+    pooled = np.polyfit(rows["X"][:, 0], rows["y"], 1)
+    assert fit.coef[0, 0] == pytest.approx(1.0, abs=0.1)
+    assert np.allclose([fit.new_coef[0, 0], fit.new_intercept[0]], pooled)
 
 
 def test_new_tasks_get_the_shared_weights_where_tasks_agree() -> None:

@@ -120,7 +120,7 @@ class _Fit:
         if ridge is None and self._quadratic and self._rows >= ROWS_PER_WEIGHT * self._d:
             ridge = 0.0
         self._given = (level, ridge)
-        self._groups = min(_GROUPS, layout.m) if layout.m >= _LEAST_TASKS else 1
+        self._groups = min(_GROUPS, layout.m) if self._quadratic and layout.m >= _LEAST_TASKS else 1
         self._scale: np.ndarray | None = None
 
     def run(self, tol: float, max_rounds: int) -> SharedFit:
@@ -213,9 +213,10 @@ class _Fit:
 
         The shared weights describe rows of a task whose level is known. Where the means of a column differ between
         tasks and go with their levels, a fit without levels predicts new tasks better. It is used if leaving out groups
-        of tasks shows that by more than a standard error.
+        of tasks shows that by more than a standard error (62). Squared loss only: the quadratic model of another loss
+        is made around the levels, and says little about tasks without them.
         """
-        if np.isinf(strengths.level) or self._groups < _LEAST_TASKS:
+        if np.isinf(strengths.level) or self._groups == 1:
             return shared
         worse = np.empty(self._groups)
         for g in range(self._groups):

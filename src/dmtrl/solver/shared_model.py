@@ -69,6 +69,12 @@ class QuadraticModel:
         return np.asarray(self.matrix.sum(axis=0))
 
     @cached_property
+    def size(self) -> np.ndarray:
+        """Numbers that bring the diagonal of the matrix to one."""
+        diagonal = np.diag(self.total)
+        return np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
+
+    @cached_property
     def scale(self) -> np.ndarray:
         """The variance of each column, weighted by curvature: a ridge in these units does not depend on the units of
         the features. One for intercepts and for columns that do not vary."""
@@ -83,8 +89,7 @@ class QuadraticModel:
     @cached_property
     def rank(self) -> int:
         """How many of the shared weights the rows determine."""
-        size = np.sqrt(np.maximum(np.diag(self.total), 1e-300))
-        return int((np.linalg.eigvalsh(self.total / np.outer(size, size)) > 1e-9).sum())
+        return int((np.linalg.eigvalsh(self.total / np.outer(self.size, self.size)) > 1e-9).sum())
 
     def minimum(self, level: float, ridge: np.ndarray | float = 0.0, without: int | None = None) -> Minimum:
         """Add level/2 |levels|^2 and sum of ridge/2 shared^2, and minimise (59). An infinite `level` means no levels.
@@ -110,7 +115,7 @@ class QuadraticModel:
             right -= flat.T @ of_levels[kept].ravel()
             constant -= 0.5 * float(np.vdot(self.level_linear[kept], of_levels[kept]))
             log_determinant += float(np.linalg.slogdet(H[kept] / level)[1].sum())
-        shared, of_matrix = _solve(0.5 * (A + A.T), right)
+        shared, of_matrix = _solve(0.5 * (A + A.T), right, self.size)
         levels = np.zeros_like(self.level_linear)
         if inverse is not None:
             left = self.level_linear - self.cross @ shared
@@ -122,10 +127,9 @@ class QuadraticModel:
         return float(0.5 * shared @ self.matrix[group] @ shared - self.linear[group] @ shared)
 
 
-def _solve(A: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, float]:
-    """A^-1 right and log det A, after scaling the diagonal to one."""
-    size = np.sqrt(np.maximum(np.diag(A), 0.0))
-    size[size == 0] = 1.0
+def _solve(A: np.ndarray, right: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, float]:
+    """A^-1 right and log det A. `size` does not depend on the strengths, so columns that depend on each other add a
+    constant to log det A and leave the choice of the strengths alone."""
     scaled = A / np.outer(size, size)
     scaled[np.diag_indices_from(scaled)] += _SINGULAR
     for _ in range(5):  # rounding may leave a negative eigenvalue where columns depend on each other
