@@ -93,7 +93,7 @@ def _forgets_between_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (_unannounced, RefusedBySiteError, "the message 'norms' was not announced"),
         (_two_sentences, AssertionError, "one sentence"),
-        (_silent_approval, AssertionError, "approval_lines"),
+        (_silent_approval, AssertionError, "a line of the approval"),
         (_forgets_between_restarts, AssertionError, ""),
     ],
 )
