@@ -1,4 +1,4 @@
-# `make` sets up .venv, `make demo` runs the library on example data, `make test` checks everything.
+# `make` sets up .venv, `make demo` runs the library on example data, `make test` checks it.
 
 PYTHON ?= python3
 VENV := .venv
@@ -6,13 +6,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-to-run
 PIP_FLAGS := -qq --disable-pip-version-check
+EXTRAS := federation,frames,onnx,plot,ray,report
+# The pip that comes with an older Python does not know --group.
+PIP_WITH_GROUPS := "pip>=25.1"
 # Three processes on two cores: many tests wait for the processes of a cluster or a federation.
 PYTEST_FLAGS := -q -n 3 --dist loadscope --no-loadscope-reorder
+# The markers are described in pyproject.toml; tests/support/started.py checks that they are true.
+FAST := not (slow or faults or ray or federation or browser or subprocess)
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo federation-demo browser test test-portable test-minimum soak soak-federation docs dist lint format \
-  lock clean help
+.PHONY: setup demo federation-demo browser warm test test-fast test-faults test-durations test-busy test-portable \
+  test-minimum soak soak-federation docs dist lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -46,10 +51,11 @@ if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 fi
 endef
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(MAKE_VENV)
 	@echo "Installing dmtrl and its tools into $(VENV) (a minute or two the first time) ..."
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[$(EXTRAS)]" -e lab --group dev -c constraints.txt
 	@touch $(RUN_STAMP) $@
 	@echo "Ready. Next: 'make demo' or 'make test'; 'source $(BIN)/activate' puts dmtrl on your path."
 
@@ -83,42 +89,58 @@ endef
 browser:  ## install the browser that the tests of report pages need, if it is missing
 	@$(CHECK_BROWSER)
 
-test: setup lint browser  ## lint, then run all tests
+warm: setup
 	@echo "Compiling the kernels (once) ..."
-	@cd tests && ../$(BIN)/python -m support.warm_up
+	@cd tests && $(abspath $(BIN))/python -m support.warm_up
+
+test-fast: warm  ## run the tests that need no other process: no cluster, federation, browser or compilation
+	@$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder -m "$(FAST)"
+
+test: setup lint browser warm  ## lint, then run all tests except those of make test-faults
 	@echo "Running the tests ..."
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not faults"
+
+test-faults: warm  ## run the tests that kill, suspend or cut off processes of a cluster or a federation
+	@echo "Running the tests with faults ..."
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m faults
+
+test-durations: warm browser  ## measure how long each test takes, for the order of the tests and the marker slow
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not faults" --record-durations
+
+LOOPS ?= 4
+TIMES ?= 3
+test-busy: setup  ## run make test three times in a row beside four busy loops, and print the times (LOOPS=, TIMES=)
+	@$(BIN)/python tests/support/busy.py --loops $(LOOPS) --times $(TIMES) -- $(MAKE) --no-print-directory test
 
 # Each variant makes numpy, OpenBLAS and numba compute as another CPU does (tests/support/cpu.py). Left out: the tests
-# that kill actors of a Ray cluster or processes of a federation, which take minutes and do not depend on the CPU.
+# with faults, which take minutes and do not depend on the CPU.
 CPU ?= plain avx2 avx512
 test-portable: setup browser  ## run the tests as on other CPUs: all three, or CPU=plain, CPU=avx2, CPU=avx512
 	@failed=""; for cpu in $(CPU); do \
 	  echo "Running the tests as on a CPU of kind $$cpu ..."; \
-	  $(BIN)/python tests/support/cpu.py $$cpu $(PYTEST_FLAGS) --ignore=tests/engines/test_ray_faults.py \
-	    --ignore=tests/federation/test_flare.py \
-	    || failed="$$failed $$cpu"; \
+	  $(BIN)/python tests/support/cpu.py $$cpu $(PYTEST_FLAGS) -m "not faults" || failed="$$failed $$cpu"; \
 	done; [ -z "$$failed" ] || { echo "Tests failed on:$$failed" >&2; exit 1; }
 
 MINIMUM := .venv-minimum
 MINIMUM_STAMP := $(MINIMUM)/.installed
 MINIMUM_CACHE := NUMBA_CACHE_DIR=$(CURDIR)/build/numba/minimum
 
-$(MINIMUM_STAMP): pyproject.toml tests/support/minimum_versions.py
+$(MINIMUM_STAMP): pyproject.toml lab/pyproject.toml tests/support/minimum_versions.py
 	@$(CHECK_MACHINE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 	  || { echo "The minimum versions need Python 3.11: run 'make test-minimum PYTHON=/path/to/python3.11'." >&2; exit 1; }
 	@echo "Installing the minimum versions into $(MINIMUM) (a minute or two) ..."
 	@rm -rf $(MINIMUM); $(PYTHON) -m venv $(MINIMUM)
 	@$(PYTHON) tests/support/minimum_versions.py > $(MINIMUM)/constraints.txt
-	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c $(MINIMUM)/constraints.txt
+	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS)
+	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) -e ".[$(EXTRAS)]" -e lab --group dev -c $(MINIMUM)/constraints.txt
 	@touch $@
 
-test-minimum: $(MINIMUM_STAMP) browser  ## run all tests with the minimum versions of pyproject.toml
+test-minimum: $(MINIMUM_STAMP) browser  ## run the tests with the minimum versions of pyproject.toml
 	@echo "Compiling the kernels (once) ..."
 	@cd tests && $(MINIMUM_CACHE) ../$(MINIMUM)/bin/python -m support.warm_up
 	@echo "Running the tests with the minimum versions ..."
-	@$(MINIMUM_CACHE) $(MINIMUM)/bin/python -m pytest $(PYTEST_FLAGS)
+	@$(MINIMUM_CACHE) $(MINIMUM)/bin/python -m pytest $(PYTEST_FLAGS) -m "not faults"
 
 SOAK_MINUTES ?= 15
 FUZZ_MINUTES ?= 5
@@ -136,7 +158,8 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 	@$(CHECK_MACHINE)
 	@echo "Installing the tools of the documentation into $(DOCS) ..."
 	@rm -rf $(DOCS); $(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip install $(PIP_FLAGS) -e ".[docs]" -c constraints.txt
+	@$(DOCS)/bin/python -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS)
+	@$(DOCS)/bin/python -m pip install $(PIP_FLAGS) -e . --group docs -c constraints.txt
 	@touch $@
 
 # No network after the installation: MathJax and the search are part of the site. Every warning is an error.
@@ -180,17 +203,18 @@ lock:  ## write constraints.txt anew from the newest versions that fit together
 	@echo "Installing the newest versions into a fresh environment ..."
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	$(PYTHON) -m venv "$$dir/venv"; \
-	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[dev,docs]" $(BUILD_TOOLS); \
-	{ echo '# The versions the tests run with: everything in ".[dev,docs]" and the build tools, pinned.'; \
+	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS); \
+	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[$(EXTRAS)]" ./lab --group dev --group docs $(BUILD_TOOLS); \
+	{ echo '# The versions the tests run with: dmtrl with all extras, the lab, the groups dev and docs, the build tools.'; \
 	  echo '# Written by `make lock`; do not edit by hand.'; \
-	  "$$dir/venv/bin/python" -m pip freeze --disable-pip-version-check --exclude dmtrl; } > constraints.txt.new; \
+	  "$$dir/venv/bin/python" -m pip freeze --disable-pip-version-check --exclude dmtrl --exclude dmtrl-lab; } > constraints.txt.new; \
 	mv constraints.txt.new constraints.txt
 	@echo "Wrote constraints.txt ($$(grep -c == constraints.txt) packages). Run 'make test' to try them."
 
 clean:  ## remove the environments, caches and build output
 	rm -rf $(VENV) $(MINIMUM) $(DOCS) build dist docs/api/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-	  printf '  make %-13s %s\n' "$$name" "$$text"; done
+	  printf '  make %-16s %s\n' "$$name" "$$text"; done

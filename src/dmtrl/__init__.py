@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dmtrl.solver.outcome import Outcome, RoundRecord
     from dmtrl.solver.settings import Settings
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 _HOMES = {
     "exceptions": [

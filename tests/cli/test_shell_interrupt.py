@@ -291,6 +291,7 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.subprocess
 def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
     """The real command on a real terminal: the test reads the live line and sends SIGINT once some folds are done."""
     data = write(shops(m=8, rows=60), tmp_path / "my shops.csv")
@@ -369,10 +370,9 @@ def test_ctrl_c_before_anything_is_found_writes_nothing(
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        ("dmtrl.lab.demo.run_demo", ("demo", "--no-page")),
+        ("dmtrl.workflows.demo.run_demo", ("demo", "--no-page")),
         ("dmtrl.workflows.study.simulate_study", ("study", "simulate", "s.toml", "a=a.csv", "-o", "out")),
         ("dmtrl.cli.export.check_model", ("export", "m.dmtrl", "-o", "m.csv")),
-        ("dmtrl.lab.experiments.collection.Collection.run", ("reproduce", "synthetic", "--quick", "--out", "out")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

@@ -18,16 +18,17 @@ from dmtrl import MTRLRegressorCV, Settings, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
-from dmtrl.lab.bench.cluster import items, measure
-from dmtrl.lab.experiments.experiment import Record
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
 from dmtrl.protocol.codec import encode
 from dmtrl.protocol.rounds import Describe, Description, HoldOut, Prepare, Round, Score
 from dmtrl.report.files import markdown_text
 from dmtrl.solver.outcome import Outcome
+from dmtrl_lab.bench.cluster import items, measure
+from dmtrl_lab.experiments.experiment import Record
 from support import clusters
 from support.losses_by_hand import halved_absolute
 from support.problems import random_problem
+from support.waiting import CEILING
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning")]
 PRESETS = {"default": Settings(tol=1e-4, max_rounds=40), "paper": Settings.paper(T=4, P=3)}
@@ -155,7 +156,7 @@ def test_answers_arrive_as_they_are_ready(pair: Engine) -> None:
         pair.send(0, encode(one_round(0, 0)))
         for number in range(3):
             pair.send(1, encode(one_round(1, number)))
-            assert pair.receive(timeout=60.0)[0] == 1
+            assert pair.receive(timeout=CEILING)[0] == 1
         assert pair.pending == {0}
     assert pair.receive()[0] == 0
 

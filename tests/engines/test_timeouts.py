@@ -26,6 +26,7 @@ from dmtrl.worker.worker import Worker
 from support import fragile
 from support.fragile import Fragile
 from support.problems import random_problem
+from support.virtual_time import ManualClock
 
 STANDARD = Settings(tol=1e-5)
 DATA = random_problem("squared", m=4)
@@ -33,19 +34,7 @@ TIMEOUT = 0.05
 DESCRIBE = encode(Describe())
 
 
-class Clock:
-    """Replaces the time module: time passes only in `sleep`, so a busy machine changes nothing."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-clock = Clock()
+clock = ManualClock()
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,15 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 
 from dmtrl import CustomLoss, NotConvergedWarning, RoundRecord, Settings, TaskCovariance, TaskData, solve
-from dmtrl.lab.baselines import (
+from dmtrl.losses import BUILTIN
+from dmtrl.relationship import Learned
+from dmtrl_lab.baselines import (
     Fitted,
     NotEnoughMemoryError,
     available_memory,
     centralised_mtrl,
     ssdca,
 )
-from dmtrl.losses import BUILTIN
-from dmtrl.relationship import Learned
 from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
 

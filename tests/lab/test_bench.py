@@ -1,4 +1,4 @@
-"""`dmtrl bench`: fair timing, and tables that say what was measured.
+"""`dmtrl-lab bench`: fair timing, and tables that say what was measured.
 
 Here: what the benchmarks share, and `stragglers`. The others are tested in test_bench_fit (also `cv`), test_bench_zoo,
 test_bench_startup, test_scale (run with --quick) and test_engines (`cluster`).
@@ -7,15 +7,15 @@ test_bench_startup, test_scale (run with --quick) and test_engines (`cluster`).
 import numpy as np
 import pytest
 
-from dmtrl.cli.bench import CHOICES
-from dmtrl.lab.bench import stragglers
-from dmtrl.lab.bench.suite import BENCHMARKS
-from dmtrl.lab.bench.timing import interleaved, ratio
-from dmtrl.lab.experiments.experiment import Record
-from dmtrl.lab.experiments.problems import load_problem
 from dmtrl.report.content import Table
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
+from dmtrl_lab.bench import stragglers
+from dmtrl_lab.bench.suite import BENCHMARKS
+from dmtrl_lab.bench.timing import interleaved, ratio
+from dmtrl_lab.cli.bench import CHOICES
+from dmtrl_lab.experiments.experiment import Record
+from dmtrl_lab.experiments.problems import load_problem
 
 
 def test_competitors_run_in_turn_after_a_warm_up() -> None:

@@ -31,7 +31,7 @@ def test_one_slow_worker_of_64_costs_less_than_half_of_what_it_does_in_synchrono
     wide_fleet: TaskData, loss: str, lam: float
 ) -> None:
     """To a joint gap of 0.01, on the clock of the engine, with certificates that hold against an optimum known much
-    better; `dmtrl bench stragglers` has the same with real seconds."""
+    better; `dmtrl-lab bench stragglers` has the same with real seconds."""
     best = solve(wide_fleet, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-5)).certificate
     reached = {}
     for staleness in (0, 8):

@@ -5,7 +5,7 @@ it.
 import numpy as np
 
 from dmtrl import Settings, solve
-from dmtrl.lab.baselines import centralised_mtrl, ssdca
+from dmtrl_lab.baselines import centralised_mtrl, ssdca
 from support.problems import random_problem
 
 if __name__ == "__main__":
