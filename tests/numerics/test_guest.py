@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 fcntl = pytest.importorskip("fcntl")
+pytestmark = pytest.mark.subprocess
 
 PROGRAM = Path(__file__).parents[1] / "support" / "guest.py"
 UNRELATED = """
