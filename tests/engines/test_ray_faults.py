@@ -1,7 +1,6 @@
 """Actors and nodes of a real cluster of three nodes are killed: the weights must have the same bits."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,10 @@ from dmtrl.losses import get_loss
 from support import clusters
 from support.problems import random_problem
 from support.ray_faults import Killer, Problem, mds_shaped, runs, same_bits, school, synthetic
+from support.waiting import CEILING, wait_for
 
 pytestmark = [
+    pytest.mark.faults,
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning"),
 ]
@@ -55,11 +56,9 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
     plan = SourcePlan.from_files(rows, "y", "task")
 
     def come_back() -> None:
-        while engine.losses < 1:
-            time.sleep(0.05)
+        wait_for(lambda: engine.losses >= 1, "the loss of the actor that hangs")
         engine._answer_timeout = None  # the others, and the replacement, may take their time
-        while engine.losses < 2:
-            time.sleep(0.05)
+        wait_for(lambda: engine.losses >= 2, "a replacement that cannot read its rows")
         away.rename(rows)
 
     back = threading.Thread(target=come_back, daemon=True)
@@ -72,7 +71,7 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
 
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=0.0, max_rounds=6)}
     plain = solve(plan, workers=2, **common)
-    options = RayOptions(cluster.address, recovery_timeout=600.0)
+    options = RayOptions(cluster.address, recovery_timeout=CEILING)
     with RayEngine(plan.sources(2), get_loss("squared"), options) as engine:
         same_bits(plain, solve(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
     assert not back.is_alive(), "no worker was lost twice"
@@ -103,7 +102,8 @@ def test_asynchronous_rounds(cluster: Any, shared_data: Any) -> None:
 
     options = Settings(max_staleness=8, tol=1e-4)
     nodes = len(cluster.list_all_nodes())  # each has one processor: all are taken
-    with RayEngine(data.sources(nodes), get_loss(loss), RayOptions(cluster.address, recovery_timeout=30.0)) as engine:
+    patient = RayOptions(cluster.address, recovery_timeout=CEILING)
+    with RayEngine(data.sources(nodes), get_loss(loss), patient) as engine:
         outcome = solve(data, loss=loss, reg_lambda=lam, engine=engine, callbacks=[watch], settings=options)
         assert engine.losses >= 2
     ray.kill(squatters[0])

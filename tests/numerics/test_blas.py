@@ -87,6 +87,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
         a_limit_of_the_caller_comes_back,
     ],
 )
+@pytest.mark.subprocess
 def test_in_a_new_process(scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the tests before have done to the number of threads of this process."""
     for library in ("OPENBLAS", "MKL", "OMP"):

@@ -55,6 +55,7 @@ print(W.tobytes().hex())
 """
 
 
+@pytest.mark.subprocess
 def test_messages_and_bits_of_compiled_kernels(tmp_path: Path) -> None:
     """A process says once that it compiles, and the next is silent. The bits do not depend on what was compiled before:
     numba compiles a function with the flags of its first caller unless it has its own."""
@@ -113,6 +114,7 @@ print(sum(double.stats.cache_hits.values()))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
+@pytest.mark.subprocess
 def test_processes_that_save_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     """The second one saves another kind of the same function after the first one has read the index."""
     (tmp_path / "shared.py").write_text(

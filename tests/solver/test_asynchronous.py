@@ -4,7 +4,6 @@ Most runs have a clock of their own (tests/support/virtual_time.py): a straggler
 machine.
 """
 
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +22,7 @@ from dmtrl.solver.outcome import RoundRecord
 from dmtrl.worker.kernels import GRAM, SDCA
 from support.problems import mean_losses, random_problem
 from support.virtual_time import LAM, SpyingEngine, answers_by_worker, run, sources_of, virtual
+from support.waiting import be_slow
 
 PROBLEMS = {
     "hinge": ("hinge", {}),
@@ -228,7 +228,7 @@ class Napping(LocalEngine):
         awake = self._workers[slow].answer
 
         def answer(message: Message) -> Message:
-            time.sleep(seconds)
+            be_slow(seconds)
             return awake(message)
 
         self._workers[slow].answer = answer  # type: ignore[method-assign]

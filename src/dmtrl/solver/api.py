@@ -55,7 +55,7 @@ def solve(
     n_jobs: int | None = None,
     workers: int | None = None,
     shards: int | Sequence[int] = 1,
-    intercept_ridge: float | None = None,
+    intercept_ridge: float | np.ndarray | None = None,
     start: Outcome | StartPoint | None = None,
     callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
@@ -97,9 +97,9 @@ def solve(
         worker.
     shards : int or sequence of int, default=1
         Number of pieces into which each task is cut first, so that a task can be spread over several workers.
-    intercept_ridge : float, default=None
-        Give every task an intercept that stays outside the relationship and carries only this ridge. It is the last
-        column of the weights; the rows have no column for it. None means no intercept.
+    intercept_ridge : float or ndarray of shape (m,), default=None
+        Give every task an intercept that stays outside the relationship and carries only this ridge, or the ridge of
+        its task. It is the last column of the weights; the rows have no column for it. None means no intercept.
     start : Outcome or StartPoint, default=None
         Weights from which to start.
     callbacks : sequence of callable, default=()
@@ -218,7 +218,7 @@ class ProblemSpec:
     relationship: Any
     settings: Settings
     shards: int | Sequence[int] = 1
-    intercept_ridge: float | None = None
+    intercept_ridge: float | np.ndarray | None = None
     shared_intercept: bool = False  # all tasks have the same intercept
     start: StartPoint | None = None
     own: float = 0.0  # strength of the tasks' own parts, in units of 1/m
@@ -241,8 +241,11 @@ class ProblemSpec:
         relationship, ridge = get_relationship(self.relationship, self.m, tau, kappa), self.intercept_ridge
         if ridge is None:
             return relationship
-        require(_is_positive(ridge), "intercept_ridge", "None, or positive and finite", ridge)
-        return FreeIntercept(relationship, float(ridge / reg_lambda), self.shared_intercept, self.outputs)
+        several = isinstance(ridge, np.ndarray) and ridge.shape == (self.m,)
+        fits = _is_positive(ridge) or (several and bool((np.isfinite(ridge) & (ridge > 0)).all()))
+        require(fits, "intercept_ridge", "None, or positive and finite", ridge)
+        weight = ridge / reg_lambda if several else float(ridge / reg_lambda)
+        return FreeIntercept(relationship, weight, self.shared_intercept, self.outputs)
 
     def check_divisible(self) -> None:
         if hasattr(self.relationship, "prox") and not hasattr(self.relationship, "only"):
@@ -255,7 +258,7 @@ class ProblemSpec:
         """The same problem for these tasks, by number."""
         assert not isinstance(self.data, int)
         losses, relationship, steps, shards = self.losses, self.relationship, self.settings.steps, self.shards
-        weight = self.task_weight
+        weight, ridge = self.task_weight, self.intercept_ridge
         if hasattr(relationship, "only"):
             relationship = relationship.only(tasks)
         elif hasattr(relationship, "tocsr"):
@@ -273,6 +276,7 @@ class ProblemSpec:
             settings=settings,
             shards=shards if np.ndim(shards) == 0 else np.asarray(shards)[tasks].tolist(),
             task_weight=weight[tasks] if isinstance(weight, np.ndarray) else weight,
+            intercept_ridge=ridge[tasks] if isinstance(ridge, np.ndarray) else ridge,
             start=None if self.start is None else StartPoint(self.start.W[tasks], self.start.common),
         )
 

@@ -42,7 +42,7 @@ class RowProducts(NamedTuple):
 
 @njit(**KERNEL)
 def centre_scores(units, C, which, r):  # type: ignore[no-untyped-def]
-    """x_j . c of every row of the units `which`, with the intercept."""
+    """The score at c of every row of the units `which`. It has the row's offset, and so has every z below."""
     for i in which:
         for j in range(units.starts[i], units.starts[i + 1]):
             r[j] = score(units, j, C[i])
