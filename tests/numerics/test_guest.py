@@ -66,7 +66,7 @@ def test_unrelated_functions_touch_no_lock(seen: Any) -> None:
 @pytest.mark.parametrize("after", ["import", "fit", "failing fit", "page and plot"])
 def test_nothing_is_left_behind(after: str, seen: Any) -> None:
     before, now = seen["states"]["before"], seen["states"][after]
-    assert {fact: (before[fact], now[fact]) for fact in before if now[fact] != before[fact]} == {}
+    assert [fact for fact in before if now[fact] != before[fact]] == []
 
 
 def test_no_listener_is_registered(seen: Any) -> None:
