@@ -11,6 +11,7 @@ import pytest
 
 fcntl = pytest.importorskip("fcntl")
 
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 PROGRAM = Path(__file__).parents[1] / "support" / "guest.py"
 UNRELATED = """
 from numba import njit
