@@ -13,7 +13,7 @@ import numpy as np
 
 from dmtrl.engines.base import Engine
 from dmtrl.protocol.messages import Describe, Prepare, Prepared, Restore, decode, encode
-from dmtrl.relationship import FreeIntercept, Relationship
+from dmtrl.relationship import FreeIntercept
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of
 from dmtrl.solver.checkpoint.paths import RunSession
@@ -26,6 +26,7 @@ from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
 from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, RunContext, first_step
 from dmtrl.solver.methods.splitting import Splitting
 from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import task_weights
 from dmtrl.worker.kernels import SDCA
@@ -51,20 +52,12 @@ class RunState:
 
 
 class Coordinator:
-    """`layout` says which worker holds which units; by default the workers are asked. `task_weight` is the exponent of
-    the task sizes, or the weights of the tasks themselves."""
+    """`layout` says which worker holds which units; by default the workers are asked."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        m: int,
-        relationship: Relationship,
-        reg_lambda: float,
-        settings: Settings,
-        layout: Layout | None = None,
-        task_weight: float | np.ndarray = 0.0,
-    ):
-        self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
+    def __init__(self, engine: Engine, problem: Problem, settings: Settings, layout: Layout | None = None):
+        relationship, m, task_weight = problem.regulariser(), problem.m, problem.task_weight
+        self._engine, self._relationship, self._settings = engine, relationship, settings
+        self._lam, self._staleness = problem.strengths.reg_lambda, engine.max_staleness
         self._intercept = isinstance(relationship, FreeIntercept)
         self._layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), m)
         relationship.start(m)  # refuses a relationship for another number of tasks
@@ -87,8 +80,10 @@ class Coordinator:
         raises KeyboardInterrupt stops the run; if there is a checkpoint, it is written first.
         """
         layout, relationship = self._layout, self._relationship
-        facts = layout, relationship, self._lam, self._settings, self._task_weight
-        problem = problem_of(*facts) if session.active else {}
+        problem = {}
+        if session.active:
+            facts = layout, relationship, self._lam, self._settings, self._task_weight, self._staleness
+            problem = problem_of(*facts)
         version = session.resume_run(name, problem)
         method, run = self._begin(start) if version is None else self._resume(version)
         exchange = _Exchange(self._engine, method)
@@ -143,7 +138,7 @@ class Coordinator:
             intercept_step = np.full(layout.m, np.inf)
             np.minimum.at(intercept_step, layout.task, layout.gather(answers, "intercept_step"))
         W, common = (np.zeros(shape), np.zeros(shape[1])) if start is None else start
-        loss = layout.gather(answers, "loss_w") if settings.max_staleness else None
+        loss = layout.gather(answers, "loss_w") if self._staleness else None
         point = InitialPoint(W, common, layout.gather(answers, "b"), layout.gather(answers, "conjugate"), loss)
         at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
         dual = self._dual_point(layout.per_task(point.b), float(point.conjugate.sum()), at_zero)
@@ -169,7 +164,7 @@ class Coordinator:
                 keep=start is not None,
                 density=layout.density,
                 first_step=settings.initial_step or first_step(self._lam, layout.m),
-                evaluate=settings.max_staleness > 0,
+                evaluate=self._staleness > 0,
                 intercept=self._intercept,
                 intercept_ridge=self._intercept_ridge(),
                 total_weight=layout.scatter(k, total),
@@ -198,8 +193,12 @@ class Coordinator:
     def _choose_method(self, longest_step: float, intercept_step: np.ndarray | None) -> Method[Any]:
         layout, settings, relationship = self._layout, self._settings, self._relationship
         ridge = self._intercept_ridge()
-        context = RunContext(relationship, self._lam, layout, settings, longest_step, intercept_step, ridge)
-        if settings.max_staleness:
+        context = RunContext(
+            relationship, self._lam, layout, settings, longest_step, intercept_step, ridge, self._staleness
+        )
+        if self._staleness:
+            if settings.method == "dual":
+                raise ValueError("max_staleness requires method='splitting': asynchronous dual ascent can stall")
             return AsynchronousSplitting(context)
         if settings.method == "dual" and self._intercept:  # the dual step has one size for all columns
             raise ValueError("method='dual' cannot leave the intercept free; use a bias feature or method='splitting'")

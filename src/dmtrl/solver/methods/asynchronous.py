@@ -101,7 +101,7 @@ class AsynchronousSplitting:
             solver=np.zeros(units, dtype=np.int8),
             steps=np.zeros(units, dtype=np.int64),
             s=settings.initial_step or step,
-            staleness=settings.max_staleness,
+            staleness=self._context.max_staleness,
             accuracy=settings.local_accuracy,
             passes=min(_PASSES, settings.max_passes),
             answered=np.zeros(workers, dtype=np.int64),
@@ -121,7 +121,7 @@ class AsynchronousSplitting:
         for k in sorted(idle):
             if self._may_continue(state, k):
                 requests[k] = state.sent[k] = self._request(state, k, target)
-                newest = deque[int](maxlen=self._context.settings.max_staleness + 1)
+                newest = deque[int](maxlen=self._context.max_staleness + 1)
                 state.versions.setdefault(k, newest).append(state.version)
         return requests
 

@@ -36,6 +36,7 @@ class RunContext:
     longest_step: float = np.inf
     intercept_step: np.ndarray | None = None  # of each task, if weights have intercepts after the features
     intercept_ridge: float = -1.0  # the penalty on it in the local problems; negative: the coordinator steps for it
+    max_staleness: int = 0  # of the engine
 
     def steps(self, s: float) -> Steps:
         """The step sizes of each unit: a task in k shards takes steps k times as long."""
