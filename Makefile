@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RUN_STAMP := $(VENV)/.installed-to-run
 PIP_FLAGS := -qq --disable-pip-version-check
+EXTRAS := federation,frames,onnx,plot,ray,report
+# The pip that comes with an older Python does not know --group.
+PIP_WITH_GROUPS := "pip>=25.1"
 # Three processes on two cores: many tests wait for the processes of a cluster or a federation.
 PYTEST_FLAGS := -q -n 3 --dist loadscope --no-loadscope-reorder
 
@@ -46,10 +49,11 @@ if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 fi
 endef
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(MAKE_VENV)
 	@echo "Installing dmtrl and its tools into $(VENV) (a minute or two the first time) ..."
-	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c constraints.txt
+	@$(BIN)/python -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS)
+	@$(BIN)/python -m pip install $(PIP_FLAGS) -e ".[$(EXTRAS)]" -e lab --group dev -c constraints.txt
 	@touch $(RUN_STAMP) $@
 	@echo "Ready. Next: 'make demo' or 'make test'; 'source $(BIN)/activate' puts dmtrl on your path."
 
@@ -104,14 +108,15 @@ MINIMUM := .venv-minimum
 MINIMUM_STAMP := $(MINIMUM)/.installed
 MINIMUM_CACHE := NUMBA_CACHE_DIR=$(CURDIR)/build/numba/minimum
 
-$(MINIMUM_STAMP): pyproject.toml tests/support/minimum_versions.py
+$(MINIMUM_STAMP): pyproject.toml lab/pyproject.toml tests/support/minimum_versions.py
 	@$(CHECK_MACHINE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' \
 	  || { echo "The minimum versions need Python 3.11: run 'make test-minimum PYTHON=/path/to/python3.11'." >&2; exit 1; }
 	@echo "Installing the minimum versions into $(MINIMUM) (a minute or two) ..."
 	@rm -rf $(MINIMUM); $(PYTHON) -m venv $(MINIMUM)
 	@$(PYTHON) tests/support/minimum_versions.py > $(MINIMUM)/constraints.txt
-	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) -e ".[dev]" -c $(MINIMUM)/constraints.txt
+	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS)
+	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) -e ".[$(EXTRAS)]" -e lab --group dev -c $(MINIMUM)/constraints.txt
 	@touch $@
 
 test-minimum: $(MINIMUM_STAMP) browser  ## run all tests with the minimum versions of pyproject.toml
@@ -136,7 +141,8 @@ $(DOCS_STAMP): pyproject.toml constraints.txt
 	@$(CHECK_MACHINE)
 	@echo "Installing the tools of the documentation into $(DOCS) ..."
 	@rm -rf $(DOCS); $(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip install $(PIP_FLAGS) -e ".[docs]" -c constraints.txt
+	@$(DOCS)/bin/python -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS)
+	@$(DOCS)/bin/python -m pip install $(PIP_FLAGS) -e . --group docs -c constraints.txt
 	@touch $@
 
 # No network after the installation: MathJax and the search are part of the site. Every warning is an error.
@@ -180,16 +186,17 @@ lock:  ## write constraints.txt anew from the newest versions that fit together
 	@echo "Installing the newest versions into a fresh environment ..."
 	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
 	$(PYTHON) -m venv "$$dir/venv"; \
-	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[dev,docs]" $(BUILD_TOOLS); \
-	{ echo '# The versions the tests run with: everything in ".[dev,docs]" and the build tools, pinned.'; \
+	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) $(PIP_WITH_GROUPS); \
+	"$$dir/venv/bin/python" -m pip install $(PIP_FLAGS) ".[$(EXTRAS)]" ./lab --group dev --group docs $(BUILD_TOOLS); \
+	{ echo '# The versions the tests run with: dmtrl with all extras, the lab, the groups dev and docs, the build tools.'; \
 	  echo '# Written by `make lock`; do not edit by hand.'; \
-	  "$$dir/venv/bin/python" -m pip freeze --disable-pip-version-check --exclude dmtrl; } > constraints.txt.new; \
+	  "$$dir/venv/bin/python" -m pip freeze --disable-pip-version-check --exclude dmtrl --exclude dmtrl-lab; } > constraints.txt.new; \
 	mv constraints.txt.new constraints.txt
 	@echo "Wrote constraints.txt ($$(grep -c == constraints.txt) packages). Run 'make test' to try them."
 
 clean:  ## remove the environments, caches and build output
 	rm -rf $(VENV) $(MINIMUM) $(DOCS) build dist docs/api/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src lab tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \

@@ -32,8 +32,8 @@ extensions = [
     "sphinx_copybutton",
 ]
 root_doc = "docs/index"
-include_patterns = ["docs/**", "examples/*.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-exclude_patterns = [".*", ".venv*", "build", "dist", "src", "tests", "docs/_templates"]
+include_patterns = ["docs/**", "examples/*.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+exclude_patterns = [".*", ".venv*", "build", "dist", "src", "lab", "tests", "docs/_templates"]
 # lists of links, for readers of the repository
 exclude_patterns += ["README.md", "docs/README.md", "examples/README.md"]
 templates_path = [str(DOCS / "_templates")]
@@ -55,7 +55,7 @@ numpydoc_xref_param_type = False
 # MathJax from a package, copied into the site: pages need no network
 mathjax_package = find_spec("sphinx-mathjax-offline")
 if mathjax_package is None or mathjax_package.origin is None:
-    raise ImportError('the documentation needs sphinx-mathjax-offline: pip install ".[docs]".')
+    raise ImportError("the documentation needs sphinx-mathjax-offline: run `make docs`.")
 html_static_path = ["_static", str(Path(mathjax_package.origin).parent / "static" / "mathjax" / "tex-svg.js")]
 mathjax_path = "tex-svg.js"
 

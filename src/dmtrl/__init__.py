@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         TasksLeftOutWarning,
         WorkerLostError,
     )
-    from dmtrl.federation.privacy.fitting import private_moments
+    from dmtrl.federation.protection.noise.coordinator import private_moments
     from dmtrl.losses import CustomLoss, Loss, get_loss
     from dmtrl.losses.check import check_loss
     from dmtrl.relationship.check import check_relationship
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dmtrl.solver.problem import Problem, Strengths
     from dmtrl.solver.settings import Settings
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 _HOMES = {
     "exceptions": [
@@ -64,7 +64,7 @@ _HOMES = {
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
     "estimators.export": ["export"],
     "estimators.feature_maps": ["RFF", "Splines"],
-    "federation.privacy.fitting": ["private_moments"],
+    "federation.protection.noise.coordinator": ["private_moments"],
     "losses.check": ["check_loss"],
     "losses.builtin": ["CustomLoss", "Loss", "get_loss"],
     "estimators.metrics": ["per_task_scores", "task_scorer"],

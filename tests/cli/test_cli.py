@@ -14,7 +14,7 @@ import dmtrl
 from dmtrl import Settings, TaskData
 from dmtrl.cli.main import main
 from dmtrl.datasets import SyntheticTasks, make_synthetic
-from dmtrl.lab import demo
+from dmtrl.workflows import demo
 
 WIDE = {"COLUMNS": "200", "TERM": "dumb"}
 

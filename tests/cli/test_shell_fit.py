@@ -82,8 +82,8 @@ def test_the_fit_is_that_of_the_library(tmp_path: Path, csv: Path, table: pa.Tab
     assert [row["task"] for row in found["per_task"]] == own.tasks_.tolist()
     errors = [row["held_out_error"] for row in found["per_task"]]
     np.testing.assert_allclose(errors, own.metrics_.per_task["rmse"] ** 2)
-    j = int(np.argmax(own.cv_path_.lambdas == own.reg_lambda_))
-    searched = own.cv_path_.squared_error[0, j].sum(axis=0) / own.cv_path_.weight[0, j].sum(axis=0)
+    j = int(np.argmax(own.cv_results_.lambdas == own.reg_lambda_))
+    searched = own.cv_results_.squared_error[0, j].sum(axis=0) / own.cv_results_.weight[0, j].sum(axis=0)
     np.testing.assert_allclose(errors, searched, rtol=0.1)
     for name in ("r2", "mae", "rmse"):
         assert found["metrics"][name] == {"model": own.metrics_.overall[name], "baseline": own.metrics_.baseline[name]}

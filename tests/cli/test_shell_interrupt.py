@@ -68,9 +68,9 @@ def same_bits(model: Any, other: Any) -> None:
     assert np.asarray(model.task_covariance_).tobytes() == np.asarray(other.task_covariance_).tobytes()
     for one, two in zip(model.history_, other.history_, strict=True):
         assert repr(one | {"seconds": 0}) == repr(two | {"seconds": 0})
-    if hasattr(model, "cv_path_"):
-        for name, values in vars(model.cv_path_).items():
-            assert values.tobytes() == getattr(other.cv_path_, name).tobytes(), name
+    if hasattr(model, "cv_results_"):
+        for name, values in vars(model.cv_results_).items():
+            assert values.tobytes() == getattr(other.cv_results_, name).tobytes(), name
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_an_interrupted_fit_goes_on(
     tmp_path: Path, request_: FitRequest, prepared: Prepared, whole: Any, word: str, times: int
 ) -> None:
     out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
-    times = int((whole.cv_path_.rounds > 0).sum()) if times < 0 else times  # the last one
+    times = int((whole.cv_results_.rounds > 0).sum()) if times < 0 else times  # the last one
     with pytest.raises(Interrupted) as stopped:
         fit(prepared, request_, StopsAt(word, times), out)
     assert stopped.value.checkpoint == keep
@@ -210,7 +210,7 @@ def test_what_is_kept_is_not_computed_again(tmp_path: Path, request_: FitRequest
     assert arrays["score.wrong"].shape == (17, 5)
     arrays["score.wrong"][:] = 123.0
     storage.save(str(file), header, arrays)
-    path = fit(prepared, request_, None, resume=keep).cv_path_
+    path = fit(prepared, request_, None, resume=keep).cv_results_
     assert int((path.wrong == 123.0).sum()) == 17 * 5
     assert (path.rounds[..., :2] > 0).all(), "every candidate is tried on the first folds"
 
@@ -369,10 +369,9 @@ def test_ctrl_c_before_anything_is_found_writes_nothing(
 @pytest.mark.parametrize(
     ("work", "words"),
     [
-        ("dmtrl.lab.demo.run_demo", ("demo", "--no-page")),
+        ("dmtrl.workflows.demo.run_demo", ("demo", "--no-page")),
         ("dmtrl.workflows.study.simulate_study", ("study", "simulate", "s.toml", "a=a.csv", "-o", "out")),
         ("dmtrl.cli.export.check_model", ("export", "m.dmtrl", "-o", "m.csv")),
-        ("dmtrl.lab.experiments.collection.Collection.run", ("reproduce", "synthetic", "--quick", "--out", "out")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

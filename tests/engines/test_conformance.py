@@ -13,8 +13,9 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.losses import AnyLoss
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, decode, encode
+from dmtrl.protocol.rounds import Describe
 from support.fragile import Fragile
 
 

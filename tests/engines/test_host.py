@@ -4,7 +4,8 @@ import numpy as np
 
 from dmtrl.engines.host import Host
 from dmtrl.losses import get_loss
-from dmtrl.protocol.messages import Prepare, Round, encode
+from dmtrl.protocol.codec import encode
+from dmtrl.protocol.rounds import Prepare, Round
 from dmtrl.worker.worker import Worker
 from support.problems import random_problem
 

@@ -10,8 +10,9 @@ import pytest
 
 from dmtrl.engines import LocalEngine
 from dmtrl.losses.builtin import get_loss
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, encode
+from dmtrl.protocol.rounds import Describe
 from dmtrl.worker import local_rows
 from support.problems import random_problem
 

@@ -11,13 +11,25 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from dmtrl.solver.cross_validation import cross_validate
 
-from dmtrl import MTRLClassifierCV, MTRLRegressor, RayOptions, RoundRecord, Settings, SourcePlan, TaskData, solve
+from dmtrl import (
+    Execution,
+    LocalOptions,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    Problem,
+    RayOptions,
+    RoundRecord,
+    Settings,
+    SourcePlan,
+    TaskData,
+    solve,
+)
 from dmtrl.engines import LocalEngine, RayEngine, choose_engine
 from dmtrl.engines.ray import cpu_share
 from dmtrl.losses import get_loss
 from dmtrl.solver.api import ProblemSpec
-from dmtrl.solver.cross_validation import cross_validate
 from support import clusters
 from support.problems import random_problem
 from support.shell_data import run
@@ -35,7 +47,7 @@ def cluster() -> Iterator[Any]:
 DRIVER = """
 import json, pickle, sys
 from dmtrl import RayOptions, Settings, SourcePlan, solve
-from dmtrl.lab.bench.scale_run import memory
+from dmtrl_lab.bench.scale_run import memory
 from dmtrl.engines.ray import cluster
 
 folder, address = sys.argv[1:]
@@ -85,7 +97,9 @@ def test_rows_pass_through_neither_driver_nor_coordinator(cluster: Any, tmp_path
     for sent, received in printed["messages"]:  # d numbers a task down, d up, and sums
         assert sent < 8 * 8 * 40 + 2000
         assert received < 8 * 8 * 40 + 4000
-    plain = solve(data, loss="squared", reg_lambda=0.1, workers=2, settings=Settings(tol=0.1))
+    plain = solve(
+        Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=Settings(tol=0.1))
+    )
     assert np.array(printed["W"]).tobytes() == plain.W.tobytes()
 
 
@@ -134,11 +148,11 @@ def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: boo
 
     with LocalEngine(data.sources(1), loss) as engine:
         here = cross_validate(engine, spec, **grid)
-        alone = solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+        alone = solve(Problem.of(data, loss=loss, reg_lambda=0.1), Execution(engine, settings=spec.settings))
     with RayEngine(data.sources(2), loss, RayOptions(cluster.address)) as engine:
-        solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+        solve(Problem.of(data, loss=loss, reg_lambda=0.1), Execution(engine, settings=spec.settings))
         there = cross_validate(engine, spec, **grid, on_round=watch)
-        again = solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+        again = solve(Problem.of(data, loss=loss, reg_lambda=0.1), Execution(engine, settings=spec.settings))
         assert len(clusters.actors()) == 2
     assert engine.paths == 3
     assert len(seen) > 1
@@ -162,14 +176,14 @@ def test_an_error_in_an_actor_comes_back_with_its_message(cluster: Any, tmp_path
     invalid = TaskData.from_list([(data.X[:5], data.y[:5]), (data.X[5:9] * np.nan, data.y[5:9])], ["north", "south"])
     options = RayOptions(cluster.address)
     with pytest.raises(ValueError, match="task 'south', row 0, column 0: X holds NaN"):
-        solve(invalid, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(invalid, loss="squared", reg_lambda=1.0), Execution(options))
     plan = SourcePlan.from_callable("no.such.module:load", ["a"])
     with pytest.raises(ModuleNotFoundError, match=r"a machine of the Ray cluster lacks a package: .*'no'"):
-        solve(plan, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(plan, loss="squared", reg_lambda=1.0), Execution(options))
     (tmp_path / "a.csv").write_text("t,y,x\nn,1,2\nn,2,two\n")
     plan = SourcePlan.from_files(tmp_path / "a.csv", "y", "t")
     with pytest.raises(ValueError, match=r"column 'x' holds 'two' \(in task 'n'\), which is not a number"):
-        solve(plan, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(plan, loss="squared", reg_lambda=1.0), Execution(options))
     assert clusters.no_actors()
 
 
@@ -177,13 +191,13 @@ def test_resources_that_no_node_has(cluster: Any) -> None:
     data = random_problem("squared", m=2)
     options = RayOptions(cluster.address, resources={"harp": 1}, recovery_timeout=1.0)
     with pytest.raises(RuntimeError, match=r"worker 0 could not be started within 1 seconds; give the cluster room"):
-        solve(data, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(data, loss="squared", reg_lambda=1.0), Execution(options))
 
 
 def test_no_cluster_at_the_address() -> None:
     data = random_problem("squared", m=2)
     with pytest.raises(ConnectionError, match=r"no Ray cluster at '127.0.0.1:9'"):
-        solve(data, loss="squared", reg_lambda=1.0, engine=RayOptions("127.0.0.1:9"))
+        solve(Problem.of(data, loss="squared", reg_lambda=1.0), Execution(RayOptions("127.0.0.1:9")))
 
 
 def test_a_source_that_cannot_be_pickled_is_refused_before_anything_starts() -> None:

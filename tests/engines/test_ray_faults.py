@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import RoundRecord, Settings, SourcePlan, TasksLeftOutWarning, solve
+from dmtrl import Execution, LocalOptions, Problem, RoundRecord, Settings, SourcePlan, TasksLeftOutWarning, solve
 from dmtrl.engines import RayEngine, RayOptions
 from dmtrl.engines.ray import cluster as connection
 from dmtrl.losses import get_loss
@@ -67,10 +67,10 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
         back.start()
 
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=0.0, max_rounds=6)}
-    plain = solve(plan, workers=2, **common)
+    plain = solve(Problem.of(plan, **common), Execution(LocalOptions(workers=2)))
     options = RayOptions(cluster.address, answer_timeout=3.0, recovery_timeout=60.0)
     with RayEngine(plan.sources(2), get_loss("squared"), options) as engine:
-        same_bits(plain, solve(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
+        same_bits(plain, solve(Problem.of(plan, **common), Execution(engine, callbacks=[once_at_round(2, disturb)])))
     assert not back.is_alive(), "no worker was lost twice"
     assert clusters.no_actors()
 
@@ -80,7 +80,7 @@ def test_asynchronous_rounds(cluster: Any, shared_data: Any) -> None:
     more accurate optimum."""
     ray = pytest.importorskip("ray")
     data, loss, lam = synthetic(shared_data)
-    best = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6)).certificate
+    best = solve(Problem.of(data, loss=loss, reg_lambda=lam), Execution(settings=Settings(tol=1e-6))).certificate
     seen, squatters = [], []
 
     class Squatter:
@@ -100,7 +100,9 @@ def test_asynchronous_rounds(cluster: Any, shared_data: Any) -> None:
     options = Settings(max_staleness=8, tol=1e-4)
     nodes = len(cluster.list_all_nodes())  # each has one processor: all are taken
     with RayEngine(data.sources(nodes), get_loss(loss), RayOptions(cluster.address, recovery_timeout=30.0)) as engine:
-        outcome = solve(data, loss=loss, reg_lambda=lam, engine=engine, callbacks=[watch], settings=options)
+        outcome = solve(
+            Problem.of(data, loss=loss, reg_lambda=lam), Execution(engine, settings=options, callbacks=[watch])
+        )
         assert engine.losses >= 2
     ray.kill(squatters[0])
     assert outcome.converged
@@ -121,8 +123,8 @@ def test_actors_run_where_the_options_say(cluster: Any) -> None:
         assert clusters.no_actors()
         found: list[list[int]] = []
         count = [lambda _, found=found: found.append([len(clusters.actors_below(node)) for node in nodes])]
-        plain = solve(data, loss="squared", reg_lambda=0.1, workers=2)
-        same_bits(plain, solve(data, loss="squared", reg_lambda=0.1, engine=options, callbacks=count))
+        plain = solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2)))
+        same_bits(plain, solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(options, callbacks=count)))
         assert found
         assert all(counts == expected for counts in found)
 
@@ -160,7 +162,7 @@ def test_a_run_continues_with_one_node_less(cluster: Any) -> None:
     engine = Hasty(cluster.address, cpus=1.0)
     assert clusters.no_actors()
     with pytest.warns(TasksLeftOutWarning, match=f"with workers={workers - 1}"):
-        rest = solve(data, engine=engine, workers=workers, on_lost="go_on", callbacks=[lose], **common)
+        rest = solve(Problem.of(data, **common), Execution(engine, callbacks=[lose]))
     assert rest.tasks is not None
     assert len(rest.tasks) == data.m - 2
-    same_bits(rest, solve(data.only(rest.tasks), workers=workers - 1, **common))
+    same_bits(rest, solve(Problem.of(data.only(rest.tasks), **common), Execution(LocalOptions(workers=workers - 1))))

@@ -17,15 +17,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
+from dmtrl import (
+    Checkpoint,
+    Execution,
+    LocalOptions,
+    Problem,
+    Settings,
+    TaskCovariance,
+    TaskData,
+    TasksLeftOutWarning,
+    solve,
+)
 from dmtrl.engines import LocalEngine, recovery
 from dmtrl.engines.base import Engine
 from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import CheckpointWarning, WorkerLostError
 from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, Save, encode
+from dmtrl.protocol.rounds import Describe, Save
 from dmtrl.relationship import Learned, covariance
 from dmtrl.solver.checkpoint.versions import newest
 from dmtrl.solver.outcome import Outcome, StartPoint
@@ -39,7 +50,7 @@ PRECISE = Settings(tol=1e-10)
 
 def _run(engine: Engine, data: TaskData, options: Settings = STANDARD, **more: Any) -> Outcome:
     """The workers of the engine hold the losses; `loss` is not used."""
-    return solve(data, loss="squared", reg_lambda=0.1, settings=options, engine=engine, **more)
+    return solve(Problem.of(data, loss="squared", reg_lambda=0.1, **more), Execution(engine, settings=options))
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +82,7 @@ def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: st
 def test_workers_lost_in_an_asynchronous_run(fault: str) -> None:
     """A loss changes the order of answers, so bits differ; the certificates hold."""
     data = random_problem("hinge", m=6)
-    best = solve(data, loss="hinge", reg_lambda=0.1, settings=Settings(tol=1e-7)).certificate
+    best = solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(settings=Settings(tol=1e-7))).certificate
     with RecoveringEngine(Fragile(data, "hinge", 3, {11: fault, 25: fault})) as engine:
         outcome = _run(engine, data, Settings(tol=1e-4, max_staleness=4))
         assert engine.losses == 2
@@ -82,7 +93,9 @@ def test_workers_lost_in_an_asynchronous_run(fault: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS[4:])
 def test_a_damaged_answer_is_requested_again_once(fault: str) -> None:
     data = random_problem("squared", m=4)
-    plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=2)
+    plain = solve(
+        Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD)
+    )
     with RecoveringEngine(Fragile(data, "squared", 2, {8: fault, 20: fault})) as engine:
         assert _run(engine, data).W.tobytes() == plain.W.tobytes()
         assert engine.losses == 2
@@ -163,7 +176,9 @@ def test_a_repeated_number_is_not_worked_on_twice() -> None:
 
 def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
     data = random_problem("logistic", m=4)
-    plain = solve(data, loss="logistic", reg_lambda=0.1, settings=STANDARD, workers=2)
+    plain = solve(
+        Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD)
+    )
     carrier = Fragile(data, "logistic", 2, {14: "before", 15: "after"})
     with RecoveringEngine(carrier) as engine:
 
@@ -194,7 +209,7 @@ class SecondWorkerCannotSave(Fragile):
 def test_a_first_checkpoint_that_is_incomplete_restores_no_worker(tmp_path: Path) -> None:
     """Its folder is removed, so a worker that is lost then must be replayed from the beginning."""
     data = random_problem("hinge", m=4)
-    plain = solve(data, loss="hinge", reg_lambda=0.1, settings=STANDARD, workers=2)
+    plain = solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD))
     carrier = SecondWorkerCannotSave(data, "hinge", 2, {15: "before"})
     with RecoveringEngine(carrier, recovery_timeout=0.2) as engine:
         with pytest.warns(CheckpointWarning, match="could not be written"):
@@ -246,10 +261,10 @@ def test_a_run_continues_without_the_tasks_of_a_lost_worker(words: dict[str, Any
     data = random_problem("squared", m=6, weighted=True)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": PRECISE}
     with pytest.warns(TasksLeftOutWarning, match="starts again without task '4', '5'") as caught:
-        rest = solve(data, engine=Wreck(data), on_lost="go_on", **common | words)
+        rest = solve(Problem.of(data, **common | words), Execution(Wreck(data)))
     assert [warning.message.tasks for warning in caught] == [[4, 5]]  # type: ignore[union-attr]
     assert caught[0].filename == __file__
-    alone = solve(data.only(np.arange(4)), workers=2, **common | remaining)
+    alone = solve(Problem.of(data.only(np.arange(4)), **common | remaining), Execution(LocalOptions(workers=2)))
     np.testing.assert_allclose(rest.W, alone.W, rtol=1e-4, atol=1e-5)
     assert rest.tasks is not None
     assert rest.tasks.tolist() == [0, 1, 2, 3]
@@ -261,12 +276,12 @@ def test_tasks_keep_their_first_numbers_when_workers_are_lost_twice(tmp_path: Pa
     wreck = Wreck(data, data.only(np.arange(3, 6)), workers=2, dead=0)  # 0 to 2 first
     checkpoint = Checkpoint(tmp_path, every_rounds=1)
     with pytest.warns(TasksLeftOutWarning) as caught:
-        rest = solve(data, loss="squared", reg_lambda=0.1, engine=wreck, on_lost="go_on", checkpoint=checkpoint)
+        rest = solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(wreck, checkpoint=checkpoint))
     first, second = [warning.message.tasks for warning in caught]  # type: ignore[union-attr]
     assert rest.tasks is not None
     assert first + second + rest.tasks.tolist() == list(range(6))
     assert rest.tasks.tolist() == [int(name) for name in data.names[rest.tasks]]
-    alone = solve(data.only(rest.tasks), loss="squared", reg_lambda=0.1, workers=2)
+    alone = solve(Problem.of(data.only(rest.tasks), loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2)))
     assert rest.W.tobytes() == alone.W.tobytes()
     assert newest(str(tmp_path / "again-1" / "again-1")) is not None
 
@@ -274,14 +289,14 @@ def test_tasks_keep_their_first_numbers_when_workers_are_lost_twice(tmp_path: Pa
 def test_checkpoints_stay_when_a_run_starts_again(tmp_path: Path) -> None:
     data = random_problem("squared", m=6)
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "workers": 3}
-    solve(data, **how, settings=Settings(tol=0.5), checkpoint=tmp_path)
+    solve(Problem.of(data, **how), Execution(settings=Settings(tol=0.5), checkpoint=tmp_path))
     old = newest(str(tmp_path))
     with pytest.warns(TasksLeftOutWarning, match="starts again without task"):
-        solve(data, **how, engine=Wreck(data), on_lost="go_on", checkpoint=tmp_path, resume=True)
+        solve(Problem.of(data, **how), Execution(Wreck(data), checkpoint=tmp_path, resume=True))
     assert newest(str(tmp_path)) == old
     rest = newest(str(tmp_path / "again-1"))
     assert rest is not None
-    solve(data.only(np.arange(4)), **how | {"workers": 2}, resume=rest)
+    solve(Problem.of(data.only(np.arange(4)), **how | {"workers": 2}), Execution(resume=rest))
 
 
 class Indivisible(Learned):
@@ -292,11 +307,11 @@ def test_on_lost_is_checked_before_the_run() -> None:
     data = random_problem("squared", m=6)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
     with pytest.raises(WorkerLostError, match=r"worker 2 \(tasks '4', '5'\)"):
-        solve(data, engine=Wreck(data), **common)
+        solve(Problem.of(data, **common), Execution(Wreck(data)))
     with pytest.raises(ValueError, match="on_lost must be 'stop' or 'go_on'"):
-        solve(data, on_lost="shrug", **common)
+        solve(Problem.of(data, **common))
     with pytest.raises(ValueError, match="but Indivisible cannot be restricted to some tasks"):
-        solve(data, on_lost="go_on", relationship=Indivisible(), **common)
+        solve(Problem.of(data, relationship=Indivisible(), **common))
     with pytest.raises(ValueError, match="the task covariance of these tasks is zero"):
         TaskCovariance.from_dense(np.diag([1.0, 0.0, 0.0])).only(np.array([1, 2]))
 

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Settings, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, solve
 from dmtrl.engines import recovery
 from dmtrl.engines.log import IN_MEMORY, ReplayLog
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score, decode, encode
+from dmtrl.protocol.rounds import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score
 from support.fragile import Fragile
 from support.problems import random_problem
 
@@ -165,11 +166,11 @@ def test_a_full_disk_ends_a_run_only_if_a_worker_is_lost(
     monkeypatch.setattr(recovery, "IN_MEMORY", 10)
     data, options = random_problem("squared", m=4), Settings(tol=1e-5)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": options}
-    plain = solve(data, workers=2, **common)
+    plain = solve(Problem.of(data, **common), Execution(LocalOptions(workers=2)))
 
     def run(faults: dict[int, str]) -> Any:
         with RecoveringEngine(Fragile(data, "squared", 2, faults)) as engine:
-            return solve(data, engine=engine, **common)
+            return solve(Problem.of(data, **common), Execution(engine))
 
     assert run({}).W.tobytes() == plain.W.tobytes()
     logged = [record.getMessage() for record in caplog.records]

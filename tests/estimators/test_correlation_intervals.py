@@ -1,6 +1,6 @@
 """Intervals of task correlations: their formula, and what they say about tasks that are known to be unrelated.
 
-The level is measured by `dmtrl reproduce intervals`, which takes longer than a test may.
+The level is measured by `dmtrl-lab reproduce intervals`, which takes longer than a test may.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from scipy import stats
 from dmtrl import MTRLClassifier, MTRLRegressor, NotConvergedWarning, TaskData
 from dmtrl.estimators import correlations
 from dmtrl.estimators.correlations import Groups, intervals_of, relation_test
-from dmtrl.lab.experiments import intervals
 from dmtrl.report.content import HeatMap
 from dmtrl.report.model_page import model_page
+from dmtrl_lab.experiments import intervals
 from support.model_pages import families, items
 
 NONE = np.zeros(2, dtype=bool)  # no task of which nothing is known

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLRegressor, MTRLRegressorCV, solve
+from dmtrl import Execution, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, Problem, solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.race import Race
@@ -62,9 +62,9 @@ def test_an_engine_serves_runs_with_and_without_an_intercept() -> None:
     X, y, tasks = _problem(4, 30, 5)
     data = TaskData.from_long(X, y, tasks)
     with LocalEngine(data.sources(1), get_loss("squared"), 1) as engine:
-        first = solve(data, loss="squared", reg_lambda=0.1, engine=engine, intercept_ridge=1e-6)
-        plain = solve(data, loss="squared", reg_lambda=0.1, engine=engine)
-        again = solve(data, loss="squared", reg_lambda=0.1, engine=engine, intercept_ridge=1e-6)
+        first = solve(Problem.of(data, loss="squared", reg_lambda=0.1, intercept_ridge=1e-6), Execution(engine))
+        plain = solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(engine))
+        again = solve(Problem.of(data, loss="squared", reg_lambda=0.1, intercept_ridge=1e-6), Execution(engine))
     assert plain.W.shape == (4, 5)
     np.testing.assert_array_equal(again.W, first.W)
 

@@ -97,7 +97,7 @@ def test_cross_validation_over_owns() -> None:
     owns, lambdas = (0.0, 1.0, 5.0), (1.0, 0.1, 0.01)
     search = MTRLRegressorCV(lambdas=lambdas, commons=(0.0, 1.0), owns=owns, cv=3, exhaustive=True)
     model = search.fit(Z, y, tasks=TASKS)
-    path = model.cv_path_
+    path = model.cv_results_
     assert path.loss.shape == (6, 3, 3, 5)
     pairs = set(zip(path.commons.tolist(), path.owns.tolist(), strict=True))
     assert pairs == {(common, own) for common in (0.0, 1.0) for own in owns}

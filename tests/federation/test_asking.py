@@ -8,8 +8,9 @@ import pytest
 
 from dmtrl.engines.recovery import Lost, Refused
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
-from dmtrl.federation import messages
-from dmtrl.federation.asking import Asker
+from dmtrl.federation.coordinator.asking import Asker
+from dmtrl.protocol import study as messages
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
 
 
@@ -40,7 +41,7 @@ class Sites:
         if posted and isinstance(now, int) and now > 0:
             self.behaviour[k] = now - 1
             raise Lost(k, "its process died")
-        return k, messages.encode(messages.SharedKey(key=np.zeros(1))) if posted else Message("alive")
+        return k, encode(messages.SharedKey(key=np.zeros(1))) if posted else Message("alive")
 
     def close(self) -> None:
         pass

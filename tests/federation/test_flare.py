@@ -19,19 +19,21 @@ pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[fe
 import dmtrl
 from dmtrl.cli.main import main
 from dmtrl.exceptions import FederationError
-from dmtrl.federation import ledger
-from dmtrl.federation.flare import coordinator as coordinators
-from dmtrl.federation.flare import member as members
-from dmtrl.federation.flare import processes, supervisor
+from dmtrl.federation.coordinator.results import MODEL, RESULT
+from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.jobs import write_job
 from dmtrl.federation.flare.loopback import Loopback, set_up
-from dmtrl.federation.results import MODEL, RESULT
+from dmtrl.federation.flare.server import folder as coordinators
+from dmtrl.federation.flare.server import supervisor
+from dmtrl.federation.flare.site import member as members
 from dmtrl.federation.simulate import simulate
-from dmtrl.federation.site import LEDGER, Site
-from dmtrl.federation.study import read_study
+from dmtrl.federation.site import ledger
+from dmtrl.federation.site.site import LEDGER, Site
+from dmtrl.federation.study.study_file import read_study
 from dmtrl.progress import NoProgress
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import MAGIC, Message
-from dmtrl.protocol.messages import Save, decode, encode
+from dmtrl.protocol.rounds import Save
 from support import federation as support
 from support.federation import SITES, STUDY, Relay, StudyRun, all_processes, kill
 

@@ -10,11 +10,12 @@ import pytest
 
 pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
 
-from dmtrl.federation.approval import create_site
-from dmtrl.federation.flare.coordinator import Invitation, StudyServer, admit, provision
+from dmtrl.federation.flare.invitation import Invitation
+from dmtrl.federation.flare.server.folder import StudyServer, admit, provision
 from dmtrl.federation.flare.services import compose_file
-from dmtrl.federation.privacy.accounting import mu_of
-from dmtrl.federation.privacy.budget import Budget
+from dmtrl.federation.protection.noise.accounting import mu_of
+from dmtrl.federation.site.approval import create_site
+from dmtrl.federation.site.budget import Budget
 from support.shell_data import run
 from support.studies import CLINIC, clinic_files
 

@@ -12,17 +12,18 @@ from hypothesis import strategies as st
 
 pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
 
-from dmtrl import Settings, solve
+from dmtrl import Execution, Problem, Settings, solve
 from dmtrl.data.blocks import Source
 from dmtrl.engines import LocalEngine
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import RefusedBySiteError, StudyStoppedError, WorkerLostError
-from dmtrl.federation.flare import inbox
-from dmtrl.federation.flare import sites as carrier
-from dmtrl.federation.flare.inbox import ALIVE, BUSY, DONE, RESTARTED, STALE, WORKING, Inbox, Request
-from dmtrl.federation.flare.sites import Sites
+from dmtrl.federation.flare.exchange import ALIVE, BUSY, DONE, RESTARTED, STALE, WORKING, Request
+from dmtrl.federation.flare.server import sites as carrier
+from dmtrl.federation.flare.server.sites import Sites
+from dmtrl.federation.flare.site import inbox
+from dmtrl.federation.flare.site.inbox import Inbox
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.worker.worker import Worker
@@ -90,10 +91,10 @@ def test_whatever_the_network_does_the_bits_are_the_same(faults: dict[int, str])
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
     options = Settings(tol=1e-5)
     with LocalEngine(data.sources(3), loss) as local:
-        expected = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=local)
+        expected = solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(local, settings=options))
     network = Network(data.sources(3), loss, faults)
     with RecoveringEngine(Sites(network.names, network.send)) as engine:
-        found = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=engine)
+        found = solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine, settings=options))
     np.testing.assert_array_equal(found.W, expected.W)
 
 
@@ -101,7 +102,7 @@ def test_long_work_is_waited_for_with_short_requests() -> None:
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
     network = Network(data.sources(2), loss, {}, patience=0.0)
     with RecoveringEngine(Sites(network.names, network.send)) as engine:
-        assert solve(data, loss="logistic", reg_lambda=0.1, engine=engine).converged
+        assert solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine)).converged
     assert network.states[WORKING] > 0
 
 
@@ -112,7 +113,7 @@ def test_a_site_that_stays_away_is_lost() -> None:
     with RecoveringEngine(sites, recovery_timeout=0.3) as engine:
         network.gone.add("1")
         with pytest.raises(WorkerLostError, match="worker 1"):
-            solve(data, loss="logistic", reg_lambda=0.1, engine=engine)
+            solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
         assert sites.present == ["0"]
 
 
@@ -123,7 +124,7 @@ def test_a_stopped_run_ends() -> None:
         RecoveringEngine(Sites(network.names, network.send, lambda: network.happened[""] > 6)) as engine,
         pytest.raises(StudyStoppedError),
     ):
-        solve(data, loss="logistic", reg_lambda=0.1, engine=engine)
+        solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
 
 
 def test_a_refusal_names_the_site_and_the_reason() -> None:

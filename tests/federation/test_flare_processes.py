@@ -17,10 +17,11 @@ from click.testing import CliRunner
 pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
 
 from dmtrl.cli.main import main
+from dmtrl.federation.coordinator.results import StudyEvent
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.jobs import fault_in_job, write_job
-from dmtrl.federation.flare.launchers import RestartingHandle
-from dmtrl.federation.flare.runs import (
+from dmtrl.federation.flare.restarts import RestartingHandle
+from dmtrl.federation.flare.server.runs import (
     FAILED,
     NOT_BEGUN,
     RUNNING,
@@ -32,8 +33,7 @@ from dmtrl.federation.flare.runs import (
     runs,
     set_current,
 )
-from dmtrl.federation.flare.sites import Sites
-from dmtrl.federation.results import StudyEvent
+from dmtrl.federation.flare.server.sites import Sites
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 

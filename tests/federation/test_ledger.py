@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl.federation.ledger import Ledger, entries, verify
+from dmtrl.federation.site.ledger import Ledger, entries, verify
 from dmtrl.protocol.message import Message
 
 
@@ -212,7 +212,7 @@ def test_other_bytes_with_the_same_content_are_found(path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from dmtrl.federation.ledger import Ledger
+from dmtrl.federation.site.ledger import Ledger
 ledger = Ledger(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()

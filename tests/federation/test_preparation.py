@@ -10,11 +10,11 @@ import pytest
 
 from dmtrl import MTRLClassifier
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation import preparation as federated
-from dmtrl.federation.messages import Begin
-from dmtrl.federation.site_data import check_file
-from dmtrl.federation.site_rows import coordinates_of
-from dmtrl.federation.study import Study, parse_study
+from dmtrl.federation.site.data_check import check_file
+from dmtrl.federation.site.rows import coordinates_of
+from dmtrl.federation.study import preparation as federated
+from dmtrl.federation.study.study_file import Study, parse_study
+from dmtrl.protocol.study import Begin
 from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.preparation import Category, Date, Dropped, Number, Preparation
 from support.shell_data import write

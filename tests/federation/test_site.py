@@ -7,34 +7,35 @@ import numpy as np
 import pytest
 
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation import messages
-from dmtrl.federation.approval import APPROVAL, STUDY, approval_text, approve, create_site, what_leaves, withdraw
-from dmtrl.federation.ledger import entries, verify
-from dmtrl.federation.policy import MESSAGES, Policy, read_policy
 from dmtrl.federation.simulate import LocalSites
-from dmtrl.federation.site import Site
-from dmtrl.federation.site_data import check_file
-from dmtrl.federation.study import Study, parse_study
-from dmtrl.protocol import messages as rounds
+from dmtrl.federation.site.approval import APPROVAL, STUDY, approval_text, approve, create_site, what_leaves, withdraw
+from dmtrl.federation.site.data_check import check_file
+from dmtrl.federation.site.ledger import entries, verify
+from dmtrl.federation.site.policy import MESSAGES, Policy, read_policy
+from dmtrl.federation.site.site import Site
+from dmtrl.federation.study.study_file import Study, parse_study
+from dmtrl.protocol import rounds
+from dmtrl.protocol import study as messages
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
 from support.private_studies import private_study
 from support.shell_data import write
 from support.site_requests import PREPARE, begin, refusal, site_of
 from support.studies import CLINIC, approved_site, clinic, clinic_files, clinic_table
 
-DESCRIBE = rounds.encode(rounds.Describe())
+DESCRIBE = encode(rounds.Describe())
 
 
 def hello(study: Study) -> Message:
-    return messages.encode(messages.Hello(study=study.hash, dmtrl="0.1"))
+    return encode(messages.Hello(study=study.hash, dmtrl="0.1"))
 
 
 def test_a_site_answers_an_approved_study(tmp_path: Path) -> None:
     site = site_of(tmp_path)
-    answer = messages.decode(site.answer(hello(site.study)))
+    answer = decode(site.answer(hello(site.study)))
     assert answer.rows.tolist() == [60]
-    site.answer(messages.encode(begin(site)))
-    described = rounds.decode(site.answer(DESCRIBE))
+    site.answer(encode(begin(site)))
+    described = decode(site.answer(DESCRIBE))
     assert described.rows.tolist() == [60]
     assert [entry.name for entry in entries(site.folder / "ledger.jsonl")] == ["welcome", "begun", "description"]
     assert verify(site.folder / "ledger.jsonl") == 3
@@ -69,12 +70,12 @@ def test_an_approval_is_withdrawn_during_a_run(tmp_path: Path) -> None:
 
 def test_the_approval_of_another_study_ends_a_run(tmp_path: Path) -> None:
     site, other = site_of(tmp_path), clinic(text=CLINIC + "\n")
-    site.answer(messages.encode(begin(site)))
+    site.answer(encode(begin(site)))
     site.answer(DESCRIBE)
     approve(site.folder, other, "approved in a test")
     assert "was not approved here" in refusal(site, hello(clinic()))
     assert "was not approved here" in refusal(site, DESCRIBE)
-    assert messages.decode(site.answer(hello(other))).rows.tolist() == [60]
+    assert decode(site.answer(hello(other))).rows.tolist() == [60]
 
 
 def test_another_study_is_approved_while_an_answer_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +87,7 @@ def test_another_study_is_approved_while_an_answer_is_computed(tmp_path: Path, m
         site.study  # noqa: B018  # notices it
         return build(site, begun)
 
-    request = messages.encode(begin(site))
+    request = encode(begin(site))
     monkeypatch.setattr(Site, "_build_worker", approve_then_build)
     assert "was not approved here" in refusal(site, request)
     monkeypatch.undo()
@@ -111,7 +112,7 @@ def test_an_unknown_message_and_an_answer_are_refused(tmp_path: Path) -> None:
 def test_a_message_that_the_policy_does_not_allow(tmp_path: Path) -> None:
     site = site_of(tmp_path, messages=tuple(name for name in MESSAGES if name != "cell_counts"))
     site.answer(hello(site.study))
-    assert refusal(site, messages.encode(messages.CountCells())) == (
+    assert refusal(site, encode(messages.CountCells())) == (
         "the policy of this site does not allow the message 'cell_counts'"
     )
 
@@ -122,23 +123,21 @@ def test_rounds_before_the_problem_are_refused(tmp_path: Path) -> None:
 
 def test_too_many_weights_for_the_rows(tmp_path: Path) -> None:
     site = site_of(tmp_path, parameters_per_row=0.1)
-    words = refusal(site, messages.encode(begin(site)))
+    words = refusal(site, encode(begin(site)))
     assert "too large for the task 'north': this site allows 0.1 weights per row" in words
 
 
 def run_rounds(site: Site, count: int) -> None:
-    d = rounds.decode(site.answer(DESCRIBE)).features
-    site.answer(rounds.encode(replace(PREPARE, max_passes=5, intercept_ridge=-1.0)))
+    d = decode(site.answer(DESCRIBE)).features
+    site.answer(encode(replace(PREPARE, max_passes=5, intercept_ridge=-1.0)))
     for number in range(count):
         w = np.full((1, d + 1), 0.01 * number)
-        site.answer(
-            rounds.encode(rounds.Round(round=number, target=0.1, w=w, step=np.ones(1), intercept_step=np.ones(1)))
-        )
+        site.answer(encode(rounds.Round(round=number, target=0.1, w=w, step=np.ones(1), intercept_step=np.ones(1))))
 
 
 def test_the_most_rounds_hold_also_after_a_restart(tmp_path: Path) -> None:
     site = site_of(tmp_path, most_rounds=5, parameters_per_row=1.0)
-    site.answer(messages.encode(begin(site)))
+    site.answer(encode(begin(site)))
     run_rounds(site, 3)
     again = Site(site.folder)
     run_rounds(again, 3)  # the same rounds again: nothing new leaves
@@ -151,31 +150,31 @@ def test_the_most_rounds_hold_also_after_a_restart(tmp_path: Path) -> None:
 
 def test_other_folds_than_those_of_the_study_are_refused(tmp_path: Path) -> None:
     site = site_of(tmp_path, parameters_per_row=1.0)
-    site.answer(messages.encode(begin(site)))
-    held = rounds.decode(site.answer(rounds.encode(rounds.HoldOut(fold=0, folds=3, seed=0))))
+    site.answer(encode(begin(site)))
+    held = decode(site.answer(encode(rounds.HoldOut(fold=0, folds=3, seed=0))))
     assert held.weight.tolist() == [40.0]
     for wrong in (
         rounds.HoldOut(fold=0, folds=60, seed=0),  # would hold out one row, and its errors would tell the row
         rounds.HoldOut(fold=0, folds=3, seed=1),
         rounds.HoldOut(fold=3, folds=3, seed=0),
     ):
-        assert "other rows than the study says" in refusal(site, rounds.encode(wrong))
+        assert "other rows than the study says" in refusal(site, encode(wrong))
 
 
 def test_a_message_leaves_no_more_often_than_the_approval_says(tmp_path: Path) -> None:
     site = site_of(tmp_path, most_runs=2)
     for mean in (0.0, 1.0, 0.0, 1.0):  # the same bytes again tell nothing new
-        site.answer(messages.encode(messages.MeasureSpread(means=np.full(12, mean))))
-    another = messages.encode(messages.MeasureSpread(means=np.full(12, 2.0)))
+        site.answer(encode(messages.MeasureSpread(means=np.full(12, mean))))
+    another = encode(messages.MeasureSpread(means=np.full(12, 2.0)))
     assert refusal(site, another) == "the message 'spread' may leave this site at most 2 times"
-    assert Site(site.folder).answer(messages.encode(messages.MeasureSpread(means=np.full(12, 1.0)))).name == "spread"
+    assert Site(site.folder).answer(encode(messages.MeasureSpread(means=np.full(12, 1.0)))).name == "spread"
     assert "at most 2 times" in refusal(Site(site.folder), another), "also after a restart"
 
 
 def test_other_task_numbers_than_the_site_has(tmp_path: Path) -> None:
     site = site_of(tmp_path, parameters_per_row=1.0)
     wrong = replace(begin(site), numbers=np.array([-1]))
-    assert "numbered other tasks" in refusal(site, messages.encode(wrong))
+    assert "numbered other tasks" in refusal(site, encode(wrong))
 
 
 def test_a_file_that_does_not_fit_is_refused_without_its_words(tmp_path: Path) -> None:
@@ -200,31 +199,31 @@ def test_the_data_file_is_gone(tmp_path: Path) -> None:
 
 def test_an_unexpected_error_does_not_quote_the_data(tmp_path: Path) -> None:
     site = site_of(tmp_path)
-    wrong = messages.encode(messages.SumFeatures(preparation='{"secret": 1}'))
+    wrong = encode(messages.SumFeatures(preparation='{"secret": 1}'))
     assert refusal(site, wrong) == "ValueError while it answered 'sum_features'; the log of the site has the details"
 
 
 def test_checkpoints_stay_in_the_folder_of_the_site(tmp_path: Path) -> None:
     site = site_of(tmp_path, parameters_per_row=1.0)
-    site.answer(messages.encode(begin(site)))
+    site.answer(encode(begin(site)))
     run_rounds(site, 1)
     for number in (1, 2, 3):
         last = f"/coordinator/version-{number - 1:06d}-0123abcd" if number > 1 else ""
         save = rounds.Save(to=f"/coordinator/version-{number:06d}-0123abcd", last=last)
-        saved = rounds.decode(site.answer(rounds.encode(save)))
+        saved = decode(site.answer(encode(save)))
         assert saved.kept
     kept = sorted(path.name for path in (site.folder / "run" / "checkpoint").iterdir())
     assert kept == ["version-000002-0123abcd", "version-000003-0123abcd"]
     again = Site(site.folder)
-    restored = rounds.decode(again.answer(rounds.encode(rounds.Restore(source="C:\\x\\version-000003-0123abcd"))))
+    restored = decode(again.answer(encode(rounds.Restore(source="C:\\x\\version-000003-0123abcd"))))
     assert np.abs(restored.b).sum() > 0
     for name in ("../../elsewhere", "version-1-0123abcd/..", "/etc"):
-        assert "is not one" in refusal(again, rounds.encode(rounds.Restore(source=name)))
+        assert "is not one" in refusal(again, encode(rounds.Restore(source=name)))
 
 
 def test_a_restarted_site_gives_the_same_bits(tmp_path: Path) -> None:
     site = site_of(tmp_path, parameters_per_row=1.0)
-    site.answer(messages.encode(begin(site)))
+    site.answer(encode(begin(site)))
     run_rounds(site, 4)
     run_rounds(Site(site.folder), 4)
     sent = [entry.digest for entry in entries(site.folder / "ledger.jsonl") if entry.name == "improved"]

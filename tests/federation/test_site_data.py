@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dmtrl.federation.site_data import ERROR, NOTE, WARNING, SiteCheck, check_file
-from dmtrl.federation.study import parse_study
+from dmtrl.federation.site.data_check import ERROR, NOTE, WARNING, SiteCheck, check_file
+from dmtrl.federation.study.study_file import parse_study
 from support.shell_data import write
 from support.studies import CLINIC, clinic, clinic_table, draft
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from dmtrl.exceptions import InputError, StudyError
-from dmtrl.federation.approval import create_site
-from dmtrl.federation.study import parse_study, read_study
+from dmtrl.federation.site.approval import create_site
+from dmtrl.federation.study.study_file import parse_study, read_study
 from support.shell_data import shops, write
 from support.studies import CLINIC, clinic, clinic_table, draft
 

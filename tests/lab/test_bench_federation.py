@@ -1,14 +1,14 @@
-"""The parts of `dmtrl bench federation`, without a network; tests/federation/test_flare.py runs studies over one."""
+"""The parts of `dmtrl-lab bench federation`, without a network; tests/federation/test_flare.py has one."""
 
 from pathlib import Path
 
-from dmtrl.federation import ledger
 from dmtrl.federation.simulate import simulate
-from dmtrl.federation.site import LEDGER
-from dmtrl.federation.study import read_study
-from dmtrl.lab.bench import federation
-from dmtrl.lab.experiments.experiment import Record
+from dmtrl.federation.site import ledger
+from dmtrl.federation.site.site import LEDGER
+from dmtrl.federation.study.study_file import read_study
 from dmtrl.report.content import Table
+from dmtrl_lab.bench import federation
+from dmtrl_lab.experiments.experiment import Record
 
 
 def test_the_study_and_its_files_fit_and_the_ledger_gives_the_figures(tmp_path: Path) -> None:

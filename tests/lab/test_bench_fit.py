@@ -1,19 +1,19 @@
-"""`dmtrl bench fit` and `cv`: peers are held to the optimum of their own objective, and get the same folds."""
+"""`dmtrl-lab bench fit` and `cv`: peers are held to the optimum of their own objective, and get the same folds."""
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dmtrl.cli.main import main
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.local import LocalEngine
-from dmtrl.lab.bench import cv, fit, peers
-from dmtrl.lab.bench.zoo import draw_rows
-from dmtrl.lab.experiments.experiment import Record
-from dmtrl.lab.experiments.problems import tasks_of
-from dmtrl.lab.experiments.records import Store
 from dmtrl.losses import get_loss
-from dmtrl.protocol.messages import HoldOut
+from dmtrl.protocol.rounds import HoldOut
+from dmtrl_lab.bench import cv, fit, peers
+from dmtrl_lab.bench.zoo import draw_rows
+from dmtrl_lab.cli.main import main
+from dmtrl_lab.experiments.experiment import Record
+from dmtrl_lab.experiments.problems import tasks_of
+from dmtrl_lab.experiments.records import Store
 
 
 def small_tasks(loss: str) -> TaskData:

@@ -1,10 +1,10 @@
-"""`dmtrl bench privacy` in its quick version, and its rivals where the answer is known."""
+"""`dmtrl-lab bench privacy` in its quick version, and its rivals where the answer is known."""
 
 import numpy as np
 
-from dmtrl.lab.bench import privacy
-from dmtrl.lab.experiments.experiment import Record
 from dmtrl.report.content import Table, Text
+from dmtrl_lab.bench import privacy
+from dmtrl_lab.experiments.experiment import Record
 
 
 def test_the_quick_version_measures_and_shows_all_methods() -> None:

@@ -1,11 +1,11 @@
-"""`dmtrl bench startup`: fresh processes are fresh, cold ones compile, the table subtracts what it says."""
+"""`dmtrl-lab bench startup`: fresh processes are fresh, cold ones compile, the table subtracts what it says."""
 
 import json
 
 import pytest
 
-from dmtrl.lab.bench import startup
-from dmtrl.lab.experiments.experiment import Record
+from dmtrl_lab.bench import startup
+from dmtrl_lab.experiments.experiment import Record
 
 
 def test_a_fresh_process_has_imported_nothing_and_reports_its_end() -> None:

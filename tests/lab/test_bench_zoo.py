@@ -1,16 +1,16 @@
-"""`dmtrl bench zoo`: a seed determines its problem, problems are what they are called, and the table counts by hand."""
+"""`dmtrl-lab bench zoo`: a seed determines its problem, problems are what they are called, the table counts by hand."""
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from scipy import sparse
 
-from dmtrl.cli.main import main
-from dmtrl.lab.bench import zoo
-from dmtrl.lab.experiments.experiment import Record
-from dmtrl.lab.experiments.records import Store
 from dmtrl.losses import BUILTIN, REGRESSION, get_loss
 from dmtrl.report.content import Table
+from dmtrl_lab.bench import zoo
+from dmtrl_lab.cli.main import main
+from dmtrl_lab.experiments.experiment import Record
+from dmtrl_lab.experiments.records import Store
 
 SPECS = [zoo.draw_spec(seed) for seed in range(zoo.PROBLEMS)]
 

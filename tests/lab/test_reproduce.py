@@ -1,4 +1,4 @@
-"""`dmtrl reproduce`: records that survive a kill, experiments that show what they say, a page that opens."""
+"""`dmtrl-lab reproduce`: records that survive a kill, experiments that show what they say, a page that opens."""
 
 import json
 import os
@@ -17,16 +17,16 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmtrl.cli.main import main
-from dmtrl.lab.experiments import agreement, bounds, convergence, coupling, heart, relations, school, unbalanced
-from dmtrl.lab.experiments.collection import Collection
-from dmtrl.lab.experiments.curves import Spread, history_curves, rounds_to
-from dmtrl.lab.experiments.experiment import Experiment, Record, Run
-from dmtrl.lab.experiments.problems import load_problem, tasks_of
-from dmtrl.lab.experiments.records import Store
-from dmtrl.lab.experiments.reproduce import REPRODUCTION
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.report.content import Text
+from dmtrl_lab.cli.main import main
+from dmtrl_lab.experiments import agreement, bounds, convergence, coupling, heart, relations, school, unbalanced
+from dmtrl_lab.experiments.collection import Collection
+from dmtrl_lab.experiments.curves import Spread, history_curves, rounds_to
+from dmtrl_lab.experiments.experiment import Experiment, Record, Run
+from dmtrl_lab.experiments.problems import load_problem, tasks_of
+from dmtrl_lab.experiments.records import Store
+from dmtrl_lab.experiments.reproduce import REPRODUCTION
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -197,8 +197,8 @@ def test_every_allocation_has_about_one_step_per_row() -> None:
 
 def test_steps_for_the_same_theta_grow_with_rows() -> None:
     """With even rows and one Sigma, H is n + stiffness times the same constant, so it grows with n."""
-    from dmtrl.lab.theory import TaskFacts, local_theta
     from dmtrl.relationship.covariance import TaskCovariance
+    from dmtrl_lab.theory import TaskFacts, local_theta
 
     data = unbalanced.unbalanced(load_problem("synthetic 1", quick=True).train)
     sigma = TaskCovariance.identity(data.m)
@@ -215,7 +215,7 @@ def test_steps_for_the_same_theta_grow_with_rows() -> None:
 def test_school_is_scaled_by_training_rows_alone(shared_data, monkeypatch: pytest.MonkeyPatch) -> None:
 
     from dmtrl.datasets import load_school
-    from dmtrl.lab.experiments import problems
+    from dmtrl_lab.experiments import problems
 
     school = load_school((shared_data / "school.npz").parent)
     changed = replace(school, X=school.X.copy(), y=school.y.copy())
@@ -345,7 +345,7 @@ class TestQuick:
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """kill -9 in the middle of a real run; the next one does only what is missing."""
-    command = [sys.executable, "-m", "dmtrl.cli.main", "reproduce", "synthetic", "--quick", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "dmtrl_lab.cli.main", "reproduce", "synthetic", "--quick", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     records = tmp_path / "records.jsonl"
     while process.poll() is None:
@@ -388,3 +388,14 @@ def test_bad_input(tmp_path: Path, arguments: list[str], code: int, sentence: st
     assert result.exit_code == code
     assert sentence in result.stderr
     assert (tmp_path / "file").read_text() == "here"
+
+
+def test_ctrl_c_ends_a_command_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Collection, "run", pressed)
+    result = CliRunner().invoke(main, ["reproduce", "synthetic", "--quick", "--out", str(tmp_path)])
+    assert result.exit_code == 130
+    assert "interrupted; run the command again to continue" in result.stderr
+    assert "Traceback" not in result.stderr

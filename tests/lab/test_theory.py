@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dmtrl.lab import theory
-from dmtrl.lab.theory import TaskFacts
 from dmtrl.losses import absolute, huber, quantile
 from dmtrl.relationship.covariance import TaskCovariance
+from dmtrl_lab import theory
+from dmtrl_lab.theory import TaskFacts
 
 LOSSES = ["squared", "hinge", "smoothed_hinge"]  # written down anew, for labels -1 and +1: not the library's
 seeds = st.integers(0, 10**6)

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "dmtrl"
+LAB = ROOT / "lab" / "src" / "dmtrl_lab"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```text\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 SPANS = sorted(set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.DOTALL | re.MULTILINE))))
@@ -38,10 +39,10 @@ def defined(file: Path) -> frozenset[str]:
     return frozenset(members | set(targets(body)))
 
 
-def tree() -> Iterator[Path]:
-    """The paths of the folder tree, relative to src/dmtrl. A line is names separated by commas, then a remark."""
+def tree(block: str) -> Iterator[Path]:
+    """The paths of a folder tree. A line is names separated by commas, then a remark."""
     folders: list[str] = []
-    for line in BLOCKS[0].splitlines():
+    for line in block.splitlines():
         depth = (len(line) - len(line.lstrip())) // 2
         del folders[depth:]
         for name in re.match(r"[\w./]+(, [\w./]+)*", line.lstrip())[0].split(", "):  # type: ignore[index]
@@ -73,15 +74,16 @@ def test_members_of_classes_exist(member: str) -> None:
     assert any(member in defined(file) for file in SOURCE.rglob("*.py"))
 
 
-def test_the_folder_tree_is_that_of_the_source() -> None:
+@pytest.mark.parametrize(("block", "source"), [(BLOCKS[0], SOURCE), (BLOCKS[1], LAB)], ids=["dmtrl", "dmtrl_lab"])
+def test_the_folder_tree_is_that_of_the_source(block: str, source: Path) -> None:
     """The tree need not open every folder, but shows all of a folder that it opens."""
-    shown = set(tree())
-    missing = sorted(str(path) for path in shown if not (SOURCE / path).exists())
+    shown = set(tree(block))
+    missing = sorted(str(path) for path in shown if not (source / path).exists())
     assert not missing, f"the tree shows what does not exist: {missing}"
     present = {
-        path.relative_to(SOURCE)
+        path.relative_to(source)
         for folder in {path.parent for path in shown}
-        for path in (SOURCE / folder).iterdir()
+        for path in (source / folder).iterdir()
         if (path.is_dir() and path.name != "__pycache__") or (path.suffix == ".py" and path.name != "__init__.py")
     }
     absent = sorted(map(str, present - shown))
@@ -90,4 +92,4 @@ def test_the_folder_tree_is_that_of_the_source() -> None:
 
 def test_the_import_rule_is_that_of_the_contract() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert BLOCKS[1].splitlines() == settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    assert BLOCKS[2].splitlines() == settings["tool"]["importlinter"]["contracts"][0]["layers"]

@@ -31,16 +31,18 @@ from click.testing import CliRunner
 
 from conftest import SharedData
 from dmtrl.cli.main import main
+from dmtrl_lab.cli.main import main as lab
 from support.printed import difference
 
 ROOT = Path(__file__).resolve().parents[2]
 INDEX = ROOT / "docs" / "README.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]  # without blocks that run
 
 NOT_RUN = {
-    "dmtrl bench --out benchmarks": "takes long; test_bench says where each benchmark is tested",
-    "dmtrl bench startup": "takes a minute; test_bench_startup has its parts",
+    "dmtrl-lab bench --out benchmarks": "takes long; test_bench says where each benchmark is tested",
+    "dmtrl-lab bench startup": "takes a minute; test_bench_startup has its parts",
 }
 
 # pages that need a real data set (a file or folder in that of the shared_data fixture) or a package
@@ -54,7 +56,7 @@ PACKAGES = {"docs/notebooks.md": "onnxruntime"}
 
 SET_UP = re.compile(r"(make|git|pip)( .*)?")
 KINDS = {"python", "console", "text"}
-COMMAND = re.compile(r"(make|pip|python3?|dmtrl|\S*/bin/\w+)( .*)?")
+COMMAND = re.compile(r"(make|pip|python3?|dmtrl|dmtrl-lab|\S*/bin/\w+)( .*)?")
 
 
 @dataclass(frozen=True)
@@ -169,23 +171,24 @@ def test_every_command_that_does_not_run_is_on_a_page() -> None:
     assert set(NOT_RUN) <= shown, "remove the commands that no page shows"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_commands_named_in_a_sentence_exist(page: Path) -> None:
-    for found in re.findall(r"`((?:dmtrl|python -m dmtrl[\w.]*)(?: [^`]*)?)`", prose(page)):
+    for found in re.findall(r"`((?:dmtrl(?:-lab)?|python -m dmtrl[\w.]*)(?: [^`]*)?)`", prose(page)):
         words = found.split()
         if words[0] == "python":
             module = importlib.util.find_spec(words[2])
             assert module, f"there is no module {words[2]}"
             assert "__main__" in Path(str(module.origin)).read_text(encoding="utf-8"), f"{found} does nothing"
         elif len(words) > 1:
-            command = main.get_command(click.Context(main), words[1])
-            assert command, f"there is no command {words[1]!r}"
+            group = lab if words[0] == "dmtrl-lab" else main
+            command = group if words[1][0] == "-" else group.get_command(click.Context(group), words[1])
+            assert command, f"there is no command {words[0]} {words[1]!r}"
             if isinstance(command, click.Group) and len(words) > 2 and words[2].isalpha():
                 command = command.get_command(click.Context(command), words[2])
                 assert command, f"there is no command {found!r}"
             options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-            unknown = {word for word in words[2:] if word.startswith("-")} - options - {"--help"}
-            assert not unknown, f"dmtrl {words[1]} has no option {unknown}"
+            unknown = {word for word in words[1:] if word.startswith("-")} - options - {"--help"}
+            assert not unknown, f"{words[0]} {words[1]} has no option {unknown}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -194,7 +197,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     text = prose(page)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -204,7 +207,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{page.name} links to {target}, which does not exist"
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}: there is no such heading"
-    for path in re.findall(r"`((?:docs|src|tests)/[\w./]+)`", text):
+    for path in re.findall(r"`((?:docs|lab|src|tests)/[\w./]+)`", text):
         assert (ROOT / path).exists(), f"{page.name} names {path}, which does not exist"
 
 
@@ -214,7 +217,7 @@ def test_pages_install_from_a_clone(page: Path) -> None:
     assert not re.search(r"pip install [^`\n]*(?<!/)\bdmtrl\b(?!/)", page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_text_of_a_page_is_wrapped(page: Path) -> None:
     """Tables, code and formulas may be wider."""
     text = page.read_text(encoding="utf-8")
@@ -243,7 +246,7 @@ def test_equations_and_sections_cited_in_the_code_exist() -> None:
     assert {"1", "25.1", "31"} <= numbers
     assert "11" in sections
     cited = 0
-    for file in sorted((ROOT / "src" / "dmtrl").rglob("*.py")):
+    for file in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "lab").rglob("*.py")]):
         for remark in remarks(file):
             for number in re.findall(r"(?<![\w.*\])])\((\d{1,2}(?:\.\d)?)\)", remark):
                 cited += 1

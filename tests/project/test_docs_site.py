@@ -50,7 +50,8 @@ def test_every_page_is_in_exactly_one_table_of_contents() -> None:
     for page in [*DOCS.glob("*.rst"), API]:
         for _, entry in entries(page, "toctree"):
             found[(page.parent / entry).resolve()] += 1
-    pages = [*DOCS.glob("*.md"), *(ROOT / "examples").glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    top = [ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+    pages = [*DOCS.glob("*.md"), *(ROOT / "examples").glob("*.md"), *top]
     expected = {page.with_suffix("") for page in pages if page.name != "README.md"}
     expected |= {page.with_suffix("") for page in DOCS.glob("*.rst") if page.name != "index.rst"}
     expected |= {API.with_suffix(""), DOCS / "api" / "generated" / "commands"}

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from dmtrl.losses import squared
+from dmtrl.protocol import study
+from dmtrl.protocol.codec import KINDS, decode, encode, fault_in, name_of
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import (
+from dmtrl.protocol.rounds import (
     ANSWERS,
-    KINDS,
     READ_ONLY,
     WANTED,
     Describe,
@@ -30,10 +31,6 @@ from dmtrl.protocol.messages import (
     Score,
     Scores,
     Vectors,
-    decode,
-    encode,
-    fault_in,
-    name_of,
 )
 from dmtrl.worker.worker import Worker
 from support.problems import random_problem
@@ -59,7 +56,7 @@ def example(kind: type, optional: bool) -> Any:
         hint = hints[item.name]
         if item.default is not MISSING and not optional:
             continue
-        if hint in (Numbers, Numbers | None):
+        if hint in (Numbers, Numbers | None, np.ndarray):
             values[item.name] = rng.normal(size=UNITS)
         elif hint in (Vectors, Vectors | None):
             values[item.name] = rng.normal(size=(UNITS, FEATURES))
@@ -78,7 +75,10 @@ def test_every_request_has_an_answer() -> None:
     assert {Describe, HoldOut, Prepare, Round, Score, Save, Restore} == set(ANSWERS)
     assert {Description, Prepared, Improved, Scores, Saved, Restored} == set(ANSWERS.values())
     assert not set(ANSWERS) & set(ANSWERS.values()), "no message is both a request and an answer"
-    assert set(KINDS.values()) == {*ANSWERS, *ANSWERS.values()}, "names are unique"
+    assert not set(study.ANSWERS) & set(study.ANSWERS.values())
+    declared = [*ANSWERS, *dict.fromkeys(ANSWERS.values()), *study.ANSWERS, *study.ANSWERS.values()]
+    assert len(KINDS) == len(declared), "names are unique"
+    assert set(KINDS.values()) == set(declared)
     assert set(READ_ONLY) <= set(ANSWERS)
 
 
@@ -121,14 +121,14 @@ def test_no_message_has_a_field_for_rows_labels_or_dual_variables() -> None:
     """Arrays have one number or one vector of features per unit; scalars are Python scalars."""
     hints = {(k, n): h for k in KINDS.values() for n, h in get_type_hints(k, include_extras=True).items()}
     assert not {name for _, name in hints} & {"X", "x", "y", "alpha", "labels", "data", "indices", "indptr"}
-    allowed = [int, float, str, bool, str | None, Numbers, Vectors, Numbers | None, Vectors | None]
+    allowed = [int, float, str, bool, str | None, np.ndarray, Numbers, Vectors, Numbers | None, Vectors | None]
     assert all(hint in allowed for hint in hints.values())
     # `rows` counts rows and `weight` sums their weights: one number per unit
     assert hints[Description, "rows"] == hints[Description, "weight"] == Numbers
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown message 'dance'; this dmtrl knows describe, .*, scores"):
+    with pytest.raises(ValueError, match=r"unknown message 'dance'; this dmtrl knows begin, .*, scores"):
         decode(Message("dance"))
 
 
@@ -167,6 +167,15 @@ def test_an_array_in_a_scalar_field_and_a_scalar_in_an_array_field_are_refused(k
         arrays = {key: value for key, value in message.arrays.items() if key != name}
         with pytest.raises(ValueError, match=name):
             decode(Message(message.name, {**message.scalars, name: 1.0}, arrays))
+
+
+@pytest.mark.parametrize("kind", ALL, ids=name_of)
+def test_a_scalar_of_another_type_is_refused(kind: type) -> None:
+    message = encode(example(kind, optional=True))
+    for name, value in message.scalars.items():
+        wrong = 3 if isinstance(value, str | bool) else "3"
+        with pytest.raises(ValueError, match=f"the field '{name}' must be"):
+            decode(Message(message.name, {**message.scalars, name: wrong}, message.arrays))
 
 
 # What is checked of an answer
@@ -209,8 +218,9 @@ def test_a_worker_needs_only_messages_and_its_answers_have_no_fault(tmp_path: An
         assert type(decode(answer)) is ANSWERS[type(request)]
     with pytest.raises(ValueError, match="unknown message 'dance'"):
         worker.answer(Message("dance"))
-    with pytest.raises(ValueError, match="a worker cannot be sent 'scores', which is an answer"):
-        worker.answer(encode(example(Scores, optional=False)))
+    for wrong in (Scores, study.Begin):
+        with pytest.raises(ValueError, match=f"a worker cannot be sent '{name_of(wrong)}'"):
+            worker.answer(encode(example(wrong, optional=False)))
 
 
 @pytest.mark.parametrize("request_kind", ANSWERS, ids=name_of)

@@ -10,12 +10,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import Execution, Problem, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import get_loss
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, Improved, Prepare, Round, decode, encode
+from dmtrl.protocol.rounds import Describe, Improved, Prepare, Round
 from dmtrl.relationship import FreeIntercept, get_relationship
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import RoundRecord
@@ -37,7 +38,9 @@ def test_certificates_never_lie(name: str) -> None:
     """Against an optimum that rounds in step know ten thousand times better."""
     loss, how = PROBLEMS[name]
     data = random_problem(loss, m=7, d=6, rows=40, **how)
-    best = solve(data, loss=loss, reg_lambda=LAM, settings=Settings(tol=1e-7, max_rounds=5000)).certificate
+    best = solve(
+        Problem.of(data, loss=loss, reg_lambda=LAM), Execution(settings=Settings(tol=1e-7, max_rounds=5000))
+    ).certificate
     records: list[RoundRecord] = []
     engine = virtual(data, loss, shards=3 if "pieces" in name else 1)
     units = sum(len(decode(worker.answer(encode(Describe()))).tasks) for worker in engine.workers)
@@ -89,7 +92,8 @@ def test_same_optimum_as_synchronous_rounds(relationship: str, common: float, sh
     """Every relationship; also tasks that are cut, whose loss is asked for at one point of all."""
     data = random_problem("squared", m=7, d=6, rows=40)
     best = solve(
-        data, loss="squared", reg_lambda=LAM, relationship=relationship, common=common, settings=Settings(tol=1e-7)
+        Problem.of(data, loss="squared", reg_lambda=LAM, relationship=relationship, common=common),
+        Execution(settings=Settings(tol=1e-7)),
     )
     found = run(virtual(data, "squared", shards=shards), data, relationship, common=common, tol=1e-5)
     assert found.converged

@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Checkpoint, MTRLClassifier, NotConvergedWarning, Settings, TaskData, solve
+from dmtrl import (
+    Checkpoint,
+    Execution,
+    LocalOptions,
+    MTRLClassifier,
+    NotConvergedWarning,
+    Problem,
+    Settings,
+    TaskData,
+    solve,
+)
 from dmtrl.datasets import make_synthetic
 from dmtrl.solver.checkpoint import open_session
 from dmtrl.solver.outcome import Outcome
@@ -21,7 +31,9 @@ def saved_run(engine: VirtualEngine, data: TaskData, lam: float, session: Any, *
     settings = Settings(**{"max_staleness": 8, "tol": 1e-5, "max_rounds": 24, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
-        return solve(data, loss="hinge", reg_lambda=lam, settings=settings, engine=engine, checkpoint=session)
+        return solve(
+            Problem.of(data, loss="hinge", reg_lambda=lam), Execution(engine, settings=settings, checkpoint=session)
+        )
 
 
 def problems() -> list[Any]:
@@ -59,13 +71,12 @@ def test_a_run_ends_however_often_it_is_saved(relationship: str, shards: int, ev
     """Also where the loss is asked for at one point of all, for which it takes more than one answer of each."""
     data = random_problem("hinge", m=8, d=6, rows=40)
     outcome = solve(
-        data,
-        loss="hinge",
-        reg_lambda=0.05,
-        relationship=relationship,
-        settings=Settings(max_staleness=8, tol=1e-3, max_rounds=200),
-        engine=virtual(data, "hinge", shards=shards),
-        checkpoint=Checkpoint(tmp_path, every_rounds=every),
+        Problem.of(data, loss="hinge", reg_lambda=0.05, relationship=relationship),
+        Execution(
+            virtual(data, "hinge", shards=shards),
+            settings=Settings(tol=1e-3, max_rounds=200),
+            checkpoint=Checkpoint(tmp_path, every_rounds=every),
+        ),
     )
     assert outcome.converged
 
@@ -74,10 +85,16 @@ def test_what_is_resumed_is_certified(tmp_path: Path) -> None:
     """With real threads, whose order is not known."""
     data = make_synthetic(1, rows_per_task=200, d=20).train
     known = {"loss": "hinge", "reg_lambda": 1e-3, "workers": 4, "n_jobs": 2}
-    best = solve(data, **known, settings=Settings(tol=1e-6)).certificate
+    best = solve(Problem.of(data, **known), Execution(settings=Settings(tol=1e-6))).certificate
     place = Checkpoint(tmp_path, every_rounds=2)
-    solve(data, **known, settings=Settings(tol=0.3, max_staleness=8), checkpoint=place)
-    found = solve(data, **known, settings=Settings(tol=1e-3, max_staleness=8), checkpoint=place, resume=True)
+    solve(
+        Problem.of(data, **known),
+        Execution(LocalOptions(max_staleness=8), settings=Settings(tol=0.3), checkpoint=place),
+    )
+    found = solve(
+        Problem.of(data, **known),
+        Execution(LocalOptions(max_staleness=8), settings=Settings(tol=1e-3), checkpoint=place, resume=True),
+    )
     assert found.converged
     assert found.certificate.primal >= best.dual
     assert found.certificate.dual <= best.primal

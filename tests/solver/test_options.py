@@ -10,10 +10,12 @@ from sklearn.base import clone
 
 from dmtrl import (
     Checkpoint,
+    Execution,
     MTRLClassifier,
     MTRLClassifierCV,
     MTRLRegressor,
     MTRLRegressorCV,
+    Problem,
     Settings,
     solve,
 )
@@ -116,16 +118,24 @@ def test_numbers_of_numpy_can_be_kept(tmp_path: Path) -> None:
     plain = Settings(steps=tuple(rows.tolist()), local_solver="sdca", seed=1, max_rounds=40, tol=0.25)
     assert mine == plain
     assert Settings(steps=rows).steps == plain.steps  # type: ignore[arg-type]
-    kept = solve(data, **STANDARD, settings=mine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
-    again = solve(data, **STANDARD, settings=plain, resume=tmp_path)  # the same settings, says the file
-    assert kept.W.tobytes() == again.W.tobytes() == solve(data, **STANDARD, settings=plain).W.tobytes()
+    kept = solve(
+        Problem.of(data, **STANDARD), Execution(settings=mine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+    )
+    again = solve(
+        Problem.of(data, **STANDARD), Execution(settings=plain, resume=tmp_path)
+    )  # the same settings, says the file
+    assert (
+        kept.W.tobytes()
+        == again.W.tobytes()
+        == solve(Problem.of(data, **STANDARD), Execution(settings=plain)).W.tobytes()
+    )
 
 
 def test_a_fresh_run_leaves_the_checkpoint_of_another_alone(tmp_path: Path) -> None:
     data = random_problem("squared", m=4)
     old, other = tmp_path / "old", tmp_path / "other"
-    first = solve(data, **STANDARD, checkpoint=Checkpoint(old, every_rounds=1))
-    solve(data, **STANDARD, checkpoint=other)
+    first = solve(Problem.of(data, **STANDARD), Execution(checkpoint=Checkpoint(old, every_rounds=1)))
+    solve(Problem.of(data, **STANDARD), Execution(checkpoint=other))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     rounds: list[int] = []
     heard = {"callbacks": [lambda record: rounds.append(record.round)]}
@@ -180,8 +190,8 @@ def test_estimators_with_asynchronous_rounds(model: Any, monkeypatch: pytest.Mon
     assert asynchronous.get_params()["max_staleness"] == 8
     asynchronous.fit(X, y, tasks=tasks)
     cells = 0
-    if hasattr(asynchronous, "cv_path_"):  # the candidates, and the chosen one on every fold again for the metrics
-        cells = int((asynchronous.cv_path_.rounds > 0).sum()) + asynchronous.cv
+    if hasattr(asynchronous, "cv_results_"):  # the candidates, and the chosen one on every fold again for the metrics
+        cells = int((asynchronous.cv_results_.rounds > 0).sum()) + asynchronous.cv
     assert runs == [1] * cells + [2], "two threads share the folds, then the tasks"
     assert asynchronous.certificate_.relative_gap <= asynchronous.tol
     if cells == 0:
@@ -190,5 +200,5 @@ def test_estimators_with_asynchronous_rounds(model: Any, monkeypatch: pytest.Mon
         asynchronous.set_params(warm_start=True).fit(X, y, tasks=tasks)
         assert asynchronous.history_[0]["primal"] == pytest.approx(other, rel=1e-9), "it begins where it was"
     else:
-        nearly = pytest.approx(synchronous.cv_path_.mean("loss"), rel=0.1)  # each fit is within its own tol of the best
-        assert asynchronous.cv_path_.mean("loss") == nearly
+        nearly = pytest.approx(synchronous.cv_results_.mean("loss"), rel=0.1)  # each fit is within its own tol of the best
+        assert asynchronous.cv_results_.mean("loss") == nearly

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dmtrl.solver.cross_validation import Path as CVPath
+from dmtrl.solver.cross_validation import cross_validate
 
 from dmtrl import Checkpoint, MTRLClassifierCV, Settings, TaskData, get_loss
 from dmtrl.engines import LocalEngine
 from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.checkpoint.session import CheckpointSession, open_session
-from dmtrl.solver.cross_validation import Path as CVPath
-from dmtrl.solver.cross_validation import cross_validate
 from dmtrl.solver.path_threads import Turns
 from dmtrl.solver.race import Race
 from support.checkpoints import CVCallback, Stopped, table
@@ -167,7 +167,7 @@ def test_estimators_choose_the_same_with_any_number_of_jobs(tmp_path: Path) -> N
     models.append(MTRLClassifierCV(**how, n_jobs=1).fit(X, y, tasks=tasks, resume=tmp_path))
     for model in models[1:]:
         assert model.coef_.tobytes() == models[0].coef_.tobytes()
-        same(model.cv_path_, models[0].cv_path_)
+        same(model.cv_results_, models[0].cv_results_)
 
 
 def test_turns_are_limited_and_granted_in_order() -> None:

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from dmtrl.solver.cross_validation import cross_validate
 from scipy import stats
 
 from dmtrl import MTRLRegressorCV, Settings, TaskData, get_loss
 from dmtrl.engines import LocalEngine
 from dmtrl.solver.api import ProblemSpec
-from dmtrl.solver.cross_validation import cross_validate
 from dmtrl.solver.race import FIRST_FOLDS, LEVEL, Race
 
 
@@ -75,7 +75,7 @@ def test_the_choice_is_that_of_the_whole_grid(loss: str, seed: int) -> None:
 
 def test_the_mean_of_what_was_left_out_is_over_the_folds_it_was_tried_on() -> None:
     X, y, tasks = _rows(0, False)
-    path = MTRLRegressorCV(lambdas=[10.0, 0.01], commons=[0.0], owns=[0.0]).fit(X, y, tasks=tasks).cv_path_
+    path = MTRLRegressorCV(lambdas=[10.0, 0.01], commons=[0.0], owns=[0.0]).fit(X, y, tasks=tasks).cv_results_
     assert path.complete.tolist() == [[False, True]]
     by_hand = path.squared_error[0, 0, :FIRST_FOLDS].sum() / path.weight[0, 0, :FIRST_FOLDS].sum()
     assert path.mean("squared_error")[0, 0] == pytest.approx(by_hand, rel=1e-12)

@@ -17,12 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLRegressor, load
+from dmtrl import Execution, LocalOptions, MTRLClassifier, MTRLRegressor, Problem, load
 from dmtrl.cli.main import main
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.problem import Coordinates, UnitLabels, build_problem
 from dmtrl.exceptions import NotConvergedWarning
-from dmtrl.lab.bench import memory, scale, scale_run
 from dmtrl.numerics import rowwise
 from dmtrl.relationship import Learned, shared
 from dmtrl.relationship.covariance import DENSE_LIMIT, TaskCovariance
@@ -32,6 +31,7 @@ from dmtrl.relationship.spectrum import nuclear_norm
 from dmtrl.report.model_page import model_facts
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
+from dmtrl_lab.bench import memory, scale, scale_run
 
 M, ROWS, D = 6000, 4, 5  # more tasks than DENSE_LIMIT
 
@@ -78,7 +78,7 @@ def _compiled() -> None:
     """Before memory is traced, which makes a compiler very slow."""
     X, y, codes = scale_run.make(3, 6, 4, "float64", "hinge")
     for more in ({}, {"workers": 2, "shards": 2}, {"settings": Settings(tol=0.1, method="dual")}):
-        solve(TaskData.from_long(X, y, codes), loss="hinge", reg_lambda=1.0, **more)
+        solve(Problem.of(TaskData.from_long(X, y, codes), loss="hinge", reg_lambda=1.0, **more))
     _regressor().fit(X, y, tasks=codes)
     MTRLClassifier(tol=0.3).fit(X, y, tasks=codes)
 
@@ -105,7 +105,9 @@ def test_solve_makes_no_square_array(relationship: str, method: str, common: flo
     given = shared(M, 0.1) if relationship == "shared" else relationship
     common = 0.0 if relationship == "shared" else common
     with at_most(LIMIT), _quiet():
-        outcome = solve(data, loss="squared", reg_lambda=0.1, relationship=given, common=common, settings=how)
+        outcome = solve(
+            Problem.of(data, loss="squared", reg_lambda=0.1, relationship=given, common=common), Execution(settings=how)
+        )
     assert outcome.W.shape == (M, D)
 
 
@@ -113,7 +115,9 @@ def test_shards_make_no_square_array() -> None:
     X, y, tasks = _rows()
     data, how = TaskData.from_long(X, y, tasks), Settings(tol=0.5, max_rounds=2)
     with at_most(LIMIT), _quiet():
-        solve(data, loss="squared", reg_lambda=0.1, settings=how, workers=3, shards=2)
+        solve(
+            Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=3, shards=2), settings=how)
+        )
 
 
 @pytest.mark.parametrize("relationship", ["learned", "independent"])
@@ -226,7 +230,7 @@ def test_quick_memory(tmp_path: Path) -> None:
 
 
 def test_memory_is_that_of_this_process() -> None:
-    code = "import numpy as np; from dmtrl.lab.bench.scale_run import memory; a = memory()[0]; x = np.ones(10**7);"
+    code = "import numpy as np; from dmtrl_lab.bench.scale_run import memory; a = memory()[0]; x = np.ones(10**7);"
     code += "print(memory()[0] - a); del x; print(memory()[1] - a)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     now, most = map(int, done.stdout.split())
@@ -273,7 +277,10 @@ def test_two_threads_give_the_bits_of_one(monkeypatch) -> None:
     monkeypatch.setattr(rowwise, "_IN_CACHE", 64)
     X, y, codes = scale_run.make(60, 5, 8, "float64", "hinge")
     data, how = TaskData.from_long(X, y, codes), Settings(tol=1e-3)
-    one, two = (solve(data, loss="hinge", reg_lambda=0.01, n_jobs=n, settings=how) for n in (1, 2))
+    one, two = (
+        solve(Problem.of(data, loss="hinge", reg_lambda=0.01), Execution(LocalOptions(n_jobs=n), settings=how))
+        for n in (1, 2)
+    )
     np.testing.assert_array_equal(one.W, two.W)
 
 

@@ -5,15 +5,16 @@ from dataclasses import replace
 import cvxpy as cp
 import numpy as np
 import pytest
+from dmtrl.solver.cross_validation import cross_validate
 from scipy import sparse
 from scipy.special import logsumexp
 
-from dmtrl import Settings, TaskData, losses, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, TaskData, losses, solve
 from dmtrl.data.folds import TEST, TRAIN
 from dmtrl.engines.local import LocalEngine
-from dmtrl.protocol.messages import HoldOut, Prepare, Score, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import HoldOut, Prepare, Score
 from dmtrl.solver.api import ProblemSpec
-from dmtrl.solver.cross_validation import cross_validate
 from dmtrl.worker.worker import Worker
 from support.oracles import optimum
 
@@ -94,12 +95,8 @@ def test_joint_optimum(kind, absent, ridge, common):
         penalty += ridge / 2 * cp.sum_squares(W[:, features:])
     best = optimum(cp.Minimize(mean_loss(data, W, kind, absent, ridge) + penalty))
     found = solve(
-        data,
-        loss=losses_of(kind, absent),
-        reg_lambda=LAM,
-        common=common,
-        intercept_ridge=ridge,
-        settings=Settings(tol=1e-6, max_rounds=3000),
+        Problem.of(data, loss=losses_of(kind, absent), reg_lambda=LAM, common=common, intercept_ridge=ridge),
+        Execution(settings=Settings(tol=1e-6, max_rounds=3000)),
     )
     slack = 5e-6 * best
     assert found.certificate.dual <= best + slack
@@ -130,8 +127,8 @@ def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
     data, given = problem(1), losses_of(kind)
     ridge = None if settings.method == "dual" else 1e-6
     how = {"loss": given, "reg_lambda": LAM, "common": 1.0, "intercept_ridge": ridge}
-    best = solve(data, **how, settings=Settings(tol=1e-5)).certificate
-    run = solve(data, **how, settings=settings, workers=2, n_jobs=2)
+    best = solve(Problem.of(data, **how), Execution(settings=Settings(tol=1e-5))).certificate
+    run = solve(Problem.of(data, **how), Execution(LocalOptions(workers=2, n_jobs=2), settings=settings))
     for record in run.history:
         assert record.dual <= best.primal * (1 + 1e-9)
         assert record.primal >= best.dual * (1 - 1e-9)
@@ -142,9 +139,9 @@ def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
 def test_workers_threads_and_formats_agree(kind):
     data, exact = problem(2), Settings(tol=1e-6, max_rounds=5000)
     how = {"loss": losses_of(kind), "reg_lambda": LAM, "common": 1.0, "intercept_ridge": 1e-6, "settings": exact}
-    first = solve(data, **how)
+    first = solve(Problem.of(data, **how))
     for workers, threads in ((2, 1), (4, 2)):
-        other = solve(data, **how, workers=workers, n_jobs=threads)
+        other = solve(Problem.of(data, **how), Execution(LocalOptions(workers=workers, n_jobs=threads)))
         np.testing.assert_array_equal(other.W, first.W)
     others = {
         "csr": (TaskData(sparse.csr_matrix(data.X), data.y, None, data.starts, data.names), 1, 1e-4),
@@ -152,7 +149,7 @@ def test_workers_threads_and_formats_agree(kind):
         "shards": (data, 2, 5e-3),
     }
     for rows, shards, close in others.values():
-        other = solve(rows, **how, shards=shards, workers=shards)
+        other = solve(Problem.of(rows, **how), Execution(LocalOptions(shards=shards, workers=shards)))
         assert other.certificate.relative_gap <= 1e-6
         assert other.certificate.primal == pytest.approx(first.certificate.primal, rel=3e-6)
         np.testing.assert_allclose(other.W, first.W, atol=10 * close)
@@ -164,7 +161,10 @@ def test_a_resumed_run_has_the_same_bits(kind, tmp_path):
 
     def run(rounds, **where):
         settings = Settings(tol=0.0, max_rounds=rounds)
-        return solve(data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, settings=settings, **where)
+        return solve(
+            Problem.of(data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, **where),
+            Execution(settings=settings),
+        )
 
     whole = run(12)
     run(5, checkpoint=tmp_path / "saved")
@@ -215,6 +215,6 @@ def test_cross_validation_counts_wrong_answers(kind):
 def test_all_losses_must_have_the_same_classes():
     data = problem()
     with pytest.raises(ValueError, match="same number of classes"):
-        solve(data, loss=[losses.Softmax(K)] * (M - 1) + [losses.Softmax(K + 1)], reg_lambda=LAM)
+        solve(Problem.of(data, loss=[losses.Softmax(K)] * (M - 1) + [losses.Softmax(K + 1)], reg_lambda=LAM))
     with pytest.raises(ValueError, match="row 0: the softmax loss needs labels from 0 to 2, found 5"):
-        solve(TaskData.from_long(np.ones((2, 1)), [5.0, 0.0]), loss=losses.Softmax(3), reg_lambda=LAM)
+        solve(Problem.of(TaskData.from_long(np.ones((2, 1)), [5.0, 0.0]), loss=losses.Softmax(3), reg_lambda=LAM))

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import Problem, Settings, TaskData, solve
 from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
-from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Improved, Prepare, Round
 from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods import splitting
@@ -100,10 +101,10 @@ def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target
 def test_looking_where_it_may_pay_ends_a_run_sooner(loss: str, lam: float, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _data(n=400, d=20, classes=loss != "squared")
     given = {"loss": loss, "reg_lambda": lam, "settings": Settings(tol=1e-3)}
-    outcome = solve(data, **given)
+    outcome = solve(Problem.of(data, **given))
     monkeypatch.setattr(splitting, "_least_loss", lambda totals, U: totals.loss_u)  # only what was evaluated anyway
     assert outcome.converged
-    assert len(outcome.history) <= len(solve(data, **given).history)
+    assert len(outcome.history) <= len(solve(Problem.of(data, **given)).history)
     attained = mean_losses(data, outcome.W, loss) + 0.5 * lam * np.linalg.norm(outcome.W, "nuc") ** 2
     np.testing.assert_allclose(outcome.certificate.primal, attained, rtol=1e-9)
 

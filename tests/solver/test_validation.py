@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from dmtrl import Settings, TaskData, get_loss, solve
-from dmtrl.engines import LocalEngine
-from dmtrl.protocol.messages import HoldOut
-from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.cross_validation import cross_validate
+
+from dmtrl import Execution, Problem, Settings, TaskData, get_loss, solve
+from dmtrl.engines import LocalEngine
+from dmtrl.protocol.rounds import HoldOut
+from dmtrl.solver.api import ProblemSpec
 from support.problems import random_problem
 
 
@@ -55,7 +55,7 @@ def test_path_agrees_with_fitting_each_fold_by_hand(loss: str) -> None:
         for i, (tau, own) in enumerate(zip(path.commons, path.owns, strict=True)):
             for j, lam in enumerate(path.lambdas):
                 how = {"loss": loss, "reg_lambda": lam, "common": tau, "own": own, "task_weight": 0.5}
-                W = solve(train, **how, settings=settings).W
+                W = solve(Problem.of(train, **how), Execution(settings=settings)).W
                 z = (data.X[held] * W[tasks[held]]).sum(axis=1)
                 y, weight = data.y[held], data.sample_weight[held]
                 by_hand = np.bincount(tasks[held], weight * loss_object.value(z, y), minlength=3)

@@ -10,6 +10,8 @@ import pytest
 
 from dmtrl import (
     Checkpoint,
+    Execution,
+    Problem,
     TaskData,
     solve,
 )
@@ -49,7 +51,10 @@ def halfway(data: TaskData, place: Any, stop: int = 7, **more: Any) -> dict[str,
     """Leaves a checkpoint of a run that was stopped; the words with which it can go on."""
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "workers": 2} | more
     with pytest.raises(Stopped):
-        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)])
+        solve(
+            Problem.of(data, **how),
+            Execution(checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)]),
+        )
     return how
 
 

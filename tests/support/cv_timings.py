@@ -90,7 +90,7 @@ def main(names: list[str]) -> None:
             began = time.process_time()
             model = make(**options).fit(X, y, tasks=tasks)
             seconds = time.process_time() - began
-            rounds = model.cv_path_.rounds
+            rounds = model.cv_results_.rounds
             chosen = f"lambda {model.reg_lambda_:.2g}, tau {model.common_strength_:.2g}"
             work = f"{(rounds > 0).sum():4} fits {rounds.sum():5} rounds {seconds:6.2f} s"
             print(f"{name:7} {search:20} {work}  {chosen}", flush=True)

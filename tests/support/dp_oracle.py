@@ -4,7 +4,7 @@ python -m venv oracle && oracle/bin/pip install dp-accounting
 PYTHONPATH=src:tests oracle/bin/python -m support.dp_oracle
 """
 
-from dmtrl.federation.privacy.accounting import epsilon_of, total_mu
+from dmtrl.federation.protection.noise.accounting import epsilon_of, total_mu
 
 SIGMAS, COUNTS, DELTAS = (0.6, 1.0, 2.0, 5.0, 20.0), (1, 4, 20), (1e-7, 1e-5, 1e-3)
 

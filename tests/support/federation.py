@@ -16,7 +16,7 @@ import psutil
 
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.loopback import Loopback, free_port
-from dmtrl.federation.flare.runs import Run, runs
+from dmtrl.federation.flare.server.runs import Run, runs
 
 SITES = ("cleveland", "hungarian", "va")
 TIMEOUT = 240.0  # seconds for anything to happen; a hang ends there

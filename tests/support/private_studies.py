@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dmtrl import storage
-from dmtrl.federation.study import Study, parse_study
+from dmtrl.federation.study.study_file import Study, parse_study
 from support.studies import CLINIC
 
 PRIVACY = """[privacy]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl import Outcome, RoundRecord, Settings, TaskData, solve
+from dmtrl import Execution, LocalOptions, Outcome, Problem, RoundRecord, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines import RayEngine, RayOptions
 from dmtrl.losses import get_loss
@@ -80,9 +80,9 @@ def runs(
     """The same run undisturbed in this process and disturbed on the cluster, and how many workers were lost."""
     data, loss, lam = problem
     common: dict[str, Any] = {"loss": loss, "reg_lambda": lam, "settings": Settings(tol=0.0, max_rounds=rounds)}
-    plain = solve(data, workers=workers, **common)
+    plain = solve(Problem.of(data, **common), Execution(LocalOptions(workers=workers)))
     with RayEngine(data.sources(workers), get_loss(loss), RayOptions(address, **options)) as engine:
-        disturbed = solve(data, engine=engine, callbacks=[disturb], **common)
+        disturbed = solve(Problem.of(data, **common), Execution(engine, callbacks=[disturb]))
         return plain, disturbed, engine.losses
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dmtrl.data.blocks import Blocks
-from dmtrl.federation.privacy.moments import clip_rows
+from dmtrl.federation.protection.noise.moments import clip_rows
 from dmtrl.losses import CLASSIFICATION, get_loss
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
 
-from dmtrl.federation.flare.coordinator import StudyServer
+from dmtrl.federation.flare.server.folder import StudyServer
 from dmtrl.protocol.message import MAGIC, Message
 
 HOOK = Path(__file__).resolve().parent / "server_recorder"

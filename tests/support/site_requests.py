@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation import messages
-from dmtrl.federation import preparation as federated
-from dmtrl.federation.ledger import entries
-from dmtrl.federation.policy import Policy
-from dmtrl.federation.site import Site
-from dmtrl.federation.study import Study
+from dmtrl.federation.site.ledger import entries
+from dmtrl.federation.site.policy import Policy
+from dmtrl.federation.site.site import Site
+from dmtrl.federation.study import preparation as federated
+from dmtrl.federation.study.study_file import Study
+from dmtrl.protocol import study as messages
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Prepare
+from dmtrl.protocol.rounds import Prepare
 from support.shell_data import write
 from support.studies import approved_site, clinic, clinic_table
 

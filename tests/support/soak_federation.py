@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dmtrl.federation.coordinator.results import RESULT
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.loopback import Loopback, set_up
-from dmtrl.federation.results import RESULT
 from dmtrl.federation.simulate import simulate
-from dmtrl.federation.study import read_study
+from dmtrl.federation.study.study_file import read_study
 from support.federation import SITES, STUDY, StudyRun, all_processes, heart_files, kill, leftovers, suspend
 
 DATA = Path(os.environ.get("DMTRL_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")

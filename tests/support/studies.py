@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dmtrl.federation.approval import approve, create_site
-from dmtrl.federation.draft import DraftRequest, draft_study
-from dmtrl.federation.policy import Policy
-from dmtrl.federation.site import Site
-from dmtrl.federation.study import Study, parse_study
+from dmtrl.federation.site.approval import approve, create_site
+from dmtrl.federation.site.policy import Policy
+from dmtrl.federation.site.site import Site
+from dmtrl.federation.study.draft import DraftRequest, draft_study
+from dmtrl.federation.study.study_file import Study, parse_study
 from support.shell_data import write
 
 SITES = ("north", "south", "west")

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl import NotConvergedWarning, Outcome, RoundRecord, Settings, TaskData, solve
+from dmtrl import Execution, NotConvergedWarning, Outcome, Problem, RoundRecord, Settings, TaskData, solve
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import HoldOut, Improved, Prepare, Prepared, Round, decode, encode
+from dmtrl.protocol.rounds import HoldOut, Improved, Prepare, Prepared, Round
 from dmtrl.worker.worker import Worker
 
 
@@ -135,15 +136,8 @@ def run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)  # many runs stop early on purpose
         return solve(
-            data,
-            loss="hinge",  # the engine's workers have their own
-            reg_lambda=lam,
-            relationship=relationship,
-            common=common,
-            settings=settings,
-            engine=engine,
-            callbacks=[watch],
-            start=start,
+            Problem.of(data, loss="hinge", reg_lambda=lam, relationship=relationship, common=common, start=start),
+            Execution(engine, settings=settings, callbacks=[watch]),
         )
 
 

@@ -9,7 +9,8 @@ from scipy import sparse
 from dmtrl import MTRLClassifier
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import get_loss
-from dmtrl.protocol.messages import Prepare, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Prepare
 from dmtrl.worker.local_problem import LocalProblem
 from dmtrl.worker.worker import Worker
 

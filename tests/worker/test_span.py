@@ -8,7 +8,8 @@ from scipy import sparse
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
-from dmtrl.protocol.messages import Improved, Prepare, Round, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Improved, Prepare, Round
 from dmtrl.protocol.steps import Steps
 from dmtrl.worker.worker import Worker
 from support.problems import random_problem

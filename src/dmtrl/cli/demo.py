@@ -28,9 +28,9 @@ def command(seed: int, paper: bool, quick: bool, out: str, no_page: bool) -> Non
     """
     from rich.console import Console
 
-    from dmtrl.lab.demo import demo_page, render, run_demo
     from dmtrl.report.page import require_packages, write_page
     from dmtrl.tables.output import check_output
+    from dmtrl.workflows.demo import demo_page, render, run_demo
 
     if not no_page:
         check_output(Path(out), force=True)

@@ -11,7 +11,7 @@ import click
 import dmtrl
 from dmtrl.cli.errors import exit_on_error, exit_on_interrupt
 
-COMMANDS = ("demo", "fit", "predict", "report", "export", "study", "site", "reproduce", "bench")
+COMMANDS = ("demo", "fit", "predict", "report", "export", "study", "site")
 
 
 class LazyGroup(click.Group):

@@ -11,8 +11,8 @@ from dmtrl.cli.errors import printable
 from dmtrl.cli.options import OrderedGroup, echo_commands, site_option, verbose_option
 
 if TYPE_CHECKING:
-    from dmtrl.federation.policy import Policy
-    from dmtrl.federation.site_data import SiteCheck
+    from dmtrl.federation.site.data_check import SiteCheck
+    from dmtrl.federation.site.policy import Policy
 
 
 @click.group(name="site", cls=OrderedGroup)
@@ -76,10 +76,10 @@ def join(file: Path, data: Path | None, folder: Path, verbose: bool) -> None:
         --site cleveland
       dmtrl site join cleveland.signed.zip --site cleveland
     """
-    from dmtrl.federation import policy
-    from dmtrl.federation.approval import create_site
-    from dmtrl.federation.flare import member as flare
-    from dmtrl.federation.flare.coordinator import Invitation
+    from dmtrl.federation.flare.invitation import Invitation
+    from dmtrl.federation.flare.site import member as flare
+    from dmtrl.federation.site import policy
+    from dmtrl.federation.site.approval import create_site
 
     if flare.is_signed(file):
         done = flare.complete(folder, file, echo_commands(verbose))
@@ -164,10 +164,10 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
     \b
     Example: dmtrl site start --site cleveland
     """
-    from dmtrl.federation.approval import read_approval
     from dmtrl.federation.flare import services
-    from dmtrl.federation.flare.member import Member
-    from dmtrl.federation.policy import read_policy
+    from dmtrl.federation.flare.site.member import Member
+    from dmtrl.federation.site.approval import read_approval
+    from dmtrl.federation.site.policy import read_policy
 
     site = Member.open(folder)
     name, port = site.invitation.site, site.invitation.port
@@ -198,11 +198,11 @@ def status(folder: Path) -> None:
     \b
     Example: dmtrl site status --site cleveland
     """
-    from dmtrl.federation.approval import read_approval
     from dmtrl.federation.flare import processes
-    from dmtrl.federation.flare.member import Member
-    from dmtrl.federation.policy import read_policy
-    from dmtrl.federation.privacy.budget import Budget
+    from dmtrl.federation.flare.site.member import Member
+    from dmtrl.federation.site.approval import read_approval
+    from dmtrl.federation.site.budget import Budget
+    from dmtrl.federation.site.policy import read_policy
 
     site, given = Member.open(folder), read_approval(folder)
     click.echo(f"{site.invitation.site}: {site.state() if site.admitted else 'not admitted yet'}")
@@ -260,7 +260,7 @@ def stop(folder: Path) -> None:
     \b
     Example: dmtrl site stop --site cleveland
     """
-    from dmtrl.federation.flare.member import Member
+    from dmtrl.federation.flare.site.member import Member
 
     site = Member.open(folder)
     name = site.invitation.site

@@ -14,7 +14,7 @@ from dmtrl.cli.options import KINDS, OrderedGroup, echo_commands, folder_option,
 from dmtrl.exceptions import FederationError, OutputExistsError
 
 if TYPE_CHECKING:
-    from dmtrl.federation.results import StudyResult
+    from dmtrl.federation.coordinator.results import StudyResult
 
 
 @click.group(name="study", cls=OrderedGroup)
@@ -133,8 +133,8 @@ def provision(study: Path, host: str, port: int, folder: Path, verbose: bool) ->
     \b
     Example: dmtrl study provision heart.toml --host study.example.org -C study
     """
-    from dmtrl.federation.flare import coordinator as flare
     from dmtrl.federation.flare import kits
+    from dmtrl.federation.flare.server import folder as flare
 
     made = flare.provision(study, folder, host, port, echo_commands(verbose))
     click.echo(f"The coordinator's folder is {folder}. Keep {folder / 'authority'} secret.")
@@ -153,7 +153,7 @@ def invite(site: str, folder: Path) -> None:
     \b
     Example: dmtrl study invite cleveland -C study
     """
-    from dmtrl.federation.flare import coordinator as flare
+    from dmtrl.federation.flare.server import folder as flare
 
     path = flare.invite(flare.StudyServer.open(folder), site)
     click.echo(f"Send {path} to the site. Its staff run:")
@@ -170,7 +170,7 @@ def admit(request: Path, folder: Path, verbose: bool) -> None:
     \b
     Example: dmtrl study admit cleveland.request.zip -C study
     """
-    from dmtrl.federation.flare import coordinator as flare
+    from dmtrl.federation.flare.server import folder as flare
 
     path = flare.admit(flare.StudyServer.open(folder), request, echo_commands(verbose))
     click.echo(f"Send {path} back to the site. Its staff run:")
@@ -189,7 +189,7 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
     Example: dmtrl study start -C study
     """
     from dmtrl.federation.flare import services
-    from dmtrl.federation.flare.coordinator import StudyServer
+    from dmtrl.federation.flare.server.folder import StudyServer
 
     coordinator = StudyServer.open(folder)
     if service:
@@ -218,8 +218,8 @@ def run(folder: Path, resume: bool, wait: float, patience: float, quiet: bool, v
     \b
     Example: dmtrl study run -C study
     """
-    from dmtrl.federation.flare.coordinator import StudyServer
-    from dmtrl.federation.flare.supervisor import run_study_job
+    from dmtrl.federation.flare.server.folder import StudyServer
+    from dmtrl.federation.flare.server.supervisor import run_study_job
 
     coordinator = StudyServer.open(folder)
     advice = f"continue with: dmtrl study run --resume -C {folder}"
@@ -239,9 +239,9 @@ def status(folder: Path) -> None:
     Example: dmtrl study status -C study
     """
     from dmtrl.federation.flare import processes
-    from dmtrl.federation.flare.coordinator import StudyServer
-    from dmtrl.federation.flare.runs import runs
-    from dmtrl.federation.flare.supervisor import connected_sites, session
+    from dmtrl.federation.flare.server.folder import StudyServer
+    from dmtrl.federation.flare.server.runs import runs
+    from dmtrl.federation.flare.server.supervisor import connected_sites, session
 
     coordinator = StudyServer.open(folder)
     process = processes.running(coordinator.kit)
@@ -268,8 +268,8 @@ def log(folder: Path, as_json: bool) -> None:
     \b
     Example: dmtrl study log -C study
     """
-    from dmtrl.federation.flare.coordinator import StudyServer
-    from dmtrl.federation.flare.runs import describe, runs
+    from dmtrl.federation.flare.server.folder import StudyServer
+    from dmtrl.federation.flare.server.runs import describe, runs
 
     StudyServer.open(folder)
     for entry in (entry for last in runs(folder)[-1:] for entry in last.progress()):
@@ -292,8 +292,8 @@ def stop(folder: Path) -> None:
     \b
     Example: dmtrl study stop -C study
     """
-    from dmtrl.federation.flare.coordinator import StudyServer
-    from dmtrl.federation.flare.supervisor import stop_run
+    from dmtrl.federation.flare.server.folder import StudyServer
+    from dmtrl.federation.flare.server.supervisor import stop_run
 
     coordinator = StudyServer.open(folder)
     if stop_run(coordinator):
@@ -311,9 +311,9 @@ def fetch(folder: Path, out: Path, force: bool) -> None:
     \b
     Example: dmtrl study fetch -o model.dmtrl -C study
     """
-    from dmtrl.federation.flare.coordinator import StudyServer
-    from dmtrl.federation.flare.runs import FINISHED, runs
-    from dmtrl.federation.results import MODEL
+    from dmtrl.federation.coordinator.results import MODEL
+    from dmtrl.federation.flare.server.folder import StudyServer
+    from dmtrl.federation.flare.server.runs import FINISHED, runs
 
     StudyServer.open(folder)
     finished = [one for one in runs(folder) if one.state().state == FINISHED]

@@ -30,6 +30,11 @@ class SyntheticTasks:
     W: np.ndarray  # (m, d): the true weights
     correlation: np.ndarray  # (m, m): cosines between the rows of W
 
+    def recovery(self, learned: np.ndarray) -> float:
+        """Return the Pearson correlation between learned and true correlations over all pairs of tasks."""
+        pairs = np.triu_indices(len(self.correlation), 1)
+        return float(np.corrcoef(learned[pairs], self.correlation[pairs])[0, 1])
+
 
 def make_synthetic(
     kind: int = 1, seed: int = 0, *, rows_per_task: int = ROWS_PER_TASK, m: int = TASKS, d: int = 100

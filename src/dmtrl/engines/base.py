@@ -6,8 +6,8 @@ Authors of an engine can run its conformance suite: `dmtrl.engines.conformance.c
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, Self
 
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import decode, encode
 
 
 class Engine(Protocol):
@@ -38,7 +38,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
     def exchange(self, requests: Mapping[int, Any]) -> Iterator[tuple[int, Any]]:
-        """Send a request (see protocol/messages.py) to each worker and yield the answers in the order of arrival.
+        """Send a request (see protocol/rounds.py) to each worker and yield the answers in the order of arrival.
 
         Answers that are still pending from before are received and dropped first.
         """

@@ -17,8 +17,9 @@ from dmtrl.engines.base import Engine
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
+from dmtrl.protocol.codec import decode, encode, name_of
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, HoldOut, Prepare, Restore, Round, Save, Score, decode, encode, name_of
+from dmtrl.protocol.rounds import Describe, HoldOut, Prepare, Restore, Round, Save, Score
 
 Start = Callable[[Sequence[Source], AnyLoss], Engine]
 _TASKS = ((0, 1), (2,), (3, 4))  # of each worker

@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import READ_ONLY, HoldOut, Prepare, Restore, Save, decode, encode
+from dmtrl.protocol.rounds import READ_ONLY, HoldOut, Prepare, Restore, Save
 
 IN_MEMORY = 256 << 20  # bytes, for all workers of an engine
 _BATCH = 8 << 20  # bytes that are replayed at a time

@@ -14,8 +14,9 @@ from typing import Protocol
 from dmtrl.engines.base import Engine, begin_request, require_pending
 from dmtrl.engines.log import IN_MEMORY, ReplayLog
 from dmtrl.exceptions import WorkerLostError
+from dmtrl.protocol.codec import decode, encode, fault_in
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, Description, decode, encode, fault_in
+from dmtrl.protocol.rounds import Describe, Description
 
 _INTRODUCE = encode(Describe(digest=True))
 _MAX_LOSSES = 10  # of one worker without an answer in between
@@ -85,7 +86,7 @@ class _Worker:
 class RestartingEngine(Engine):
     """An engine over a carrier that restarts lost workers and sends them the pending request again.
 
-    That is enough for workers that keep no state of a run in memory, such as the sites that `federation/asking.py`
+    That is enough for workers that keep no state of a run in memory, such as the sites that a study
     asks; `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller
     of `receive` as `Refused`.
 

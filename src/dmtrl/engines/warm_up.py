@@ -7,7 +7,8 @@ from scipy import sparse
 
 from dmtrl.data.blocks import Blocks, Source
 from dmtrl.losses import AnyLoss, CustomLoss
-from dmtrl.protocol.messages import Prepare, Round, encode
+from dmtrl.protocol.codec import encode
+from dmtrl.protocol.rounds import Prepare, Round
 from dmtrl.worker.rows import CHUNK
 from dmtrl.worker.worker import Worker
 

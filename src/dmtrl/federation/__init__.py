@@ -1,7 +1,6 @@
 """Studies between sites that may not exchange rows.
 
-`study` reads the study file and `draft` writes a first one. `site` is everything that happens at a site, with its
-`policy`, `approval`, `ledger` and `site_data`. `coordinate` is the coordinator's side, over any carrier; `preparation`
-adds up the statistics of the sites. `simulate` runs a whole study in one process. `messages` declares what travels
-before and after the rounds.
+`study/` is the study file and what follows from it, `coordinator/` runs a study over any carrier, `site/` is everything
+that happens at a site, `protection/` decides in which form numbers leave a site, and `flare/` connects them over a
+network. `simulate.py` runs a whole study in one process. `protocol/study.py` declares what travels.
 """

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from dmtrl.engines.recovery import Refused
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation.approval import approval_text, approve, create_site
-from dmtrl.federation.coordinate import run_study
-from dmtrl.federation.messages import received
-from dmtrl.federation.policy import Policy
-from dmtrl.federation.results import OnEvent, StudyResult
-from dmtrl.federation.site import Site
-from dmtrl.federation.site_data import check_file
-from dmtrl.federation.study import Study, check_site_name
+from dmtrl.federation.coordinator.results import OnEvent, StudyResult
+from dmtrl.federation.coordinator.run import run_study
+from dmtrl.federation.site.approval import approval_text, approve, create_site
+from dmtrl.federation.site.data_check import check_file
+from dmtrl.federation.site.policy import Policy
+from dmtrl.federation.site.site import Site
+from dmtrl.federation.study.study_file import Study, check_site_name
 from dmtrl.numerics.blas import single_threaded_blas
+from dmtrl.protocol.codec import received
 from dmtrl.protocol.message import Message
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from dmtrl.engines.base import Engine
-from dmtrl.protocol.messages import Describe, Prepare, Prepared, Restore, decode, encode
+from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.rounds import Describe, Prepare, Prepared, Restore
 from dmtrl.relationship import FreeIntercept
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.protocol.messages import Description
+from dmtrl.protocol.rounds import Description
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.local import LocalEngine
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import Describe, Description, Improved, Prepare, Prepared, Round, decode, encode
+from dmtrl.protocol.rounds import Describe, Description, Improved, Prepare, Prepared, Round
 from dmtrl.protocol.steps import Steps
 from dmtrl.solver.api import solve_on
 from dmtrl.solver.certificate import Certificate, scaled_dual

@@ -21,7 +21,7 @@ from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.progress import bar
-from dmtrl.protocol.messages import HoldOut, Score
+from dmtrl.protocol.rounds import HoldOut, Score
 from dmtrl.solver.api import on_engine, solve_on
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession
 from dmtrl.solver.checkpoint.session import CheckpointSession, FitKey, PathEnd

@@ -7,7 +7,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.losses import scalar
-from dmtrl.protocol.messages import Prepare, Scores
+from dmtrl.protocol.rounds import Prepare, Scores
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker.box import span_work
 from dmtrl.worker.local_rows import LocalRows, gram_factors, sum_by_unit

@@ -11,7 +11,8 @@ import numpy as np
 
 from dmtrl.data.blocks import Blocks
 from dmtrl.losses import AnyLoss, OneVsRest
-from dmtrl.protocol.messages import Improved, Prepare, Round, Scores, with_arrays
+from dmtrl.protocol.codec import with_arrays
+from dmtrl.protocol.rounds import Improved, Prepare, Round, Scores
 from dmtrl.worker.exact import GramFactors
 from dmtrl.worker.local_problem import LocalProblem
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit

@@ -12,7 +12,7 @@ import numpy as np
 from dmtrl.data.blocks import Blocks
 from dmtrl.losses import scalar
 from dmtrl.numerics.rowwise import row_blocks
-from dmtrl.protocol.messages import Improved, Prepare, Round, Scores
+from dmtrl.protocol.rounds import Improved, Prepare, Round, Scores
 from dmtrl.protocol.steps import Steps
 from dmtrl.worker import kernels
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit

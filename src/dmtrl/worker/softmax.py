@@ -4,7 +4,7 @@ import numpy as np
 
 from dmtrl.losses import scalar
 from dmtrl.losses.classes import Softmax
-from dmtrl.protocol.messages import Prepare, Scores
+from dmtrl.protocol.rounds import Prepare, Scores
 from dmtrl.worker import kernels, softmax_ascent, softmax_newton
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit
 from dmtrl.worker.rounds import EXACT_LIMIT, WORTH_PASSES, RoundProblem

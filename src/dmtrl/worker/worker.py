@@ -1,7 +1,7 @@
 """A worker: holds the rows of its units and their dual variables, and answers the coordinator's requests.
 
 Rows, labels and dual variables never leave it. It sends the dual vectors b (d numbers per unit) and sums; the fields of
-every message are declared in protocol/messages.py.
+every message are declared in protocol/rounds.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,9 @@ from dmtrl import storage
 from dmtrl.data.blocks import Blocks, Source
 from dmtrl.data.folds import TEST, TRAIN, shuffled
 from dmtrl.losses import CLASSIFICATION, AnyLoss, OneVsRest, Softmax, identity
+from dmtrl.protocol.codec import decode, encode, name_of
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.messages import (
+from dmtrl.protocol.rounds import (
     Describe,
     Description,
     HoldOut,
@@ -30,8 +31,6 @@ from dmtrl.protocol.messages import (
     Saved,
     Score,
     Scores,
-    decode,
-    encode,
 )
 from dmtrl.worker.input_check import check_blocks
 from dmtrl.worker.local_problem import LocalProblem
@@ -90,11 +89,14 @@ class Worker:
         return other
 
     def answer(self, message: Message) -> Message:
-        request = decode(message)
+        return encode(self.handle(decode(message)))
+
+    def handle(self, request: Any) -> Any:
+        """The answer to a request, both as the dataclasses that declare them."""
         handler = _HANDLERS.get(type(request))
         if handler is None:
-            raise ValueError(f"a worker cannot be sent {message.name!r}, which is an answer")
-        return encode(handler(self, request))
+            raise ValueError(f"a worker cannot be sent {name_of(type(request))!r}")
+        return handler(self, request)
 
     def _describe(self, request: Describe) -> Description:
         blocks, rows = self._blocks, self._rows

@@ -14,14 +14,14 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import stack_rows
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.data.sources import SourcePlan
-from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.base import SHIFT_INVARIANT
 from dmtrl.estimators.grids import default_lambdas
-from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import InputError, Setting
 from dmtrl.losses import CLASSIFICATION, Loss
 from dmtrl.progress import NoProgress, Progress
+from dmtrl.solver.problem import Tasks
 from dmtrl.tables import TableFiles, open_files
 from dmtrl.tables import columns as read
 from dmtrl.tables.arrow import pa
@@ -137,14 +137,17 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Pr
         raise ValueError("every task has rows of only one class; there is nothing to learn")
     reader = replace(reader, x_centre=x_centre, y_centre=coordinates.y_centre, files_of=files_of)
     plan = SourcePlan(np.array(texts, dtype=object)[used], rows[used].astype(float), reader)
-    nothing = coordinates.rows(prepared.X[:0])
-    data = TaskData(nothing, np.empty(0), None, np.zeros(len(used) + 1, dtype=int), tasks[used])
-    problem = FitProblem(data, coordinates, tasks, used, constant, classes, rows=rows)
     prepared.notes.append(
         f"the columns were prepared from {len(prepared.y):,} rows; each worker reads those of its tasks"
     )
     prepared.notes_before_fit = len(prepared.notes)
-    prepared.elsewhere = RowsInFiles(plan, problem, rows, default_lambdas(coordinates.rows(prepared.X)))
+    prepared.elsewhere = RowsInFiles(
+        plan,
+        coordinates,
+        Tasks(tasks, used, constant, classes, row_counts=rows),
+        rows,
+        default_lambdas(coordinates.rows(prepared.X)),
+    )
     return prepared
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.engines import RayOptions
+from dmtrl.engines import LocalOptions, RayOptions
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.exceptions import CheckpointExistsError, InputError, NoCheckpointError, NotConvergedWarning, Note, Setting
@@ -43,13 +43,13 @@ def _threads(prepared: Prepared, request: FitRequest) -> int:
     return 1 if prepared.X.shape[0] * prepared.X.shape[1] < SMALL else -1
 
 
-def _engine(request: FitRequest) -> str | RayOptions:
+def _engine(request: FitRequest) -> LocalOptions | RayOptions:
     if request.engine == "ray":
-        return RayOptions(request.address, request.workers)
+        return RayOptions(request.address, request.workers, max_staleness=request.max_staleness)
     for name in ("address", "workers"):
         if getattr(request, name) is not None:
             raise InputError(Setting(name), " requires ", Setting("engine", "ray"))
-    return request.engine
+    return LocalOptions(max_staleness=request.max_staleness)
 
 
 def estimator(prepared: Prepared, request: FitRequest) -> Any:
@@ -58,7 +58,6 @@ def estimator(prepared: Prepared, request: FitRequest) -> Any:
         "loss": prepared.loss,
         "task_weight": request.task_weight,
         "tol": request.tol,
-        "max_staleness": request.max_staleness,
         "random_state": request.seed,
         "n_jobs": _threads(prepared, request),
         "engine": _engine(request),

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.federation.approval import Approval, approval_text, approve, create_site, withdraw
-from dmtrl.federation.ledger import Entry, entries, verify
-from dmtrl.federation.policy import FILE, Policy, read_policy
-from dmtrl.federation.site import LEDGER
-from dmtrl.federation.site_data import SiteCheck, check_file
-from dmtrl.federation.study import Study, check_site_name, read_study
+from dmtrl.federation.site.approval import Approval, approval_text, approve, create_site, withdraw
+from dmtrl.federation.site.data_check import SiteCheck, check_file
+from dmtrl.federation.site.ledger import Entry, entries, verify
+from dmtrl.federation.site.policy import FILE, Policy, read_policy
+from dmtrl.federation.site.site import LEDGER
+from dmtrl.federation.study.study_file import Study, check_site_name, read_study
 
 
 def check_site_file(file: str | Path, study: str | Path) -> SiteCheck:

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dmtrl.exceptions import InputError, OutputExistsError, Setting
-from dmtrl.federation.draft import DraftRequest as DraftRequest
-from dmtrl.federation.draft import draft_study
-from dmtrl.federation.results import StudyEvent, StudyResult
+from dmtrl.federation.coordinator.results import StudyEvent, StudyResult
 from dmtrl.federation.simulate import simulate
-from dmtrl.federation.study import SITE_NAME, Study, read_study
+from dmtrl.federation.study.draft import DraftRequest as DraftRequest
+from dmtrl.federation.study.draft import draft_study
+from dmtrl.federation.study.study_file import SITE_NAME, Study, read_study
 from dmtrl.progress import NoProgress, Progress
 
 

@@ -34,7 +34,7 @@ def _record_frames() -> None:
 
 
 def _record_memory() -> None:
-    from dmtrl.federation.flare.sites import Sites
+    from dmtrl.federation.flare.server.sites import Sites
 
     post = Sites.post
 

@@ -1,7 +1,8 @@
 """A study between organisations over NVIDIA FLARE: mutual TLS, one outbound connection per site.
 
-The path of a message: `engines/recovery.py: RecoveringEngine` -> `sites.py: Sites` -> FLARE -> `site_worker.py:
-SiteWorker` -> `inbox.py: Inbox` -> `federation/site.py: Site.answer`. This is the only folder that imports nvflare.
+The path of a message: `engines/recovery.py: RecoveringEngine` -> `server/sites.py: Sites` -> FLARE ->
+`site/site_worker.py: SiteWorker` -> `site/inbox.py: Inbox` -> `federation/site/site.py: Site.answer`. This is the only
+folder that imports nvflare.
 """
 
 from importlib.util import find_spec

@@ -10,11 +10,11 @@ from pathlib import Path
 
 _PREFIX = "dmtrl.federation.flare."
 _SERVER, _SITE, _CUSTOM = "config_fed_server.json", "config_fed_client.json", "custom"
-_EXECUTOR = {"path": _PREFIX + "site_worker.SiteWorker", "args": {}}
+_EXECUTOR = {"path": _PREFIX + "site.site_worker.SiteWorker", "args": {}}
 _FOR_SITES = {"format_version": 2, "executors": [{"tasks": ["dmtrl"], "executor": _EXECUTOR}], "components": []}
 _FOR_SERVER = {
     "format_version": 2,
-    "workflows": [{"id": "dmtrl", "path": _PREFIX + "controller.StudyController", "args": {}}],
+    "workflows": [{"id": "dmtrl", "path": _PREFIX + "server.controller.StudyController", "args": {}}],
     "components": [],
 }
 

@@ -77,10 +77,12 @@ def secure_site(kit: Path) -> None:
     """Settings of a site: only `SiteWorker` can be run by a job, no code comes with a job, no log leaves."""
     _authorise(kit, {"submit_job": "any", "manage_job": "n:submitter"})
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
-    _allow(resources, "site_worker.SiteWorker")
+    _allow(resources, "site.site_worker.SiteWorker")
     resources["allow_log_streaming"] = False
     resources["client"]["maint_msg_timeout"] = _MESSAGE_TIMEOUT
-    _replace_components(resources, "site_log_streamer", launcher="launchers.SiteLauncher", rejoin="launchers.Rejoin")
+    _replace_components(
+        resources, "site_log_streamer", launcher="site.launcher.SiteLauncher", rejoin="site.launcher.Rejoin"
+    )
     _write(kit / "local" / "resources.json", resources)
 
 
@@ -88,14 +90,14 @@ def secure_server(kit: Path) -> None:
     """Settings of the server: only `StudyController` can be run by a job; its storage stays in the kit's folder."""
     _authorise(kit, {"submit_job": "any", "manage_job": "n:submitter", "view": "any"})
     resources = json.loads((kit / "local" / "resources.json.default").read_text())
-    _allow(resources, "controller.StudyController")
+    _allow(resources, "server.controller.StudyController")
     resources["servers"][0]["heart_beat_timeout"] = _HEARTBEAT_TIMEOUT
     storage = (kit / "storage").resolve()
     resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
     for component in resources["components"]:
         if component["id"] == "job_manager":
             component["args"]["uri_root"] = str(storage / "jobs")
-    _replace_components(resources, "log_receiver", launcher="launchers.ServerLauncher")
+    _replace_components(resources, "log_receiver", launcher="server.launcher.ServerLauncher")
     _write(kit / "local" / "resources.json", resources)
 
 

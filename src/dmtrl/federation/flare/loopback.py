@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Self
 
 from dmtrl.exceptions import FederationError
-from dmtrl.federation.approval import approval_text, approve, create_site
-from dmtrl.federation.flare import coordinator as coordinators
-from dmtrl.federation.flare import member as members
-from dmtrl.federation.flare.coordinator import StudyServer
-from dmtrl.federation.flare.member import Member
 from dmtrl.federation.flare.processes import Echo, quiet
-from dmtrl.federation.site_data import check_file
-from dmtrl.federation.study import read_study
+from dmtrl.federation.flare.server import folder as coordinators
+from dmtrl.federation.flare.server.folder import StudyServer
+from dmtrl.federation.flare.site import member as members
+from dmtrl.federation.flare.site.member import Member
+from dmtrl.federation.site.approval import approval_text, approve, create_site
+from dmtrl.federation.site.data_check import check_file
+from dmtrl.federation.study.study_file import read_study
 
 
 @dataclass(frozen=True)

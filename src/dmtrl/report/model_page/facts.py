@@ -61,7 +61,7 @@ class ModelFacts:
     intervals: CorrelationIntervals | None = None  # of the correlations
     record: str = ""
     more: Sequence[tuple[str, str]] = field(default_factory=tuple)  # additional key figures
-    study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/results.py
+    study: Mapping[str, Any] | None = None  # what is known of a federated study; see federation/coordinator/results.py
 
     @property
     def noisy(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.engines.base import Engine
-from dmtrl.protocol.messages import Restore
+from dmtrl.protocol.rounds import Restore
 from dmtrl.solver.checkpoint.session import CheckpointSession, FitKey, PathEnd, RunInProgress, require_same_run
 from dmtrl.solver.checkpoint.versions import Arrays, Version
 from dmtrl.solver.outcome import StartPoint

@@ -17,7 +17,7 @@ import numpy as np
 from dmtrl import storage
 from dmtrl.engines.base import Engine
 from dmtrl.exceptions import CheckpointExistsError, CheckpointWarning
-from dmtrl.protocol.messages import Save
+from dmtrl.protocol.rounds import Save
 from dmtrl.solver.checkpoint import versions
 from dmtrl.solver.checkpoint.identity import require_same
 from dmtrl.solver.checkpoint.options import Checkpoint, PathLike, absolute, check_path, is_due

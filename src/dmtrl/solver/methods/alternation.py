@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dmtrl.protocol.messages import Improved, Round
+from dmtrl.protocol.rounds import Improved, Round
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.solver.methods.base import GapToClose, InitialPoint, Report, RunContext, Totals
 from dmtrl.solver.outcome import Candidate

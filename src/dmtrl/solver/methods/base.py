@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from dmtrl.numerics.rowwise import over_rows
-from dmtrl.protocol.messages import Improved, Round
+from dmtrl.protocol.rounds import Improved, Round
 from dmtrl.protocol.steps import Steps
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox

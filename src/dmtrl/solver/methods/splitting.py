@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dmtrl.numerics.rowwise import distance, over_rows
-from dmtrl.protocol.messages import Improved, Round
+from dmtrl.protocol.rounds import Improved, Round
 from dmtrl.solver.methods.base import (
     MAX_STEP_CHANGES,
     GapToClose,

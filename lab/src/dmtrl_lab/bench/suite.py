@@ -1,0 +1,31 @@
+"""All benchmarks of `dmtrl-lab bench`, as one collection."""
+
+from dmtrl_lab.bench.cluster import CLUSTER
+from dmtrl_lab.bench.cv import CV
+from dmtrl_lab.bench.federation import FEDERATION
+from dmtrl_lab.bench.fit import FIT
+from dmtrl_lab.bench.memory import MEMORY
+from dmtrl_lab.bench.privacy import PRIVACY
+from dmtrl_lab.bench.scale import SCALE
+from dmtrl_lab.bench.startup import STARTUP
+from dmtrl_lab.bench.stragglers import STRAGGLERS
+from dmtrl_lab.bench.zoo import ZOO
+from dmtrl_lab.experiments.collection import Collection
+
+BENCHMARKS = Collection(
+    "dmtrl-lab benchmarks",
+    "The default estimators first: fits and cross-validation against scikit-learn, random problems, start-up, memory. "
+    "Then growth of time and memory, slow workers, Ray, studies between organisations, and what their privacy costs.",
+    {
+        "fit": [FIT],
+        "cv": [CV],
+        "zoo": [ZOO],
+        "startup": [STARTUP],
+        "memory": [MEMORY],
+        "scale": [SCALE],
+        "stragglers": [STRAGGLERS],
+        "cluster": [CLUSTER],
+        "federation": [FEDERATION],
+        "privacy": [PRIVACY],
+    },
+)

@@ -1,0 +1,1 @@
+"""At the coordinator: the server of NVIDIA FLARE, its folder, its runs."""

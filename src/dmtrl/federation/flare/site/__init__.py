@@ -1,0 +1,1 @@
+"""At a site: its connection to the server and its job process."""

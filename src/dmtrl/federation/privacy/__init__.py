@@ -1,1 +1,0 @@
-"""What leaves a site with noise, so that single rows are protected in numbers; and sums that hide each site."""

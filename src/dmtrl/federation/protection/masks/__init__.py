@@ -1,0 +1,1 @@
+"""Numbers leave a site behind masks: only sums over all sites can be read."""

@@ -1,0 +1,1 @@
+"""Numbers leave a site with noise that gives a differential privacy guarantee."""

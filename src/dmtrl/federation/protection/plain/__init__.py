@@ -1,0 +1,1 @@
+"""Numbers leave a site as they are."""

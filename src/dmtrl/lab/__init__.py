@@ -1,1 +1,0 @@
-"""Benchmarks, experiments, baselines, theory and the demo. Only the command line imports this folder."""
