@@ -360,7 +360,7 @@ def test_rounds_without_a_barrier_can_be_asked_for(tmp_path: Path, csv: Path, mo
     asked: list[int] = []
 
     def enough(prepared: Prepared, request: FitRequest, *_: object, **places: object) -> None:
-        asked.append(estimator(prepared, request).max_staleness)
+        asked.append(estimator(prepared, request).engine.max_staleness)
         raise ValueError("that is all that was to be known")
 
     monkeypatch.setattr("dmtrl.workflows.fit.fit", enough)

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dmtrl import Execution, LocalOptions, MTRLRegressorCV, Problem, Settings, TaskData, solve
+from dmtrl import Execution, MTRLRegressorCV, Problem, Settings, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
@@ -28,6 +28,7 @@ from dmtrl_lab.experiments.experiment import Record
 from support import clusters
 from support.losses_by_hand import halved_absolute
 from support.problems import random_problem
+from support.solving import solve_data
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning")]
 PRESETS = {"default": Settings(tol=1e-4, max_rounds=40), "paper": Settings.paper(T=4, P=3)}
@@ -80,8 +81,8 @@ def same_bits(a: Outcome, b: Outcome) -> None:
 def compare_with_one_process(engine: Engine, data: TaskData, workers: int, shards: int = 1) -> None:
     for settings in PRESETS.values():
         common = {"loss": LOSSES, "reg_lambda": 0.01, "settings": settings}
-        plain = solve(Problem.of(data, **common), Execution(LocalOptions(workers=workers, shards=shards)))
-        same_bits(solve(Problem.of(data, **common), Execution(engine)), plain)
+        plain = solve_data(data, workers=workers, shards=shards, **common)
+        same_bits(solve_data(data, engine=engine, **common), plain)
         assert np.isfinite(plain.certificate.gap)
 
 

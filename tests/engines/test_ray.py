@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from dmtrl.solver.cross_validation import cross_validate
 
 from dmtrl import (
     Execution,
@@ -29,10 +28,13 @@ from dmtrl import (
 from dmtrl.engines import LocalEngine, RayEngine, choose_engine
 from dmtrl.engines.ray import cpu_share
 from dmtrl.losses import get_loss
-from dmtrl.solver.api import ProblemSpec
+from dmtrl.solver.grid import Grid
+from dmtrl.solver.search import search
 from support import clusters
+from support.checkpoints import CVCallback
 from support.problems import random_problem
 from support.shell_data import run
+from support.solving import solve_data
 
 pytestmark = pytest.mark.ray
 
@@ -111,8 +113,8 @@ def test_one_task_per_actor_and_one_task_over_several(cluster: Any) -> None:
         assert clusters.no_actors()
         counted: list[int] = []
         count = [lambda _, counted=counted: counted.append(len(clusters.actors()))]
-        there = solve(data, engine=options, callbacks=count, **layout, **common)
-        here = solve(data, **layout, **common)
+        there = solve_data(data, engine=options, callbacks=count, **layout, **common)
+        here = solve_data(data, **layout, **common)
         assert there.W.tobytes() == here.W.tobytes()
         assert set(counted) == {layout["workers"]}
     assert clusters.no_actors()
@@ -124,8 +126,8 @@ def test_several_classes_and_own_parts(cluster: Any, multi_class: str) -> None:
     tasks, X = np.repeat(np.arange(4), 40), rng.normal(size=(160, 5))
     y = np.argmax(X[:, :3] + 0.5 * rng.normal(size=(160, 3)), axis=1)
     options: dict[str, Any] = {"multi_class": multi_class, "lambdas": [0.1, 0.01], "owns": (0.0, 2.0), "cv": 3}
-    here = MTRLClassifierCV(**options, workers=2).fit(X, y, tasks=tasks)
-    there = MTRLClassifierCV(**options, workers=2, engine=RayOptions(cluster.address)).fit(X, y, tasks=tasks)
+    here = MTRLClassifierCV(**options, engine=LocalOptions(workers=2)).fit(X, y, tasks=tasks)
+    there = MTRLClassifierCV(**options, engine=RayOptions(cluster.address, workers=2)).fit(X, y, tasks=tasks)
     assert there.coef_.tobytes() == here.coef_.tobytes()
     assert there.weight_shares_.tobytes() == here.weight_shares_.tobytes()
     assert (there.predict(X, tasks) == y).mean() > 0.7
@@ -136,8 +138,8 @@ def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: boo
     """With the bits of the local engine, also if an actor that all paths use is killed. The engine itself, which had a
     run of its own before, continues it on the new actor."""
     data, loss = random_problem("logistic", m=4, d=4, rows=15), get_loss("logistic")
-    spec = ProblemSpec(data, loss, "learned", Settings(tol=1e-4))
-    grid = {"lambdas": (1.0, 0.1, 0.01), "commons": (0.0, 0.5), "folds": 4}
+    problem, settings = Problem.of(data, loss=loss, reg_lambda=0.1), Settings(tol=1e-4)
+    grid = Grid((1.0, 0.1, 0.01), (0.0, 0.5), folds=4)
     seen: set[str] = set()
     left = [clusters.kill] if killed else []
 
@@ -147,12 +149,12 @@ def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: boo
             left.pop()(clusters.actors()[0])
 
     with LocalEngine(data.sources(1), loss) as engine:
-        here = cross_validate(engine, spec, **grid)
-        alone = solve(Problem.of(data, loss=loss, reg_lambda=0.1), Execution(engine, settings=spec.settings))
+        here = search(problem, grid, Execution(engine, settings)).results
+        alone = solve(problem, Execution(engine, settings))
     with RayEngine(data.sources(2), loss, RayOptions(cluster.address)) as engine:
-        solve(Problem.of(data, loss=loss, reg_lambda=0.1), Execution(engine, settings=spec.settings))
-        there = cross_validate(engine, spec, **grid, on_round=watch)
-        again = solve(Problem.of(data, loss=loss, reg_lambda=0.1), Execution(engine, settings=spec.settings))
+        solve(problem, Execution(engine, settings))
+        there = search(problem, grid, Execution(engine, settings, callbacks=[CVCallback(on_round=watch)])).results
+        again = solve(problem, Execution(engine, settings))
         assert len(clusters.actors()) == 2
     assert engine.paths == 3
     assert len(seen) > 1

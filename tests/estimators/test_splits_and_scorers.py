@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import sklearn
-from dmtrl.solver.cross_validation import Path
 from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.linear_model import Ridge
 from sklearn.metrics import get_scorer, mean_absolute_error, r2_score, roc_auc_score
@@ -20,6 +19,7 @@ from sklearn.model_selection import (
 )
 
 from dmtrl import (
+    LocalOptions,
     MTRLClassifier,
     MTRLClassifierCV,
     MTRLRegressor,
@@ -29,6 +29,7 @@ from dmtrl import (
     task_scorer,
 )
 from dmtrl.data.folds import TEST, draw_splits
+from dmtrl.solver.cv_results import CvResults
 from dmtrl.solver.settings import Settings
 
 
@@ -99,8 +100,10 @@ def test_a_number_of_folds_is_the_same_as_its_splits() -> None:
     for model in models[1:]:
         for name, values in vars(models[0].cv_results_).items():
             assert values.tobytes() == getattr(model.cv_results_, name).tobytes(), name
-    cut = MTRLRegressorCV(cv=3, **options, shards=2, workers=2).fit(X, y, tasks=tasks)
-    assert np.array_equal(cut.cv_results_.weight, models[0].cv_results_.weight)  # shards hold out the rows of the whole task
+    cut = MTRLRegressorCV(cv=3, **options, engine=LocalOptions(workers=2, shards=2)).fit(X, y, tasks=tasks)
+    assert np.array_equal(
+        cut.cv_results_.weight, models[0].cv_results_.weight
+    )  # shards hold out the rows of the whole task
 
 
 def test_rows_without_weight_keep_their_numbers() -> None:
@@ -305,12 +308,12 @@ def test_a_model_chosen_by_a_scorer_is_saved(tmp_path: Any) -> None:
     assert again.scoring == "r2"
 
 
-def _path(error: list[list[float]], weight: float = 1.0) -> Path:
+def _path(error: list[list[float]], weight: float = 1.0) -> CvResults:
     """One common, one task: errors of (lambda, fold)."""
     sums = np.array(error)[None, :, :, None]
     lambdas, rounds = np.array([float(f"1e-{k}") for k in range(len(error))]), np.ones(sums.shape[:3], dtype=int)
     score = -sums[..., 0]
-    return Path(lambdas, np.zeros(1), np.zeros(1), np.full(sums.shape, weight), sums, sums, sums, rounds, score)
+    return CvResults(lambdas, np.zeros(1), np.zeros(1), np.full(sums.shape, weight), sums, sums, sums, rounds, score)
 
 
 def test_one_standard_error_takes_the_strongest_lambda_that_is_not_clearly_worse() -> None:

@@ -212,7 +212,9 @@ def test_nothing_of_the_data_is_in_what_leaves(tmp_path: Path) -> None:
     result = run(study, Tap(folders), tmp_path / "out")
     everything = b"".join(sent)
     table = clinic_table(0)
-    assert any(result.model.cv_results_.weight[0, 0, 0, :1].tobytes() in message for message in sent), "the search works"
+    assert any(result.model.cv_results_.weight[0, 0, 0, :1].tobytes() in message for message in sent), (
+        "the search works"
+    )
     for value in table.column("dose").to_pylist():
         assert np.float64(value).tobytes() not in everything
     X = result.model.preparation_.transform(table)

@@ -22,6 +22,7 @@ from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import RoundRecord
 from dmtrl.worker.kernels import GRAM, SDCA
 from support.problems import mean_losses, random_problem
+from support.solving import solve_data
 from support.virtual_time import LAM, SpyingEngine, answers_by_worker, run, sources_of, virtual
 
 PROBLEMS = {
@@ -288,9 +289,9 @@ def test_nan_is_reported_with_its_task() -> None:
 
 def test_unsupported_combinations_are_refused() -> None:
     with pytest.raises(ValueError, match="splitting"):
-        Settings(max_staleness=4, method="dual")
-    with pytest.raises(ValueError, match="max_staleness must be"):
-        Settings(max_staleness=-1)
+        solve_data(
+            random_problem("hinge"), loss="hinge", reg_lambda=0.1, max_staleness=4, settings=Settings(method="dual")
+        )
 
 
 def test_workers_that_lag_do_not_use_up_the_rounds() -> None:

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Checkpoint, Execution, MTRLClassifierCV, Outcome, Problem, Settings, solve
+from dmtrl import Checkpoint, MTRLClassifierCV, Outcome, Settings
 from dmtrl.solver.checkpoint import newest
 from support.checkpoints import CVCallback
 from support.problems import random_problem
+from support.solving import solve_data
 
 HOW: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.01, "workers": 3, "settings": Settings(tol=1e-6)}
 CV: dict[str, Any] = {"loss": "hinge", "lambdas": (0.1, 0.01), "commons": (0.0, 1.0), "cv": 3, "random_state": 1}
@@ -39,7 +40,7 @@ def wait_for_the_kill(place: str, number: str) -> None:
 def run(place: str, until: str = "", engine: Any = "local") -> Outcome:
     data, checkpoint = random_problem("hinge", m=6, rows=20), Checkpoint(place, every_rounds=1)
     callbacks = [lambda record: wait_for_the_kill(place, until)] if until else []
-    return solve(Problem.of(data, **HOW), Execution(engine, resume=True, checkpoint=checkpoint, callbacks=callbacks))
+    return solve_data(data, engine=engine, resume=True, checkpoint=checkpoint, callbacks=callbacks, **HOW)
 
 
 def ray_run(place: str, until: str = "") -> Outcome:
@@ -97,7 +98,7 @@ def kill_at(process: subprocess.Popen[str], place: Path, number: int) -> None:
 
 
 def test_the_driver_is_killed_again_and_again(tmp_path: Path) -> None:
-    whole = solve(Problem.of(random_problem("hinge", m=6, rows=20), **HOW))
+    whole = solve_data(random_problem("hinge", m=6, rows=20), **HOW)
     assert len(whole.history) > 20
     for number in (3, 9):
         with child("run", tmp_path, number) as process:
@@ -135,7 +136,7 @@ def test_the_driver_of_a_ray_cluster_is_killed(tmp_path: Path) -> None:
     with child("print_ray_digest", tmp_path) as again:
         said, _ = again.communicate(timeout=300)
     assert again.returncode == 0
-    whole = solve(Problem.of(random_problem("hinge", m=6, rows=20), **HOW))
+    whole = solve_data(random_problem("hinge", m=6, rows=20), **HOW)
     assert said.strip().splitlines()[-1] == digest(whole)
     assert version(tmp_path) > 5
 
@@ -194,9 +195,7 @@ def _fill_and_report(place: str, callback: Any, warnings: Any) -> str:
         warnings.simplefilter("always")
         data = random_problem("hinge", m=6, rows=20)
         callbacks = [callback, lambda record: versions.append(version(Path(place)))]
-        outcome = solve(
-            Problem.of(data, **HOW), Execution(checkpoint=Checkpoint(place, every_rounds=1), callbacks=callbacks)
-        )
+        outcome = solve_data(data, checkpoint=Checkpoint(place, every_rounds=1), callbacks=callbacks, **HOW)
     words = [str(warning.message) for warning in said]
     names = sorted(path.name for path in Path(place).iterdir())
     return "\n".join([*words, str(versions), " ".join(names), digest(outcome)])
@@ -218,13 +217,13 @@ def _survives(answer: subprocess.Popen[str], whole: str, number: str) -> None:
 
 
 def test_files_may_not_grow_for_a_while(tmp_path: Path) -> None:
-    whole = digest(solve(Problem.of(random_problem("hinge", m=6, rows=20), **HOW)))
+    whole = digest(solve_data(random_problem("hinge", m=6, rows=20), **HOW))
     with child("with_a_limit", tmp_path / "c") as process:
         _survives(process, whole, "File too large")
 
 
 def test_the_disk_is_full_for_a_while(tmp_path: Path) -> None:
-    whole = digest(solve(Problem.of(random_problem("hinge", m=6, rows=20), **HOW)))
+    whole = digest(solve_data(random_problem("hinge", m=6, rows=20), **HOW))
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)], capture_output=True, check=False
     )

@@ -9,6 +9,7 @@ from dmtrl import Execution, LocalOptions, Outcome, Problem, Settings, TaskData,
 from dmtrl.losses import BUILTIN
 from dmtrl.worker.worker import Worker
 from support.problems import random_problem, rows_of
+from support.solving import solve_data
 
 
 def _bits(outcome: Outcome) -> bytes:
@@ -58,28 +59,23 @@ def test_paper_preset_takes_exactly_h_steps() -> None:
 def test_every_task_takes_its_own_h_steps() -> None:
     data = random_problem("hinge", m=3, rows=20)
     run = {"loss": "hinge", "reg_lambda": 0.1, "workers": 3}
-    outcome = solve(Problem.of(data, **run), Execution(settings=Settings.paper(T=3, P=2, H=(7, 20, 3))))
+    outcome = solve_data(data, settings=Settings.paper(T=3, P=2, H=(7, 20, 3)), **run)
     assert [record.passes for record in outcome.history] == pytest.approx([30 / len(data.y)] * 6)
     # a task with one coordinate step a round moves along one of its rows
     first = []
-    solve(
-        Problem.of(data, **run),
-        Execution(settings=Settings.paper(T=2, P=1, H=(1, 20, 20)), watch=lambda _, W: first.append(W)),
-    )
+    solve_data(data, settings=Settings.paper(T=2, P=1, H=(1, 20, 20)), watch=lambda _, W: first.append(W), **run)
     rows = data.X[: data.starts[1]]
     cosine = np.abs(rows @ first[1][0]) / (np.linalg.norm(rows, axis=1) * np.linalg.norm(first[1][0]))
     assert cosine.max() == pytest.approx(1.0)
     with pytest.raises(ValueError, match="2 for 3 tasks"):
-        solve(Problem.of(data, **run), Execution(settings=Settings.paper(H=(1, 2))))
+        solve_data(data, settings=Settings.paper(H=(1, 2)), **run)
 
 
 def test_watch_sees_the_weights_of_every_round() -> None:
     data = random_problem("squared", m=3, rows=20)
     seen = []
     run = {"loss": "squared", "reg_lambda": 0.1}
-    outcome = solve(
-        Problem.of(data, **run), Execution(watch=lambda record, W: seen.append((record.round, record.objective, W)))
-    )
+    outcome = solve_data(data, watch=lambda record, W: seen.append((record.round, record.objective, W)), **run)
     assert [number for number, _, _ in seen] == [record.round for record in outcome.history]
     _, objective, W = seen[-1]
     task = np.repeat(np.arange(3), np.diff(data.starts))
@@ -176,8 +172,8 @@ def test_one_task_over_several_workers(method: str) -> None:
     data = random_problem("hinge", m=3, d=4, rows=40)
     settings = Settings(tol=1e-4, max_rounds=5000, method=method)
     kwargs = {"loss": "hinge", "reg_lambda": 0.05, "relationship": "shared", "settings": settings}
-    whole = solve(Problem.of(data, **kwargs))
-    split = solve(Problem.of(data, **kwargs), Execution(LocalOptions(shards=[3, 1, 2], workers=6)))
+    whole = solve_data(data, **kwargs)
+    split = solve_data(data, shards=[3, 1, 2], workers=6, **kwargs)
     assert split.certificate.primal == pytest.approx(whole.certificate.primal, rel=2e-4)
 
 

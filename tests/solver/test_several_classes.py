@@ -5,18 +5,18 @@ from dataclasses import replace
 import cvxpy as cp
 import numpy as np
 import pytest
-from dmtrl.solver.cross_validation import cross_validate
 from scipy import sparse
 from scipy.special import logsumexp
 
-from dmtrl import Execution, LocalOptions, Problem, Settings, TaskData, losses, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, Strengths, TaskData, losses, solve
 from dmtrl.data.folds import TEST, TRAIN
-from dmtrl.engines.local import LocalEngine
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.rounds import HoldOut, Prepare, Score
-from dmtrl.solver.api import ProblemSpec
+from dmtrl.solver.grid import Criterion, Grid
+from dmtrl.solver.search import search
 from dmtrl.worker.worker import Worker
 from support.oracles import optimum
+from support.solving import solve_data
 
 M, N, D, K = 4, 14, 3, 3
 LAM = 0.05
@@ -115,20 +115,20 @@ def test_joint_optimum(kind, absent, ridge, common):
 
 @pytest.mark.parametrize("kind", ["softmax", "hinge"])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "staleness"),
     [
-        pytest.param(Settings(max_rounds=15, tol=0.0), id="default"),
-        pytest.param(Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0), id="rough"),
-        pytest.param(Settings.paper(T=3, P=3), id="paper"),
-        pytest.param(Settings(max_rounds=15, tol=0.0, max_staleness=1), id="asynchronous"),
+        pytest.param(Settings(max_rounds=15, tol=0.0), 0, id="default"),
+        pytest.param(Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0), 0, id="rough"),
+        pytest.param(Settings.paper(T=3, P=3), 0, id="paper"),
+        pytest.param(Settings(max_rounds=15, tol=0.0), 1, id="asynchronous"),
     ],
 )
-def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
+def test_every_bound_holds_however_rough_the_local_answers(kind, settings, staleness):
     data, given = problem(1), losses_of(kind)
     ridge = None if settings.method == "dual" else 1e-6
     how = {"loss": given, "reg_lambda": LAM, "common": 1.0, "intercept_ridge": ridge}
-    best = solve(Problem.of(data, **how), Execution(settings=Settings(tol=1e-5))).certificate
-    run = solve(Problem.of(data, **how), Execution(LocalOptions(workers=2, n_jobs=2), settings=settings))
+    best = solve_data(data, settings=Settings(tol=1e-5), **how).certificate
+    run = solve_data(data, workers=2, n_jobs=2, max_staleness=staleness, settings=settings, **how)
     for record in run.history:
         assert record.dual <= best.primal * (1 + 1e-9)
         assert record.primal >= best.dual * (1 - 1e-9)
@@ -139,9 +139,9 @@ def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
 def test_workers_threads_and_formats_agree(kind):
     data, exact = problem(2), Settings(tol=1e-6, max_rounds=5000)
     how = {"loss": losses_of(kind), "reg_lambda": LAM, "common": 1.0, "intercept_ridge": 1e-6, "settings": exact}
-    first = solve(Problem.of(data, **how))
+    first = solve_data(data, **how)
     for workers, threads in ((2, 1), (4, 2)):
-        other = solve(Problem.of(data, **how), Execution(LocalOptions(workers=workers, n_jobs=threads)))
+        other = solve_data(data, workers=workers, n_jobs=threads, **how)
         np.testing.assert_array_equal(other.W, first.W)
     others = {
         "csr": (TaskData(sparse.csr_matrix(data.X), data.y, None, data.starts, data.names), 1, 1e-4),
@@ -149,7 +149,7 @@ def test_workers_threads_and_formats_agree(kind):
         "shards": (data, 2, 5e-3),
     }
     for rows, shards, close in others.values():
-        other = solve(Problem.of(rows, **how), Execution(LocalOptions(shards=shards, workers=shards)))
+        other = solve_data(rows, shards=shards, workers=shards, **how)
         assert other.certificate.relative_gap <= 1e-6
         assert other.certificate.primal == pytest.approx(first.certificate.primal, rel=3e-6)
         np.testing.assert_allclose(other.W, first.W, atol=10 * close)
@@ -161,9 +161,8 @@ def test_a_resumed_run_has_the_same_bits(kind, tmp_path):
 
     def run(rounds, **where):
         settings = Settings(tol=0.0, max_rounds=rounds)
-        return solve(
-            Problem.of(data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, **where),
-            Execution(settings=settings),
+        return solve_data(
+            data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, settings=settings, **where
         )
 
     whole = run(12)
@@ -203,13 +202,14 @@ def test_held_out_rows_are_scored_by_their_answers(kind):
 @pytest.mark.parametrize("kind", ["softmax", "hinge"])
 def test_cross_validation_counts_wrong_answers(kind):
     data, given = problem(4, weighted=True), losses_of(kind)
-    spec = ProblemSpec(data, given, "learned", Settings(tol=1e-4), 1, 1e-6)
-    with LocalEngine(data.sources(2), given) as engine:
-        path = cross_validate(engine, spec, [LAM, 1e3], [1.0], 2)
+    described = Problem.of(data, loss=given, reg_lambda=LAM, intercept_ridge=1e-6)
+    grid = Grid([LAM, 1e3], [1.0], folds=2, criterion=Criterion("wrong", "tasks"))
+    found = search(described, grid, Execution(LocalOptions(workers=2), Settings(tol=1e-4)))
+    path = found.results
     assert path.weight[0, 0].sum() == pytest.approx(data.sample_weight.sum())  # every row was held out once
     assert (path.wrong <= path.weight).all()
     assert path.mean("wrong")[0, 1] < path.mean("wrong")[0, 0]  # with lambda 1e3 nothing is learned
-    assert path.best("wrong", "tasks")[:2] == (LAM, 1.0)
+    assert found.choice == Strengths(LAM, 1.0)
 
 
 def test_all_losses_must_have_the_same_classes():

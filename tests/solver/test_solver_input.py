@@ -13,6 +13,7 @@ from dmtrl.relationship import shared
 from dmtrl.solver.outcome import StartPoint
 from support.losses_by_hand import EXPECTILE
 from support.problems import random_problem
+from support.solving import solve_data
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0])
@@ -71,7 +72,7 @@ def test_shapes() -> None:
 )
 def test_invalid_numbers_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        solve(Problem.of(random_problem(), **{"loss": "squared", "reg_lambda": 0.1} | options))
+        solve_data(random_problem(), **{"loss": "squared", "reg_lambda": 0.1} | options)
 
 
 def test_arrays_are_no_data() -> None:

@@ -14,6 +14,7 @@ from dmtrl.solver.task_weights import task_weights
 from support.checkpoints import halfway
 from support.oracles import optimum
 from support.problems import rows_of
+from support.solving import solve_data
 
 EXACT = Settings(tol=1e-8, max_rounds=3000)
 LAM = 0.05
@@ -116,9 +117,9 @@ def test_bits_do_not_depend_on_the_workers(loss: str) -> None:
     data = uneven("classification")
     how: dict[str, Any] = {"loss": loss, "reg_lambda": LAM, "task_weight": "rows", "common": 1.0}
     how["intercept_ridge"] = 1e-6
-    one = solve(Problem.of(data, **how))
+    one = solve_data(data, **how)
     for more in ({"n_jobs": 2}, {"n_jobs": 4}, {"workers": 3}):
-        other = solve(data, **how, **more)
+        other = solve_data(data, **how, **more)
         assert other.W.tobytes() == one.W.tobytes()
         assert other.certificate == one.certificate
 
@@ -126,14 +127,14 @@ def test_bits_do_not_depend_on_the_workers(loss: str) -> None:
 def test_asynchronous_rounds_split_tasks_and_the_paper_solve_the_same_problem() -> None:
     data = uneven("classification")
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "task_weight": 0.5, "relationship": "shared"}
-    best = solve(Problem.of(data, **how), Execution(settings=EXACT)).certificate.primal
+    best = solve_data(data, settings=EXACT, **how).certificate.primal
     more: list[dict[str, Any]] = [
-        {"settings": Settings(tol=1e-5, max_staleness=2), "workers": 2},
+        {"settings": Settings(tol=1e-5), "workers": 2, "max_staleness": 2},
         {"settings": Settings(tol=1e-5), "workers": 3, "shards": [1, 1, 2, 3]},
         {"settings": Settings(tol=1e-5, method="dual", max_rounds=5000)},
     ]
     for one in more:
-        found = solve(data, **how, **one)
+        found = solve_data(data, **how, **one)
         assert found.converged
         assert found.certificate.dual - 1e-9 <= best <= found.certificate.primal + 1e-9
 
@@ -177,9 +178,9 @@ def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path) -> None:
     data = uneven()
     how = halfway(data, tmp_path, stop=3, task_weight=0.5, settings=Settings(tol=0.0, max_rounds=8))
     with pytest.raises(ValueError, match="the weights of the tasks is"):
-        solve(Problem.of(data, **how | {"task_weight": "equal"}), Execution(resume=tmp_path))
-    whole = solve(Problem.of(data, **how))
-    assert solve(Problem.of(data, **how), Execution(resume=tmp_path)).W.tobytes() == whole.W.tobytes()
+        solve_data(data, resume=tmp_path, **how | {"task_weight": "equal"})
+    whole = solve_data(data, **how)
+    assert solve_data(data, resume=tmp_path, **how).W.tobytes() == whole.W.tobytes()
 
 
 @pytest.mark.parametrize("wrong", ["row", -0.1, 1.5, float("nan"), None, True])

@@ -130,9 +130,10 @@ def run(
     common: float = 0.0,
     lam: float = LAM,
     start: Outcome | None = None,
+    max_staleness: int = 8,
     **options: Any,
 ) -> Outcome:
-    settings = Settings(**{"max_staleness": 8, "tol": 1e-3, "max_rounds": 300, **options})
+    settings, engine.max_staleness = Settings(**{"tol": 1e-3, "max_rounds": 300, **options}), max_staleness
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)  # many runs stop early on purpose
         return solve(

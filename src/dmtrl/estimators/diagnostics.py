@@ -31,7 +31,7 @@ from dmtrl.solver.grid import Criterion, Grid
 from dmtrl.solver.new_task import Extension, extend
 from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.problem import Intercept, Problem, Strengths, Tasks
-from dmtrl.solver.search import SearchResult, search
+from dmtrl.solver.search import SearchResult, for_search, search
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import check_task_weight
 
@@ -180,7 +180,8 @@ class Diagnostics(MTRLBase):
 
         settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
         engine = choose_engine(self.engine, self.n_jobs)
-        found = on_engine(problem, Execution(engine, settings, keep_all_tasks=True), run)
+        execution = for_search(Execution(engine, settings, keep_all_tasks=True), held["together"].n_folds, race=True)
+        found = on_engine(problem, execution, run)
         per_fold = {name: held_out_errors(one, measure, None) for name, one in found.items()}
         counts = get_loss(self.loss).name == "poisson"
         return Comparison(

@@ -37,7 +37,7 @@ from dmtrl.solver.execution import Execution
 from dmtrl.solver.grid import Criterion, Grid
 from dmtrl.solver.outcome import Callback, Outcome
 from dmtrl.solver.problem import Problem
-from dmtrl.solver.search import search
+from dmtrl.solver.search import for_search, search
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
 
@@ -198,6 +198,8 @@ class StrengthSearch(MTRLBase):
     def _fit_rows(self, rows: LabelledRows, execution: Execution) -> None:
         self.layout_ = rows.layout
         rows = with_splits(self.cv, rows, self._kind == CLASSIFICATION, self._seed())
+        assert rows.splits is not None
+        execution = for_search(execution, len(rows.splits), self._race)
         if several_maps(self.feature_map):
             with execution.engine.session():  # rows differ between maps, so that each needs an engine of its own
                 problem = self._choose_map(rows, execution)
@@ -219,8 +221,7 @@ class StrengthSearch(MTRLBase):
             scorer.check_classes(len(classes))
         of_fold = None if scorer is None or held is None else _FoldScorer(self, scorer, held)
         self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
-        race = scorer is None and not self.exhaustive
-        grid = self._grid(problem, folds, Criterion(self.scoring_, self._over(), self.choice, race, of_fold))
+        grid = self._grid(problem, folds, Criterion(self.scoring_, self._over(), self.choice, self._race, of_fold))
         # choosing needs less accuracy than the final fit
         rough = replace(execution.settings, tol=max(self.tol, 3e-3))
         try:
@@ -269,6 +270,11 @@ class StrengthSearch(MTRLBase):
         vars(self).update({name: value for name, value in vars(best).items() if name.endswith("_")})
         self.map_results_ = results
         return chosen
+
+    @property
+    def _race(self) -> bool:
+        """Whether candidates that are clearly worse are left out."""
+        return not self.exhaustive and self._scorer() is None
 
     def _map_of_fit(self) -> Any:
         """The chosen one of several maps."""

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from dmtrl import storage
+from dmtrl.engines import LocalOptions, thread_count
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.progress import bar
@@ -32,6 +33,7 @@ from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Outcome, RoundRecord, StartPoint
 from dmtrl.solver.path_threads import Turns, in_threads
 from dmtrl.solver.problem import Problem, Strengths
+from dmtrl.solver.race import FIRST_FOLDS
 
 KEPT_BYTES = 1 << 27  # of the weights of all candidates and folds
 _PATHS_PER_THREAD = 2  # up to here all paths of a stage share the threads evenly; each needs memory for its weights
@@ -80,6 +82,16 @@ def search(problem: Problem, grid: Grid, execution: Execution | None = None) -> 
     if grid.folds < 2 and problem.splits is None:
         raise ValueError(f"cross-validation needs at least two folds, got {grid.folds}")
     return on_engine(problem, execution or Execution(), lambda problem, execution: _search(problem, grid, execution))
+
+
+def for_search(execution: Execution, folds: int, race: bool) -> Execution:
+    """The execution of a search and of the fit after it. Threads of this process share the folds, not the tasks, as far
+    as there are folds enough."""
+    options = execution.engine
+    if not isinstance(options, LocalOptions) or options.workers is not None:
+        return execution
+    at_once = min(FIRST_FOLDS, folds) if race else folds
+    return replace(execution, engine=replace(options, workers=max(1, thread_count(options.n_jobs) // at_once)))
 
 
 def _search(problem: Problem, grid: Grid, execution: Execution) -> SearchResult:
