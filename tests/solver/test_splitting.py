@@ -73,7 +73,7 @@ def test_the_best_weights_are_never_written_over() -> None:
         if best is not None:
             np.testing.assert_array_equal(best, then)
         if number % 4 != 3:  # else the best of the rounds before stays
-            best = report.candidates[-1].W
+            best = report.points[-1].W
             then, shared = best.copy(), shared + (best is state.U)
     assert shared > 2, "U was among the best"
 

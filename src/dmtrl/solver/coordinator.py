@@ -26,7 +26,7 @@ from dmtrl.solver.methods.alternation import Alternation
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
 from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, RunContext, first_step
 from dmtrl.solver.methods.splitting import Splitting
-from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
+from dmtrl.solver.outcome import Callback, DualPoint, Outcome, PrimalPoint, RoundRecord, StartPoint, Watch
 from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import task_weights
@@ -39,7 +39,7 @@ class RunState:
     """Where a run stands at the end of a round; a checkpoint holds it."""
 
     method: Any  # the state of the method
-    best: Candidate
+    best: PrimalPoint
     dual: DualPoint
     accuracy: float  # share of the gap at which local gaps aim
     longest_step: float
@@ -148,7 +148,7 @@ class Coordinator:
             penalty = self._relationship.penalty(W, common) if W.any() else 0.0
             objective = float(loss.sum()) + self._lam * penalty
         method = self._choose_method(longest_step, intercept_step)
-        best, accuracy = Candidate(W, common, objective), settings.local_accuracy
+        best, accuracy = PrimalPoint(W, common, objective), settings.local_accuracy
         return method, RunState(method.init(point), best, dual, accuracy, longest_step, intercept_step)
 
     def _prepare(self, start: StartPoint | None) -> dict[int, Prepared]:
@@ -228,10 +228,10 @@ class Coordinator:
         finish = 0.5 * self._settings.tol * abs(run.dual.bound) if run.history else np.inf
         return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish, best=run.best.W)
 
-    def _learn(self, run: RunState, report: Report) -> Candidate:
-        """Keep the best of what is known; returns the best candidate of this report."""
-        now = min(report.candidates, key=lambda candidate: candidate.objective)
-        run.best = min(run.best, now, key=lambda candidate: candidate.objective)
+    def _learn(self, run: RunState, report: Report) -> PrimalPoint:
+        """Keep the best of what is known; returns the best point of this report."""
+        now = min(report.points, key=lambda point: point.objective)
+        run.best = min(run.best, now, key=lambda point: point.objective)
         point = self._dual_point(report.B, report.conjugate, run.dual.conjugate_at_zero)
         run.dual = max(run.dual, point, key=lambda dual: dual.bound)
         run.omega_steps += report.omega

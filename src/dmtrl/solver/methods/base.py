@@ -19,7 +19,7 @@ from dmtrl.protocol.steps import Steps
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
-from dmtrl.solver.outcome import Candidate
+from dmtrl.solver.outcome import PrimalPoint
 from dmtrl.solver.settings import Settings
 
 MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
@@ -100,7 +100,7 @@ class GapToClose:
 class Report:
     """What a round found."""
 
-    candidates: list[Candidate]
+    points: list[PrimalPoint]
     B: np.ndarray  # (m, d), the dual point
     conjugate: float
     w_gap: float  # W-step gap at the weights that were sent and the dual variables from before the round
