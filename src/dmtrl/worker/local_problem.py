@@ -7,6 +7,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.losses import scalar
+from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.rounds import Prepare, Scores
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker.box import span_work
@@ -107,11 +108,18 @@ class LocalProblem(RoundProblem):
 
     def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
         blocks, y = self._blocks, self.units.y
-        z = np.zeros(len(y))
-        for i in range(blocks.n_units):
-            rows = blocks.starts[i] + np.flatnonzero(weight[blocks.starts[i] : blocks.starts[i + 1]] > 0)
-            w = W[i]
-            z[rows] = blocks.X[rows] @ w[: blocks.X.shape[1]] + (w[-1] if self.units.intercept else 0.0)
+        z, d, tested = np.zeros(len(y)), blocks.X.shape[1], np.flatnonzero(weight > 0)
+        unit = np.searchsorted(blocks.starts, tested, side="right") - 1
+        if sparse.issparse(blocks.X):
+            first = np.searchsorted(tested, blocks.starts)
+            for i in np.unique(unit):
+                rows = tested[first[i] : first[i + 1]]
+                z[rows] = blocks.X[rows] @ W[i, :d]
+        else:
+            for some in row_blocks(len(tested), d):
+                z[tested[some]] = np.einsum("ij,ij->i", blocks.X[tested[some]], W[unit[some], :d])
+        if self.units.intercept:
+            z[tested] += W[unit, -1]
         return Scores(
             weight=sum_by_unit(weight, blocks.starts),
             loss=self.losses_at(W, np.zeros(len(y)), p=weight),
