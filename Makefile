@@ -1,4 +1,4 @@
-# `make` sets up .venv, `make demo` runs the library on example data, `make test` checks everything.
+# `make` sets up .venv, `make demo` runs the library on example data, `make test` checks it.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,11 +11,13 @@ EXTRAS := federation,frames,onnx,plot,ray,report
 PIP_WITH_GROUPS := "pip>=25.1"
 # Three processes on two cores: many tests wait for the processes of a cluster or a federation.
 PYTEST_FLAGS := -q -n 3 --dist loadscope --no-loadscope-reorder
+# The markers are described in pyproject.toml; tests/support/started.py checks that they are true.
+FAST := not (slow or faults or ray or federation or browser or subprocess)
 
 .DEFAULT_GOAL := setup
 .DELETE_ON_ERROR:
-.PHONY: setup demo federation-demo browser test test-portable test-minimum soak soak-federation docs dist lint format \
-  lock clean help
+.PHONY: setup demo federation-demo browser warm test test-fast test-faults test-durations test-busy test-portable \
+  test-minimum soak soak-federation docs dist lint format lock clean help
 
 setup: $(STAMP)  ## create .venv with everything for work on the library (default; instant the second time)
 
@@ -87,21 +89,36 @@ endef
 browser:  ## install the browser that the tests of report pages need, if it is missing
 	@$(CHECK_BROWSER)
 
-test: setup lint browser  ## lint, then run all tests
+warm: setup
 	@echo "Compiling the kernels (once) ..."
-	@cd tests && ../$(BIN)/python -m support.warm_up
+	@cd tests && $(abspath $(BIN))/python -m support.warm_up
+
+test-fast: warm  ## run the tests that need no other process: no cluster, federation, browser or compilation
+	@$(BIN)/python -m pytest -q -n 2 --dist loadscope --no-loadscope-reorder -m "$(FAST)"
+
+test: setup lint browser warm  ## lint, then run all tests except those of make test-faults
 	@echo "Running the tests ..."
-	@$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not faults"
+
+test-faults: warm  ## run the tests that kill, suspend or cut off processes of a cluster or a federation
+	@echo "Running the tests with faults ..."
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m faults
+
+test-durations: warm browser  ## measure how long each test takes, for the order of the tests and the marker slow
+	@$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not faults" --record-durations
+
+LOOPS ?= 4
+TIMES ?= 3
+test-busy: setup  ## run make test three times in a row beside four busy loops, and print the times (LOOPS=, TIMES=)
+	@$(BIN)/python tests/support/busy.py --loops $(LOOPS) --times $(TIMES) -- $(MAKE) --no-print-directory test
 
 # Each variant makes numpy, OpenBLAS and numba compute as another CPU does (tests/support/cpu.py). Left out: the tests
-# that kill actors of a Ray cluster or processes of a federation, which take minutes and do not depend on the CPU.
+# with faults, which take minutes and do not depend on the CPU.
 CPU ?= plain avx2 avx512
 test-portable: setup browser  ## run the tests as on other CPUs: all three, or CPU=plain, CPU=avx2, CPU=avx512
 	@failed=""; for cpu in $(CPU); do \
 	  echo "Running the tests as on a CPU of kind $$cpu ..."; \
-	  $(BIN)/python tests/support/cpu.py $$cpu $(PYTEST_FLAGS) --ignore=tests/engines/test_ray_faults.py \
-	    --ignore=tests/federation/test_flare.py \
-	    || failed="$$failed $$cpu"; \
+	  $(BIN)/python tests/support/cpu.py $$cpu $(PYTEST_FLAGS) -m "not faults" || failed="$$failed $$cpu"; \
 	done; [ -z "$$failed" ] || { echo "Tests failed on:$$failed" >&2; exit 1; }
 
 MINIMUM := .venv-minimum
@@ -119,11 +136,11 @@ $(MINIMUM_STAMP): pyproject.toml lab/pyproject.toml tests/support/minimum_versio
 	@$(MINIMUM)/bin/python -m pip install $(PIP_FLAGS) -e ".[$(EXTRAS)]" -e lab --group dev -c $(MINIMUM)/constraints.txt
 	@touch $@
 
-test-minimum: $(MINIMUM_STAMP) browser  ## run all tests with the minimum versions of pyproject.toml
+test-minimum: $(MINIMUM_STAMP) browser  ## run the tests with the minimum versions of pyproject.toml
 	@echo "Compiling the kernels (once) ..."
 	@cd tests && $(MINIMUM_CACHE) ../$(MINIMUM)/bin/python -m support.warm_up
 	@echo "Running the tests with the minimum versions ..."
-	@$(MINIMUM_CACHE) $(MINIMUM)/bin/python -m pytest $(PYTEST_FLAGS)
+	@$(MINIMUM_CACHE) $(MINIMUM)/bin/python -m pytest $(PYTEST_FLAGS) -m "not faults"
 
 SOAK_MINUTES ?= 15
 FUZZ_MINUTES ?= 5
@@ -200,4 +217,4 @@ clean:  ## remove the environments, caches and build output
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-	  printf '  make %-13s %s\n' "$$name" "$$text"; done
+	  printf '  make %-16s %s\n' "$$name" "$$text"; done

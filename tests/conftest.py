@@ -1,4 +1,4 @@
-"""Fixtures that all tests share, and the order in which the tests run."""
+"""Fixtures that all tests share, and the plugins: markers that are true, and how long each test takes."""
 
 import os
 from collections.abc import Iterator
@@ -11,24 +11,11 @@ from support import browser as browsers
 from support.homes import Home
 
 ROOT = Path(__file__).resolve().parents[1]
+pytest_plugins = ["support.started", "support.durations", "pytester"]
 
 # No deadline: a first call may compile a kernel. Derandomised: a failure repeats on the next run.
 hypothesis.settings.register_profile("dmtrl", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("dmtrl")
-
-
-# These files run first, so that at the end no process is still busy with one of them while the others wait. Two files
-# whose tests mostly wait for other processes rarely run at the same time.
-LONG = (
-    "flare", "reproduce", "docs", "compile_cache", "scale", "private_flare", "engines", "parallel_paths", "ray",
-    "estimators", "ray_faults", "bench_fit", "checkpoint_killed", "bench_startup", "simulate", "model_page", "chunks",
-    "report", "lagging", "race", "cli", "bench",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {f"test_{name}": k for k, name in enumerate(LONG)}
-    items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
 
 
 class SharedData:

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import dmtrl
 from dmtrl import Settings, TaskData
+from dmtrl.cli.demo_summary import HEAT_KEY, heat_map, print_demo
 from dmtrl.cli.main import main
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.workflows import demo
@@ -167,16 +168,16 @@ def test_without_plotly_the_demo_succeeds_and_says_what_to_install(
 
 def test_heat_maps_only_where_they_fit(tiny_demo: demo.DemoResult) -> None:
     wide, narrow = io.StringIO(), io.StringIO()
-    demo.render(tiny_demo, Console(file=wide, width=100))
-    demo.render(tiny_demo, Console(file=narrow, width=60))
+    print_demo(tiny_demo, Console(file=wide, width=100))
+    print_demo(tiny_demo, Console(file=narrow, width=60))
     assert "true correlation  " in wide.getvalue() + "  "
-    assert demo.HEAT_KEY in wide.getvalue()
-    assert demo.HEAT_KEY not in narrow.getvalue()
+    assert HEAT_KEY in wide.getvalue()
+    assert HEAT_KEY not in narrow.getvalue()
     assert max(map(len, narrow.getvalue().splitlines())) <= 60
 
 
 def test_heat_map_shows_sign_and_size_without_colour() -> None:
-    rows = demo.heat_map(np.array([[1.0, -0.5, 0.1], [-0.5, 1.0, -0.9], [0.1, -0.9, 1.0]])).plain.split("\n")
+    rows = heat_map(np.array([[1.0, -0.5, 0.1], [-0.5, 1.0, -0.9], [0.1, -0.9, 1.0]])).plain.split("\n")
     assert rows == ["++- . ", "- ++--", ". --++"]
 
 

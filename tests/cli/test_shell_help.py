@@ -53,6 +53,7 @@ def test_completion_gives_commands_options_losses_and_files() -> None:
         assert _completions(*words) == [f"file,{words[-1]}"], "bash then offers the files"
 
 
+@pytest.mark.subprocess
 def test_completion_script_for_bash() -> None:
     env = os.environ | {"_DMTRL_COMPLETE": "bash_source"}
     code = "import sys; sys.argv[0] = 'dmtrl'; from dmtrl.cli.main import main; main(prog_name='dmtrl')"

@@ -291,6 +291,7 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
+@pytest.mark.subprocess
 def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
     """The real command on a real terminal: the test reads the live line and sends SIGINT once some folds are done."""
     data = write(shops(m=8, rows=60), tmp_path / "my shops.csv")

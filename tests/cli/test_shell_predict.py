@@ -209,6 +209,7 @@ def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory where Linux tells it")
+@pytest.mark.subprocess
 def test_memory_does_not_grow_with_the_file(folder: Path, tmp_path: Path) -> None:
     """Peak memory of the real command in its own process, on a file and on one four times as large."""
     code = (

@@ -312,6 +312,7 @@ main(sys.argv[2:], prog_name="dmtrl")
 
 @POSIX
 @pytest.mark.parametrize("out", ["p.csv", "p.parquet"])
+@pytest.mark.subprocess
 def test_a_full_disk_names_the_file(tmp_path: Path, out: str) -> None:
     """A limit on the size of files fails in the same place as a full disk."""
     data = save(pd.concat([frame()] * 20), tmp_path / "a.csv")
@@ -338,6 +339,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, out: str) -> None:
 
 
 @POSIX
+@pytest.mark.subprocess
 def test_leftovers_of_killed_runs_are_swept(tmp_path: Path) -> None:
     """But not the file of a run that is still writing, nor one that was just opened."""
     old, busy, young = (tmp_path / f".dmtrl-{name}.tmp" for name in ("old", "busy", "young"))

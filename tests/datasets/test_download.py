@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from scipy.io import loadmat, savemat
 
 from dmtrl.datasets import convert, download, load_school
 from support.homes import Arrays, Home, digest, live_at, same, school_files, send
+from support.waiting import be_slow
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_a_silent_and_a_slow_mirror_time_out(
         send(request, b"", stated=1_000_000)
         while not home.over.is_set():
             request.wfile.write(b".")
-            time.sleep(0.02)
+            be_slow(0.02)
 
     monkeypatch.setattr(download, "SILENCE_SECONDS", 0.2)
     home.answer = say_nothing
@@ -210,6 +210,7 @@ def child(home: Home, arrays: Arrays, stop: str = "never", **streams: int) -> su
     return subprocess.Popen([sys.executable, "-c", CHILD, home.url, digest(arrays), stop], **streams)
 
 
+@pytest.mark.subprocess
 def test_processes_do_not_disturb_each_other(home: Home, cache: Path, small_school: Arrays) -> None:
     children = [child(home, small_school, stderr=subprocess.PIPE) for _ in range(2)]
     for process in children:
@@ -220,6 +221,7 @@ def test_processes_do_not_disturb_each_other(home: Home, cache: Path, small_scho
     same(cache / "school.npz", small_school)
 
 
+@pytest.mark.subprocess
 def test_a_kill_leaves_nothing_under_the_final_name(home: Home, cache: Path, small_school: Arrays) -> None:
     with child(home, small_school, stop="before the rename", stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -29,6 +29,7 @@ from support import clusters
 from support.losses_by_hand import halved_absolute
 from support.problems import random_problem
 from support.solving import solve_data
+from support.waiting import CEILING
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning")]
 PRESETS = {"default": Settings(tol=1e-4, max_rounds=40), "paper": Settings.paper(T=4, P=3)}
@@ -156,7 +157,7 @@ def test_answers_arrive_as_they_are_ready(pair: Engine) -> None:
         pair.send(0, encode(one_round(0, 0)))
         for number in range(3):
             pair.send(1, encode(one_round(1, number)))
-            assert pair.receive(timeout=60.0)[0] == 1
+            assert pair.receive(timeout=CEILING)[0] == 1
         assert pair.pending == {0}
     assert pair.receive()[0] == 0
 

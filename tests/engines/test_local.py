@@ -1,7 +1,6 @@
 """The local engine: threads, timeouts and times. Its contract is tested in test_conformance.py."""
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +14,7 @@ from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe
 from dmtrl.worker import local_rows
 from support.problems import random_problem
+from support.waiting import CEILING, wait_for, wait_for_event
 
 DATA = random_problem("squared", m=2)
 DESCRIBE = encode(Describe())
@@ -35,7 +35,7 @@ class Blocked(LocalEngine):
 
     def _answer(self, worker: int, message: Message) -> Message:
         if worker == 0:
-            assert self.free.wait(60.0)
+            wait_for_event(self.free, "the test to let this worker answer")
         return super()._answer(worker, message)
 
 
@@ -46,9 +46,9 @@ def test_a_timeout_leaves_the_request_pending() -> None:
             engine.receive(timeout=0.01)
         assert engine.pending == {0}
         engine.send(1, DESCRIBE)
-        assert engine.receive(timeout=60.0)[0] == 1, "a slow worker does not delay the others"
+        assert engine.receive(timeout=CEILING)[0] == 1, "a slow worker does not delay the others"
         engine.free.set()
-        assert engine.receive(timeout=60.0)[0] == 0
+        assert engine.receive(timeout=CEILING)[0] == 0
         assert engine.pending == set()
 
 
@@ -62,17 +62,21 @@ def test_close_does_not_wait_for_answers() -> None:
 
 def test_siblings_that_start_at_the_same_time_pack_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense rows that are mostly zeros are packed when they are first used: once, whoever comes first."""
-    packed, pack = [], local_rows.in_chunks
+    packed, pack, arrived = [], local_rows.in_chunks, []
 
     def slowly(X: np.ndarray) -> Any:
-        time.sleep(0.05)  # the others arrive meanwhile
+        wait_for(lambda: len(arrived) == 4, "the other siblings to need the rows")
         packed.append(pack(X))
         return packed[-1]
+
+    def need(rows: Any) -> Any:
+        arrived.append(rows)
+        return rows.arrays(0.1)
 
     monkeypatch.setattr(local_rows, "in_chunks", slowly)
     data = random_problem("hinge", m=2, rows=10)
     with LocalEngine(data.sources(1), get_loss("hinge")) as engine, ThreadPoolExecutor(4) as pool:
         rows = [engine.sibling(number)._workers[0]._rows for number in range(4)]
-        found = list(pool.map(lambda one: one.arrays(0.1), rows))
+        found = list(pool.map(need, rows))
     assert len(packed) == 1
     assert all(one is packed[0] for one in found)

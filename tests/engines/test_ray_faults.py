@@ -1,7 +1,6 @@
 """Actors and nodes of a real cluster of three nodes are killed: the weights must have the same bits."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from support import clusters
 from support.problems import random_problem
 from support.ray_faults import Killer, MakeProblem, mds_shaped, runs, same_bits, school, synthetic
 from support.solving import solve_data
+from support.waiting import CEILING, wait_for
 
 pytestmark = [
+    pytest.mark.faults,
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning"),
 ]
@@ -58,8 +59,9 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
     plan = SourcePlan.from_files(rows, "y", "task")
 
     def come_back() -> None:
-        while engine.losses < 2:
-            time.sleep(0.05)
+        wait_for(lambda: engine.losses >= 1, "the loss of the actor that hangs")
+        engine._answer_timeout = None  # the others, and the replacement, may take their time
+        wait_for(lambda: engine.losses >= 2, "a replacement that cannot read its rows")
         away.rename(rows)
 
     back = threading.Thread(target=come_back, daemon=True)
@@ -67,11 +69,12 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
     def disturb() -> None:
         rows.rename(away)
         clusters.stop(clusters.actors()[0])
+        engine._answer_timeout = 3.0
         back.start()
 
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=0.0, max_rounds=6)}
     plain = solve_data(plan, workers=2, **common)
-    options = RayOptions(cluster.address, answer_timeout=3.0, recovery_timeout=60.0)
+    options = RayOptions(cluster.address, recovery_timeout=CEILING)
     with RayEngine(plan.sources(2), get_loss("squared"), options) as engine:
         same_bits(plain, solve_data(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
     assert not back.is_alive(), "no worker was lost twice"
@@ -100,7 +103,7 @@ def test_asynchronous_rounds(cluster: Any, shared_data: Any) -> None:
             squatters.append(ray.remote(num_cpus=1)(Squatter).remote())
             ray.get(squatters[0].sits.remote())
 
-    options, ray_options = Settings(tol=1e-4), RayOptions(cluster.address, recovery_timeout=30.0, max_staleness=8)
+    options, ray_options = Settings(tol=1e-4), RayOptions(cluster.address, recovery_timeout=CEILING, max_staleness=8)
     nodes = len(cluster.list_all_nodes())  # each has one processor: all are taken
     with RayEngine(data.sources(nodes), get_loss(loss), ray_options) as engine:
         outcome = solve(

@@ -38,10 +38,12 @@ from dmtrl.protocol.rounds import Describe, Save
 from dmtrl.relationship import Learned, covariance
 from dmtrl.solver.checkpoint.versions import newest
 from dmtrl.solver.outcome import Outcome, StartPoint
+from support import fragile
 from support.engine_options import Losses, Pieces, StartedBy
 from support.fragile import Fragile
 from support.problems import random_problem
 from support.solving import solve_data
+from support.virtual_time import ManualClock
 
 FAULTS = ("before", "after", "unreachable before", "unreachable after", "nan", "shape", "name")
 STANDARD = Settings(tol=1e-5)
@@ -54,7 +56,10 @@ def _run(engine: Engine, data: TaskData, options: Settings = STANDARD, **more: A
 
 
 @pytest.fixture(autouse=True)
-def _without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr(recovery, "time", clock)
+    monkeypatch.setattr(fragile, "time", clock)
     monkeypatch.setattr(recovery, "_RETRY_DELAY", 0.0)
 
 

@@ -25,6 +25,7 @@ from support.engine_options import Losses, Pieces, StartedBy
 from support.fragile import Fragile
 from support.problems import random_problem
 from support.solving import solve_data
+from support.virtual_time import ManualClock
 
 STANDARD = Settings(tol=1e-5)
 DATA = random_problem("squared", m=4)
@@ -32,19 +33,7 @@ TIMEOUT = 0.05
 DESCRIBE = encode(Describe())
 
 
-class Clock:
-    """Replaces the time module: time passes only in `sleep`, so a busy machine changes nothing."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-clock = Clock()
+clock = ManualClock()
 
 
 @pytest.fixture(autouse=True)

@@ -252,6 +252,7 @@ for _ in range(int(sys.argv[3])):
 """
 
 
+@pytest.mark.subprocess
 def test_two_processes_saving_at_once_leave_a_whole_file(tmp_path: Path) -> None:
     X, y = make()
     target, source = tmp_path / "model.dmtrl", tmp_path / "source"

@@ -6,12 +6,22 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dmtrl.engines.recovery import Lost, Refused
+from dmtrl.engines import recovery
+from dmtrl.engines.recovery import Alive, Lost, Refused
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
-from dmtrl.federation.coordinator.asking import Asker
+from dmtrl.federation.coordinator.asking import Asker, Subset
 from dmtrl.protocol import study as messages
 from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
+from support.virtual_time import ManualClock
+
+clock = ManualClock()
+
+
+@pytest.fixture(autouse=True)
+def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", 0.0)
+    monkeypatch.setattr(recovery, "time", clock)
 
 
 class Sites:
@@ -33,6 +43,8 @@ class Sites:
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
         if not self.events:
+            assert timeout is not None
+            clock.sleep(timeout)
             raise TimeoutError
         k, posted = self.events.popleft()
         now = self.behaviour[k]
@@ -82,3 +94,28 @@ def test_a_refusal_ends_the_request_to_that_site() -> None:
 def test_a_refusal_does_not_wait_for_a_site_that_does_not_start() -> None:
     with pytest.raises(RefusedBySiteError, match="does not want to"):
         ask("refuses", "silent", patience=1e9)
+
+
+class Whisper(Sites):
+    """The second site gives five signs of life before it responds, each just in time."""
+
+    advice = "call them"
+    signs = 0
+
+    def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        if not self.events and self.signs < 5:
+            self.signs += 1
+            clock.sleep(0.9 * 0.2)
+            if self.signs == 5:
+                self.behaviour[1] = "answers"
+                self.events.append((1, []))
+            raise Alive(1)
+        return super().fetch(timeout)
+
+
+def test_a_site_that_gives_signs_of_life_is_waited_for() -> None:
+    chosen = Subset(Whisper("answers", "silent"), [0, 1])
+    assert chosen.advice == "call them"
+    with Asker(chosen, ["north", "south"], 0.2) as asker:
+        assert len(asker.ask_all(messages.ShareKey(study="s", session="a"))) == 2
+    assert clock.now > 4 * 0.2

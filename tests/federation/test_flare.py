@@ -235,6 +235,7 @@ def test_the_settings_of_sites_and_server(federation: Loopback) -> None:
             assert resources["client"]["maint_msg_timeout"] == 10  # FLARE's 30 s would delay a return after a crash
 
 
+@pytest.mark.faults
 def test_killed_and_suspended_processes(federation: Loopback, begin: Begin, expected: Path) -> None:
     """In one run: a site's job process is killed, a site is suspended for longer than a reply may take, a whole site
     is killed and started again, and the server's job process is killed."""
@@ -251,6 +252,7 @@ def test_killed_and_suspended_processes(federation: Loopback, begin: Begin, expe
     _assert_same_bits(run, federation, expected)
 
 
+@pytest.mark.faults
 def test_a_site_that_stays_away(federation: Loopback, begin: Begin, files: dict[str, Path], folder: Path) -> None:
     """The study goes on with two sites, as it says, and has the bits of a simulation with two."""
     others = {site: file for site, file in files.items() if site != "hungarian"}
@@ -271,6 +273,7 @@ def test_a_site_that_stays_away(federation: Loopback, begin: Begin, files: dict[
         assert hungarian.wait_for_server()
 
 
+@pytest.mark.faults
 def test_a_run_that_is_stopped_and_resumed_and_a_killed_server(
     federation: Loopback, begin: Begin, expected: Path
 ) -> None:
@@ -290,6 +293,7 @@ def test_a_run_that_is_stopped_and_resumed_and_a_killed_server(
     assert "the server was lost; starting it again" in output
 
 
+@pytest.mark.faults
 def test_a_site_as_a_service(federation: Loopback) -> None:
     """The command that the unit and the compose file name runs the site."""
     va = federation.members["va"]

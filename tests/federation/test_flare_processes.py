@@ -53,6 +53,7 @@ class Started:
         return self.processes[-1]
 
 
+@pytest.mark.subprocess
 def test_a_killed_job_process_is_started_again_until_it_is_terminated() -> None:
     started = Started(SLEEP)
     handle = RestartingHandle(started)
@@ -70,6 +71,7 @@ def test_a_killed_job_process_is_started_again_until_it_is_terminated() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.subprocess
 def test_a_job_process_that_ends_on_its_own_is_not_started_again(code: int) -> None:
     started = Started([sys.executable, "-c", f"raise SystemExit({code})"])
     handle = RestartingHandle(started)
@@ -90,6 +92,7 @@ class Sleeper(processes.KitProcess):
         return SLEEP
 
 
+@pytest.mark.subprocess
 def test_a_process_in_the_background(tmp_path: Path) -> None:
     sleeper = Sleeper(tmp_path)
     assert processes.running(tmp_path) is None

@@ -221,6 +221,7 @@ for number in range(60):
 """
 
 
+@pytest.mark.subprocess
 def test_processes_that_write_at_the_same_time_continue_one_chain(path: Path) -> None:
     pytest.importorskip("fcntl")
     with ExitStack() as stack:

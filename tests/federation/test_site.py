@@ -129,7 +129,7 @@ def test_too_many_weights_for_the_rows(tmp_path: Path) -> None:
 
 def run_rounds(site: Site, count: int) -> None:
     d = decode(site.answer(DESCRIBE)).features
-    site.answer(encode(replace(PREPARE, max_passes=5, intercept_ridge=-1.0)))
+    site.answer(encode(replace(PREPARE, max_passes=5, intercept_ridge=None)))
     for number in range(count):
         w = np.full((1, d + 1), 0.01 * number)
         site.answer(encode(rounds.Round(round=number, target=0.1, w=w, step=np.ones(1), intercept_step=np.ones(1))))

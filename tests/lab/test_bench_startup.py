@@ -8,6 +8,7 @@ from dmtrl_lab.bench import startup
 from dmtrl_lab.experiments.experiment import Record
 
 
+@pytest.mark.subprocess
 def test_a_fresh_process_has_imported_nothing_and_reports_its_end() -> None:
     code = "import os, sys; print('numpy' in sys.modules, os.environ['NUMBA_CACHE_DIR'])"
     assert startup._run_fresh(code, NUMBA_CACHE_DIR="cache").split() == ["False", "cache"]
@@ -35,6 +36,7 @@ def test_the_table_says_what_is_over_what() -> None:
     assert rows["cold first fit, CSR float32, after the ones above"][-1] == "at most 5 s"
 
 
+@pytest.mark.subprocess
 def test_the_programs_that_are_timed_run() -> None:
     for estimator, X in (("MTRLRegressor", startup.KINDS["dense float64"]), ("MTRLClassifier", "sparse.csr_matrix(X)")):
         seconds = json.loads(startup._run_fresh(startup._fits(estimator, X).replace("2000", "800")))
@@ -44,6 +46,7 @@ def test_the_programs_that_are_timed_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.subprocess
 def test_a_cold_fit_compiles() -> None:
     (figures,) = startup._cold_fits({"dense float64": startup.KINDS["dense float64"]}).values()
     assert figures["first"] > figures["second"]

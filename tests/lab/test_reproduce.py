@@ -1,11 +1,9 @@
 """`dmtrl-lab reproduce`: records that survive a kill, experiments that show what they say, a page that opens."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from dmtrl_lab.experiments.experiment import Experiment, Record, Run
 from dmtrl_lab.experiments.problems import load_problem, tasks_of
 from dmtrl_lab.experiments.records import Store
 from dmtrl_lab.experiments.reproduce import REPRODUCTION
+from support.waiting import alive, wait_for
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
@@ -343,16 +342,15 @@ class TestQuick:
         assert any("stalls" in title for title in sections)
 
 
+@pytest.mark.faults
+@pytest.mark.subprocess
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """kill -9 in the middle of a real run; the next one does only what is missing."""
     command = [sys.executable, "-m", "dmtrl_lab.cli.main", "reproduce", "synthetic", "--quick", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     records = tmp_path / "records.jsonl"
-    while process.poll() is None:
-        if records.exists() and records.read_bytes().count(b"\n") >= 2:
-            os.kill(process.pid, signal.SIGKILL)
-            break
-        time.sleep(0.02)
+    wait_for(lambda: alive(process) and records.exists() and records.read_bytes().count(b"\n") >= 2, "two records")
+    process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (tmp_path / "index.html").exists()

@@ -4,12 +4,13 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from threading import Barrier, Event
+from threading import Barrier, Event, current_thread, main_thread
 
 import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
+from dmtrl.numerics import blas
 from dmtrl.numerics.blas import single_threaded_blas
 
 
@@ -86,6 +87,7 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
         a_limit_of_the_caller_comes_back,
     ],
 )
+@pytest.mark.subprocess
 def test_in_a_new_process(scenario: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the tests before have done to the number of threads of this process."""
     for library in ("OPENBLAS", "MKL", "OMP"):
@@ -98,4 +100,23 @@ def test_an_error_gives_the_threads_back() -> None:
     before = blas_threads()
     with pytest.raises(ValueError, match="inside"), single_threaded_blas():
         raise ValueError("inside")
+    assert blas_threads() == before
+
+
+def test_an_interrupt_before_a_fit_gives_the_threads_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if current_thread() is main_thread():
+                super().wait(timeout)  # the limit holds
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    before = blas_threads()
+    monkeypatch.setattr(blas, "Event", Interrupted)
+    with pytest.raises(KeyboardInterrupt), single_threaded_blas():
+        pass
+    assert blas_threads() == before
+    monkeypatch.undo()
+    with single_threaded_blas():
+        assert blas_threads() <= {1}
     assert blas_threads() == before

@@ -8,12 +8,24 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
 import dmtrl
-from dmtrl.numerics.compile_cache import discard_stale
+from dmtrl.numerics.compile_cache import _SharedCache, discard_stale
+
+
+def compiled_functions() -> set[Any]:
+    names = [module.name for module in pkgutil.walk_packages(dmtrl.__path__, "dmtrl.") if ".flare" not in module.name]
+    return {
+        value
+        for name in names
+        for value in vars(importlib.import_module(name)).values()
+        if isinstance(value, Dispatcher) and value.py_func.__module__.startswith("dmtrl.")
+    }
 
 
 def test_only_stale_machine_code_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +55,7 @@ print(W.tobytes().hex())
 """
 
 
+@pytest.mark.subprocess
 def test_messages_and_bits_of_compiled_kernels(tmp_path: Path) -> None:
     """A process says once that it compiles, and the next is silent. The bits do not depend on what was compiled before:
     numba compiles a function with the flags of its first caller unless it has its own."""
@@ -57,145 +70,72 @@ def test_messages_and_bits_of_compiled_kernels(tmp_path: Path) -> None:
     assert said == [1, 0, 1]
 
 
-_FIT = """
-import numpy as np
-from dmtrl import MTRLRegressor
-X, tasks = np.random.default_rng(0).standard_normal((40, 3)), np.repeat([0, 1], 20)
-MTRLRegressor().fit(X, X.sum(axis=1), tasks=tasks)
+_SAVING = """
+import sys, time
+from pathlib import Path
+from numba.core.caching import IndexDataCacheFile
+from dmtrl.numerics import compile_cache
+
+folder, first = Path(sys.argv[1]), sys.argv[2] == "first"
+save_index, save = IndexDataCacheFile._save_index, compile_cache._SharedCache.save_overload
+
+def wait_for(fact):
+    while not (folder / fact).exists():
+        time.sleep(0.01)
+
+def wait_in_the_middle(file, overloads):
+    (folder / "first has read the index").touch()
+    wait_for("second saves")
+    save_index(file, overloads)
+
+def announce(cache, sig, data):
+    (folder / "second has compiled").touch()
+    wait_for("first has read the index")
+    (folder / "second saves").touch()
+    save(cache, sig, data)
+
+sys.path.insert(0, str(folder))
+from shared import double
+if first:
+    IndexDataCacheFile._save_index = wait_in_the_middle
+    wait_for("second has compiled")
+    double(1)
+else:
+    compile_cache._SharedCache.save_overload = announce
+    double(1.5)
 """
-_COMPILED = """
-from numba.core import event
-with event.install_recorder("numba:compile") as recorder:
-    exec(open(0).read())
-for _, compilation in recorder.buffer:
-    dispatcher = compilation.data["dispatcher"]
-    if compilation.is_start and dispatcher.targetoptions.get("nogil"):
-        print(dispatcher.py_func.__name__, compilation.data["args"])
+_LOADING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from shared import double
+assert (double(1), double(1.5)) == (2, 3.0)
+print(sum(double.stats.cache_hits.values()))
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
-def test_processes_that_start_together_compile_a_kernel_once(tmp_path: Path) -> None:
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _COMPILED]
-    run = partial(subprocess.run, command, env=environment, input=_FIT, capture_output=True, text=True, check=True)
+@pytest.mark.subprocess
+def test_processes_that_save_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    """The second one saves another kind of the same function after the first one has read the index."""
+    (tmp_path / "shared.py").write_text(
+        "from dmtrl.numerics.compile_cache import KERNEL, njit\n\n@njit(**KERNEL)\ndef double(x):\n    return x + x\n"
+    )
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    run = partial(subprocess.run, env=environment, capture_output=True, text=True, check=True, timeout=600)
     with ThreadPoolExecutor(2) as pool:
-        done = [future.result() for future in [pool.submit(run) for _ in range(2)]]
-    compiled = [line for process in done for line in process.stdout.splitlines()]
-    assert len(compiled) == len(set(compiled)) > 1
+        commands = [[sys.executable, "-c", _SAVING, str(tmp_path), which] for which in ("first", "second")]
+        list(pool.map(run, commands))
+    assert run([sys.executable, "-c", _LOADING, str(tmp_path)]).stdout.split() == ["2"]
 
 
-_LOCKED = """
-import fcntl, os, sys, tempfile
-from numba import jit, njit
-from numba.core import event
-import dmtrl.numerics.compile_cache
-
-class Watch(event.Listener):
-    def on_start(self, compilation):
-        [lock] = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("dmtrl-compile")]
-        with open(os.path.join(tempfile.gettempdir(), lock)) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                print("free")
-            except BlockingIOError:
-                print("locked")
-
-    def on_end(self, compilation):
-        pass
-
-event.register("numba:compile", Watch())
-
-@njit
-def inner(x):
-    return x + 1
-
-@njit(cache=True)
-def with_cache(x):
-    return inner(x)
-
-@njit
-def without_cache(x):
-    return x + 2
-
-@njit
-def later(x):
-    return x + 3
-
-@njit
-def mixed(x):
-    return later(with_cache(x))
-
-@jit(forceobj=True, looplift=True)
-def lifted(n):
-    total = 0
-    for i in range(n):
-        total += i
-    return str(total)
-
-with_cache(1), without_cache(1), mixed(1.0), lifted(10)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
-def test_only_functions_with_a_cache_are_compiled_one_at_a_time(tmp_path: Path) -> None:
-    """A function with a cache, an inner one that is compiled for it, one without a cache; another one without a cache,
-    the one with a cache that it calls, the inner one of that, and one without a cache; a lifted loop."""
-    (tmp_path / "watched.py").write_text(_LOCKED)
-    command = [sys.executable, str(tmp_path / "watched.py")]
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["locked", "locked", "free", "free", "locked", "locked", "free", "free", "free"]
-
-
-_INTERRUPTED = """
-import fcntl, os, signal, sys, tempfile
-from numba import njit
-import dmtrl.numerics.compile_cache as compile_cache
-
-@njit(cache=True)
-def with_cache(x):
-    return x + 1
-
-@njit
-def without_cache(x):
-    return x + 2
-
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-lock = open(compile_cache._one_at_a_time._name, "w")
-fcntl.flock(lock, fcntl.LOCK_EX)
-signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 0.3)
-try:
-    with_cache(1)
-except KeyboardInterrupt:
-    print("interrupted")
-fcntl.flock(lock, fcntl.LOCK_UN)
-without_cache(1), with_cache(1.0)
-fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-print("free", compile_cache._one_at_a_time._depth)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fcntl")
-def test_an_interrupt_while_another_process_compiles_leaves_no_lock(tmp_path: Path) -> None:
-    (tmp_path / "interrupted.py").write_text(_INTERRUPTED)
-    command = [sys.executable, str(tmp_path / "interrupted.py")]
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["interrupted", "free", "0"]
+def test_functions_of_dmtrl_use_the_shared_cache() -> None:
+    """Those that keep a cache; others keep none."""
+    caches = {type(function._cache) for function in compiled_functions()}
+    assert caches == {NullCache, _SharedCache}
 
 
 def test_every_compiled_function_has_its_own_flags() -> None:
     """Else its bits would depend on which caller was compiled first."""
-    names = [module.name for module in pkgutil.walk_packages(dmtrl.__path__, "dmtrl.") if ".flare" not in module.name]
-    found = {
-        value
-        for name in names
-        for value in vars(importlib.import_module(name)).values()
-        if isinstance(value, Dispatcher) and value.py_func.__module__.startswith("dmtrl.")
-    }
+    found = compiled_functions()
     assert len(found) > 60
     assert [f.py_func.__name__ for f in found if not {"fastmath", "error_model"} <= f.targetoptions.keys()] == []

@@ -4,12 +4,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.minimum_versions import PROJECTS, minimum_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_LINES = 550
 
 
+@pytest.mark.subprocess
 def test_imports_point_down_only() -> None:
     lint_imports = Path(sys.executable).with_name("lint-imports")
     run = subprocess.run([lint_imports, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -27,6 +30,7 @@ def test_files_fit_on_a_few_screens() -> None:
     assert not too_long, f"files of more than {MAX_LINES} lines, to be split: {too_long}"
 
 
+@pytest.mark.subprocess
 def test_names_are_loaded_when_they_are_used() -> None:
     code = (
         "import sys, dmtrl; from dmtrl.cli.main import main; "

@@ -53,6 +53,8 @@ DATA = {
     "examples/hospitals.md": "heart",
 }
 PACKAGES = {"docs/notebooks.md": "onnxruntime"}
+# pages whose blocks start more than processes of dmtrl
+MARKED = [pytest.param(page, marks=pytest.mark.ray if page.name == "scaling.md" else ()) for page in PAGES]
 
 SET_UP = re.compile(r"(make|git|pip)( .*)?")
 KINDS = {"python", "console", "text"}
@@ -124,7 +126,9 @@ def run_command(command: str, folder: Path, in_process: bool) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+@pytest.mark.slow
+@pytest.mark.subprocess
+@pytest.mark.parametrize("page", MARKED, ids=NAMES)
 def test_blocks_and_commands_do_what_the_page_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: SharedData
 ) -> None:

@@ -21,6 +21,9 @@ SINGULAR = np.outer(np.arange(1.0, 6.0), np.arange(1.0, 6.0))
         FreeIntercept(Learned(0.3), 0.01), FreeIntercept(Learned(), 1.0), FreeIntercept(independent(5), 0.1),
         Learned(kappa=0.2), Learned(0.4, 0.2), Learned(0.1, 10.0), FreeIntercept(Learned(0.3, 0.2), 0.01),
         Fixed(TaskCovariance.from_dense(SINGULAR), 0.5, kappa=0.3), shared(5, 1.0, kappa=0.1),
+        FreeIntercept(Learned(0.3), np.arange(1.0, 6.0)), FreeIntercept(Learned(), 2.0, centre=0.1),
+        FreeIntercept(Learned(0.3, 0.2), np.array([0.1, 1.0, 5.0, 20.0, 0.3]), centre=0.01),
+        FreeIntercept(independent(5), np.arange(1.0, 6.0), columns=2, centre=0.5),
     ],
     ids=lambda one: one if isinstance(one, str) else type(one).__name__,
 )  # fmt: skip

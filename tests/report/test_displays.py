@@ -125,6 +125,7 @@ def test_an_unfitted_estimator_is_refused() -> None:
             display.from_estimator(MTRLRegressor())
 
 
+@pytest.mark.subprocess
 def test_the_error_names_matplotlib_which_only_drawing_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import sys, dmtrl; dmtrl.TaskCorrelationDisplay; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

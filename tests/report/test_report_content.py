@@ -236,6 +236,7 @@ def test_a_page_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
+@pytest.mark.subprocess
 def test_pictures_are_the_same_bytes_whatever_the_caller_has_set(tmp_path: Path) -> None:
     import matplotlib
 

@@ -4,7 +4,6 @@ Most runs have a clock of their own (tests/support/virtual_time.py): a straggler
 machine.
 """
 
-import time
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +23,7 @@ from dmtrl.worker.kernels import GRAM, SDCA
 from support.problems import mean_losses, random_problem
 from support.solving import solve_data
 from support.virtual_time import LAM, SpyingEngine, answers_by_worker, run, sources_of, virtual
+from support.waiting import be_slow
 
 PROBLEMS = {
     "hinge": ("hinge", {}),
@@ -232,7 +232,7 @@ class Napping(LocalEngine):
         awake = self._workers[slow].answer
 
         def answer(message: Message) -> Message:
-            time.sleep(seconds)
+            be_slow(seconds)
             return awake(message)
 
         self._workers[slow].answer = answer  # type: ignore[method-assign]

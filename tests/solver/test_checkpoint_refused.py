@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning")
         ({"reg_lambda": 0.06}, "lambda is 0.06 here and 0.05 there"),
         ({"common": 0.1}, "the relationship is"),
         ({"relationship": np.eye(4)}, "the relationship is"),
-        ({"loss": "huber"}, "was saved with other rows, labels, weights or losses"),
+        ({"loss": "huber"}, "was saved with other rows, labels, weights, offsets or losses"),
         ({"settings": Settings(seed=1)}, "seed is 1 here and 0 there"),
         ({"workers": 3}, "the number of workers is 3 here and 2 there"),
         ({"shards": [1, 7, 7, 1]}, "the partition"),

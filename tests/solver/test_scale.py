@@ -98,15 +98,16 @@ def test_the_limit_notices_what_it_is_for() -> None:
         np.ones((M, M), dtype=bool)
 
 
-@pytest.mark.parametrize("relationship", ["learned", "independent", "shared"])
+@pytest.mark.parametrize(
+    ("relationship", "common"),
+    [("learned", 0.0), ("learned", 1.0), ("independent", 0.0), ("independent", 1.0), ("shared", 0.0)],
+)
 @pytest.mark.parametrize("method", ["auto", "dual"])
-@pytest.mark.parametrize("common", [0.0, 1.0])
 def test_solve_makes_no_square_array(relationship: str, method: str, common: float) -> None:
     X, y, tasks = _rows()
     data = TaskData.from_long(X, y, tasks)
     how = Settings(tol=0.5, max_rounds=3, omega_steps=1, w_rounds=2, method=method)
     given = shared(M, 0.1) if relationship == "shared" else relationship
-    common = 0.0 if relationship == "shared" else common
     with at_most(LIMIT), _quiet():
         outcome = solve(
             Problem.of(data, loss="squared", reg_lambda=0.1, relationship=given, common=common), Execution(settings=how)
@@ -188,6 +189,7 @@ FACTORS = {
 }
 
 
+@pytest.mark.subprocess
 @pytest.mark.slow
 @pytest.mark.parametrize("which", FACTORS)
 def test_memory_stays_in_proportion_to_the_data(which: str) -> None:
@@ -198,6 +200,7 @@ def test_memory_stays_in_proportion_to_the_data(which: str) -> None:
     assert figures["gap"] <= scale_run.GAP
 
 
+@pytest.mark.subprocess
 def test_a_size_that_cannot_be_measured_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"bench scale failed at .*\"m\": -1"):
         scale.measure(**FACTORS["solve"] | {"m": -1})
@@ -209,6 +212,7 @@ def test_exponents_by_hand() -> None:
     assert scale.growth([1, 10, 100], [1, 10, 1000]) == "1.50, 2.00"
 
 
+@pytest.mark.subprocess
 @pytest.mark.slow
 def test_quick_mode_runs_and_prints_its_tables(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "scale", "--quick", "--out", str(tmp_path)])
@@ -219,6 +223,7 @@ def test_quick_mode_runs_and_prints_its_tables(tmp_path: Path) -> None:
     assert all(record["figures"]["gap"] <= scale_run.GAP for record in records)
 
 
+@pytest.mark.subprocess
 @pytest.mark.slow
 def test_quick_memory(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["bench", "memory", "--quick", "--out", str(tmp_path)])
@@ -232,6 +237,7 @@ def test_quick_memory(tmp_path: Path) -> None:
         assert f"| {figures['peak'] / figures['data']:.2f} |" in result.stdout
 
 
+@pytest.mark.subprocess
 def test_memory_is_that_of_this_process() -> None:
     code = "import numpy as np; from dmtrl_lab.bench.scale_run import memory; a = memory()[0]; x = np.ones(10**7);"
     code += "print(memory()[0] - a); del x; print(memory()[1] - a)"

@@ -3,12 +3,13 @@
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import psutil
 import pytest
+
+from support.waiting import wait_for
 
 STORE = 100 << 20  # bytes of shared memory per node
 
@@ -30,7 +31,7 @@ def alone(cpus: int = 2) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-        assert leftovers(context.address_info["session_dir"]) == []
+        assert all_ended(context.address_info["session_dir"])
 
 
 @contextlib.contextmanager
@@ -53,7 +54,7 @@ def of_nodes(count: int, cpus: int = 1, resources: Mapping[str, float] | None = 
     finally:
         session = cluster.head_node.get_session_dir_path()
         cluster.shutdown()
-        assert leftovers(session) == []
+        assert all_ended(session)
 
 
 def actors() -> list[psutil.Process]:
@@ -61,12 +62,9 @@ def actors() -> list[psutil.Process]:
     return [process for process in _descendants() if _title(process).startswith("ray::Host")]
 
 
-def no_actors(wait: float = 120.0) -> bool:
-    """Whether no actor is left; a killed process takes a moment to end."""
-    end = time.monotonic() + wait
-    while actors() and time.monotonic() < end:
-        time.sleep(0.1)
-    return actors() == []
+def no_actors() -> bool:
+    """Wait until no actor is left; a killed process takes a moment to end."""
+    return wait_for(lambda: not actors(), "the end of all actors", every=0.1)
 
 
 def actors_below(node: Any) -> list[psutil.Process]:
@@ -99,20 +97,29 @@ def lose(cluster: Any, node: Any) -> int:
     return len(there)
 
 
-def leftovers(session: str | None = None, wait: float = 120.0, besides: Sequence[str] = ()) -> list[str]:
-    """Command lines of Ray processes below this process that still run after `wait` seconds, without `besides`.
+def all_ended(session: str | None = None, besides: Sequence[str] = ()) -> bool:
+    """Wait until no process of Ray is left below this process, except `besides`; see `running`."""
+    last: list[str] = []
+
+    def ended() -> bool:
+        last[:] = running(session, besides)
+        return not last
+
+    try:
+        return wait_for(ended, "the end of Ray's processes", every=0.2)
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {last}") from None
+
+
+def running(session: str | None = None, besides: Sequence[str] = ()) -> list[str]:
+    """Command lines of Ray processes below this process, without `besides`.
 
     With the folder of a Ray session, also its processes that are no longer below this one because their parent was
     killed.
     """
-    end = time.monotonic() + wait
-    while True:
-        left = [title for title in map(_title, _descendants()) if _is_ray(title)]
-        left += [] if session is None else _with_files_in(session)
-        left = [title for title in left if title not in besides]
-        if not left or time.monotonic() > end:
-            return left
-        time.sleep(0.2)
+    left = [title for title in map(_title, _descendants()) if _is_ray(title)]
+    left += [] if session is None else _with_files_in(session)
+    return [title for title in left if title not in besides]
 
 
 def _is_ray(title: str) -> bool:

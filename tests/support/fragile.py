@@ -61,6 +61,7 @@ class Fragile:
         self._last[k] = (0, Message("nothing"))
 
     def post(self, k: int, number: int, messages: Sequence[Message]) -> None:
+        self._posted = [post for post in self._posted if post[0] != k]
         self._posted.append((k, number, [Message.decode(message.encode()) for message in messages]))
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:

@@ -26,7 +26,7 @@ PREPARE = Prepare(
     keep=False,
     density=1.0,
     intercept=True,
-    intercept_ridge=0.1,
+    intercept_ridge=np.full(1, 0.1),
     total_weight=np.array([60.0]),
     steps=np.zeros(1, dtype=np.int64),
 )

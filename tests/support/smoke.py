@@ -48,6 +48,7 @@ def shell(*words: str, code: int = 0) -> str:
 def main() -> None:
     present = [name for name in OPTIONAL if find_spec(name) is not None]
     check("no extra is installed", not present)
+    check("the lab is not part of the wheel", find_spec("dmtrl_lab") is None)
     check("one version", version("dmtrl") == dmtrl.__version__ and dmtrl.__version__ in shell("--version"))
     check("every public name can be imported", all(hasattr(dmtrl, name) for name in dmtrl.__all__))
 

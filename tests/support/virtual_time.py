@@ -99,6 +99,18 @@ class SpyingEngine(Engine):
         pass
 
 
+class ManualClock:
+    """Stands in for the time module: time passes only in `sleep`, so a busy machine changes nothing."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class VirtualClock:
     """Stands in for the time module of code that measures seconds on such an engine."""
 

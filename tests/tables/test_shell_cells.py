@@ -298,6 +298,7 @@ def test_what_guessing_would_give(tmp_path: Path) -> None:
     assert outcome["baseline"] == pytest.approx(1 - sum(usual) / N)
 
 
+@pytest.mark.subprocess
 def test_what_is_cheap_to_see_is_said_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
     there = save(tmp_path / "a.csv", columns())
     cases = {

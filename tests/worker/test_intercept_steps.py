@@ -76,7 +76,7 @@ def test_the_step_does_not_depend_on_the_other_tasks_of_a_worker() -> None:
             request = Prepare(
                 first_step=1e4,
                 intercept=True,
-                intercept_ridge=1e-6,
+                intercept_ridge=np.full(k, 1e-6),
                 total_weight=np.full(k, 900.0),
                 steps=np.zeros(k, dtype=np.int64),
             )

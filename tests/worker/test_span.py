@@ -50,7 +50,7 @@ def _solve(
 
 
 def _steps(s: float, m: int, intercept: bool) -> Steps:
-    return Steps(np.full(m, s), np.full(m, 100.0) if intercept else None, 1e-3 if intercept else -1.0)
+    return Steps(np.full(m, s), np.full(m, 100.0) if intercept else None, np.full(m, 1e-3) if intercept else None)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -109,7 +109,7 @@ def test_any_unit_is_solved(loss: str, n: int, d: int, exponent: float, intercep
 def test_the_other_exact_solvers_agree_on_the_intercept(loss: str) -> None:
     data = random_problem(loss, m=3, d=4)
     W = np.random.default_rng(5).standard_normal((3, 5))
-    step = Steps(np.full(3, 2.0), np.array([1.0, 50.0, 1e4]), 1e-6)
+    step = Steps(np.full(3, 2.0), np.array([1.0, 50.0, 1e4]), np.full(3, 1e-6))
     expected, _ = _solve(data, loss, "span", W, step)
     for solver in ("newton", "gram") if loss == "squared" else ("newton",):
         found, gap = _solve(data, loss, solver, W, step)

@@ -28,15 +28,16 @@ def command(seed: int, paper: bool, quick: bool, out: str, no_page: bool) -> Non
     """
     from rich.console import Console
 
+    from dmtrl.cli.demo_summary import print_demo
     from dmtrl.report.page import require_packages, write_page
     from dmtrl.tables.output import check_output
-    from dmtrl.workflows.demo import demo_page, render, run_demo
+    from dmtrl.workflows.demo import demo_page, run_demo
 
     if not no_page:
         check_output(Path(out), force=True)
     with display() as progress:
         result = run_demo(seed, quick, progress.stage, paper)
-    render(result, Console(highlight=False))
+    print_demo(result, Console(highlight=False))
     if no_page:
         return
     try:

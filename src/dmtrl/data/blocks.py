@@ -24,6 +24,7 @@ class Blocks:
     shards: np.ndarray  # number of the shard within its task; 0 for a whole task
     names: Sequence[str]  # name of each unit's task, for error messages
     splits: np.ndarray | None = None  # (splits, n): what each row does in a split of a cross-validation; data/folds.py
+    offset: np.ndarray | None = None  # added to the score of each row: (n,), or (n, k) with k classes
 
     def __post_init__(self) -> None:
         n = self.X.shape[0]
@@ -31,6 +32,8 @@ class Blocks:
             raise ValueError(
                 f"inconsistent blocks: X has {n} rows, y has {len(self.y)}, the last unit ends at row {self.starts[-1]}"
             )
+        if self.offset is not None and len(self.offset) != n:
+            raise ValueError(f"inconsistent blocks: X has {n} rows, offset has {len(self.offset)}")
         if len(np.unique(self.tasks)) != len(self.tasks):
             raise ValueError("a worker has several shards of one task; join them into one unit")
 

@@ -7,19 +7,21 @@ import numpy as np
 
 
 class TaskList(NamedTuple):
-    """A checked list of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
+    """A checked list of tasks: see `read_task_list`."""
 
     names: Sequence[Any] | np.ndarray
     X: list[Any]
     y: list[np.ndarray]
     sample_weight: np.ndarray | None  # of the stacked rows
     starts: np.ndarray  # task i owns rows starts[i]:starts[i + 1] of the stacked rows
+    offset: np.ndarray | None = None  # of the stacked rows
 
 
 def read_task_list(
     tasks: Mapping[Any, Any] | Sequence[Any], names: Sequence[Any] | np.ndarray | None = None
 ) -> TaskList:
-    """Check a list or a dict (by task name) of (X_i, y_i) or (X_i, y_i, sample_weight_i)."""
+    """Check a list or a dict (by task name) of (X_i, y_i), (X_i, y_i, sample_weight_i) or (X_i, y_i, sample_weight_i,
+    offset_i), where sample_weight_i may be None."""
     if isinstance(tasks, Mapping):
         names, tasks = list(tasks), list(tasks.values())
     names = list(range(len(tasks))) if names is None else names
@@ -27,18 +29,18 @@ def read_task_list(
         raise ValueError("there are no tasks: the list or dict of (X_i, y_i) is empty")
     if len(names) != len(tasks):
         raise ValueError(f"got {len(tasks)} tasks and {len(names)} names; pass one name per task")
-    weighted = [len(task) == 3 for task in tasks]
-    if any(weighted) != all(weighted):
-        raise ValueError("either all tasks or no task must have sample weights")
     tables = [task[0] if hasattr(task[0], "shape") else np.asarray(task[0]) for task in tasks]
     labels = [np.asarray(task[1]) for task in tasks]
-    weights = [np.asarray(task[2], dtype=float) for task in tasks] if all(weighted) else None
+    weights, offsets = _of_all(tasks, 2, "sample weights"), _of_all(tasks, 3, "offsets")
     for i, (name, X, y) in enumerate(zip(names, tables, labels, strict=True)):
         shapes = f"X has shape {X.shape}, y has shape {y.shape}"
         fits = len(X.shape) == 2 and y.shape == (X.shape[0],)
         if weights is not None:
             shapes += f", sample_weight has shape {weights[i].shape}"
             fits = fits and weights[i].shape == y.shape
+        if offsets is not None:
+            shapes += f", offset has shape {offsets[i].shape}"
+            fits = fits and offsets[i].shape == (*y.shape, *offsets[0].shape[1:])
         if not fits:
             raise ValueError(f"task {name!r}: {shapes}; they must have the same number of rows")
         if X.shape[1] != tables[0].shape[1]:
@@ -46,7 +48,29 @@ def read_task_list(
         if X.shape[0] == 0:
             raise ValueError(f"task {name!r} has no rows; leave it out")
     starts = np.concatenate([[0], np.cumsum([len(y) for y in labels])])
-    return TaskList(names, tables, labels, None if weights is None else np.concatenate(weights), starts)
+    weight, offset = (None if parts is None else np.concatenate(parts) for parts in (weights, offsets))
+    return TaskList(names, tables, labels, weight, starts, offset)
+
+
+def _of_all(tasks: Sequence[Any], place: int, what: str) -> list[np.ndarray] | None:
+    """The numbers of each task at this place of its tuple; None if no task has any."""
+    parts = [task[place] if len(task) > place else None for task in tasks]
+    if any(part is None for part in parts):
+        if any(part is not None for part in parts):
+            raise ValueError(f"either all tasks or no task must have {what}")
+        return None
+    return [np.asarray(part, dtype=float) for part in parts]
+
+
+def check_offset(offset: Any, n: int) -> np.ndarray:
+    """One number per row of X, or one per row and class; ValueError otherwise."""
+    offset = np.ascontiguousarray(offset, dtype=float)
+    if offset.ndim not in (1, 2) or len(offset) != n:
+        raise ValueError(
+            f"offset must hold one number per row of X, or one per row and class: X has {n} rows, "
+            f"offset has shape {offset.shape}"
+        )
+    return offset
 
 
 def check_one_per_row(name: str, values: np.ndarray, n: int) -> None:

@@ -27,7 +27,7 @@ class Reader(Protocol):
         ...
 
     def read(self, names: Sequence[Any]) -> Mapping[Any, tuple[Any, ...]]:
-        """(X, y) or (X, y, sample_weight) of each named task."""
+        """(X, y), (X, y, sample_weight) or (X, y, sample_weight or None, offset) of each named task."""
         ...
 
 
@@ -58,7 +58,8 @@ class TaskSource:
                 raise ValueError(f"task {unit.name!r} has no rows any more; create the plan again")
             whole = found[unit.name]
             edges = shard_edges(_n_rows(whole, unit.name), unit.of)
-            parts.append(tuple(part[edges[unit.first] : edges[unit.last]] for part in whole))
+            mine = slice(edges[unit.first], edges[unit.last])
+            parts.append(tuple(None if part is None else part[mine] for part in whole))
         blocks = TaskData.from_list(parts, _as_objects(names)).sources(1)[0]
         tasks, shards = ([unit.task for unit in self.units], [unit.first for unit in self.units])
         return replace(blocks, tasks=np.array(tasks), shards=np.array(shards))
@@ -66,11 +67,12 @@ class TaskSource:
 
 def _n_rows(parts: tuple[Any, ...], name: Any) -> int:
     """The number of rows of a task. Checked here because shards of unequal parts could have equal lengths."""
-    shapes = [np.shape(part) for part in parts]
-    if () in shapes or len({shape[0] for shape in shapes}) > 1:
-        found = ", ".join(f"{what} {shape}" for what, shape in zip(("X", "y", "sample_weight"), shapes, strict=False))
-        raise ValueError(f"task {name!r}: X, y and sample_weight must have the same number of rows; got {found}")
-    return int(shapes[0][0])
+    what = ("X", "y", "sample_weight", "offset")
+    shapes = {of: np.shape(part) for of, part in zip(what, parts, strict=False) if part is not None}
+    if () in shapes.values() or len({shape[0] for shape in shapes.values()}) > 1:
+        found = ", ".join(f"{of} {shape}" for of, shape in shapes.items())
+        raise ValueError(f"task {name!r}: {', '.join(shapes)} must have the same number of rows; got {found}")
+    return int(shapes["X"][0])
 
 
 def _as_objects(names: Sequence[Any] | np.ndarray) -> np.ndarray:
@@ -142,8 +144,8 @@ class SourcePlan:
         Parameters
         ----------
         load : callable or str
-            load(task) returns (X, y) or (X, y, sample_weight). It runs on the worker. A str is
-            "package.module:function".
+            load(task) returns (X, y), (X, y, sample_weight) or (X, y, sample_weight or None, offset). It runs on the
+            worker. A str is "package.module:function".
         tasks : sequence
             Task names.
         work : sequence of float, default=None
@@ -172,6 +174,7 @@ class SourcePlan:
         weights: str | None = None,
         positive: Any = None,
         constant: float | None = None,
+        offset: str | Sequence[str] | None = None,
     ) -> "SourcePlan":
         """Plan to read files (CSV, Parquet, Arrow, npz) or folders of them.
 
@@ -192,6 +195,8 @@ class SourcePlan:
             row needs a class.
         constant : float, default=None
             Append a feature with this value, for `intercept_ridge`.
+        offset : str or list of str, default=None
+            The column with the offsets, which are added to the scores; with k classes a list of k columns.
         """
         table = open_files([paths] if isinstance(paths, str | Path) else list(paths))
         if task is None:
@@ -199,7 +204,7 @@ class SourcePlan:
             table = table.with_file_names(task)
         if table.format == "libsvm":
             raise ValueError("libsvm files have no named columns; convert them to Parquet, or use from_callable")
-        roles = ColumnRoles.choose(table.names, target, task, features, weights, positive, constant)
+        roles = ColumnRoles.choose(table.names, target, task, features, weights, positive, constant, offset)
         return cls._from_reader(FileReader(table, roles), roles)
 
     @classmethod
@@ -212,6 +217,7 @@ class SourcePlan:
         weights: str | None = None,
         positive: Any = None,
         constant: float | None = None,
+        offset: str | Sequence[str] | None = None,
     ) -> "SourcePlan":
         """Plan to read a Parquet data set that pyarrow can open.
 
@@ -230,9 +236,10 @@ class SourcePlan:
         weights : str, default=None
         positive : object, default=None
         constant : float, default=None
+        offset : str or list of str, default=None
         """
         names = open_dataset(str(url)).schema.names
-        roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant)
+        roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant, offset)
         return cls._from_reader(DatasetReader(str(url), roles), roles)
 
     @classmethod
@@ -261,7 +268,10 @@ class _CallableReader:
         found = {}
         for name in names:
             part = load(name)
-            if not (isinstance(part, tuple) and len(part) in (2, 3)):
-                raise ValueError(f"task {name!r}: the function must return (X, y) or (X, y, sample_weight)")
+            if not (isinstance(part, tuple) and len(part) in (2, 3, 4)):
+                raise ValueError(
+                    f"task {name!r}: the function must return (X, y), (X, y, sample_weight) or "
+                    "(X, y, sample_weight, offset)"
+                )
             found[name] = part
         return found

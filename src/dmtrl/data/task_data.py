@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks, as_rows, stack_rows
-from dmtrl.data.labels import check_one_per_row, read_task_list, task_labels
+from dmtrl.data.labels import check_offset, check_one_per_row, read_task_list, task_labels
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,9 @@ class TaskData:
     splits : ndarray of shape (splits, n), default=None
         What each row does in each split of a cross-validation: 0 trains, 1 is tested, 2 is not used. None means that
         the workers draw folds.
+    offset : ndarray of shape (n,) or (n, k), default=None
+        Numbers that are added to the scores of the rows and not learned, such as the logarithm of an exposure; with k
+        classes one for each class.
     """
 
     X: Any
@@ -42,13 +45,14 @@ class TaskData:
     starts: np.ndarray
     names: np.ndarray
     splits: np.ndarray | None = None
+    offset: np.ndarray | None = None
 
     @property
     def m(self) -> int:
         return len(self.names)
 
     @classmethod
-    def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None) -> "TaskData":
+    def from_long(cls, X: Any, y: Any, tasks: Any = None, sample_weight: Any = None, offset: Any = None) -> "TaskData":
         """Sort rows by their task labels, with tasks in sorted order. Rows that are already sorted are not copied.
 
         Parameters
@@ -61,6 +65,8 @@ class TaskData:
             The task label of each row. None means a single task.
         sample_weight : array-like of shape (n,), default=None
             Weights of the rows. Only proportions within a task matter.
+        offset : array-like of shape (n,) or (n, k), default=None
+            Numbers that are added to the scores and not learned.
         """
         X, y = as_rows(X), _numbers(y, "y")
         if X.ndim != 2:
@@ -72,6 +78,7 @@ class TaskData:
         weight = None if sample_weight is None else np.asarray(sample_weight, dtype=float)
         if weight is not None:
             check_one_per_row("sample_weight", weight, n)
+        shift = None if offset is None else check_offset(offset, n)
         if n == 0:
             raise ValueError("there are no rows in X")
         labels = np.zeros(n, dtype=int) if tasks is None else task_labels(tasks, n)
@@ -81,7 +88,8 @@ class TaskData:
             order = np.argsort(codes, kind="stable")
             X, y = X[order], y[order]
             weight = None if weight is None else weight[order]
-        return cls(X, y, weight, starts, names)
+            shift = None if shift is None else shift[order]
+        return cls(X, y, weight, starts, names, offset=shift)
 
     @classmethod
     def from_list(
@@ -91,15 +99,18 @@ class TaskData:
 
         Parameters
         ----------
-        tasks : list or dict of (X_i, y_i) or (X_i, y_i, sample_weight_i)
-            The data of each task; the keys of a dict are the task names.
+        tasks : list or dict of (X_i, y_i), (X_i, y_i, sample_weight_i) or (X_i, y_i, sample_weight_i, offset_i)
+            The data of each task; the keys of a dict are the task names. Before an offset, the sample weights may be
+            None.
         names : sequence of length m, default=None
             Task names for a list. None means 0 to m - 1.
         """
         found = read_task_list(tasks, names)
         X = as_rows(stack_rows([as_rows(part) for part in found.X]))
         labels = [_numbers(y, f"task {name!r}: y") for name, y in zip(found.names, found.y, strict=True)]
-        return cls(X, np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names))
+        return cls(
+            X, np.concatenate(labels), found.sample_weight, found.starts, np.array(found.names), None, found.offset
+        )
 
     def only(self, tasks: np.ndarray) -> "TaskData":
         """Select tasks by number, in the given order.
@@ -113,7 +124,8 @@ class TaskData:
         starts = np.append(0, np.cumsum(np.diff(self.starts)[tasks]))
         weight = None if self.sample_weight is None else self.sample_weight[rows]
         splits = None if self.splits is None else self.splits[:, rows]
-        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], splits)
+        offset = None if self.offset is None else self.offset[rows]
+        return TaskData(self.X[rows], self.y[rows], weight, starts, self.names[tasks], splits, offset)
 
     def sources(self, workers: int, shards: int | Sequence[int] = 1) -> list[Blocks]:
         """Split the rows into contiguous pieces with about the same amount of work.
@@ -142,7 +154,8 @@ class TaskData:
             splits = None if self.splits is None else self.splits[:, piece]
             names = [str(name) for name in self.names[tasks]]
             X, y = _part(self.X, piece), self.y[piece]
-            pieces.append(Blocks(X, y, weight, starts - starts[0], tasks, first, names, splits))
+            offset = None if self.offset is None else self.offset[piece]
+            pieces.append(Blocks(X, y, weight, starts - starts[0], tasks, first, names, splits, offset))
         return pieces
 
 

@@ -70,8 +70,9 @@ def _writable(blocks: Blocks) -> Blocks:
     parts = (X.data, X.indices, X.indptr) if sparse.issparse(X) else (X,)
     if all(part.flags.writeable for part in (*parts, blocks.y)):
         return blocks
-    weight = None if weight is None else weight.copy()
-    return replace(blocks, X=X.copy(), y=blocks.y.copy(), sample_weight=weight, starts=blocks.starts.copy())
+    weight, offset = (None if part is None else part.copy() for part in (weight, blocks.offset))
+    copies = {"X": X.copy(), "y": blocks.y.copy(), "sample_weight": weight, "starts": blocks.starts.copy()}
+    return replace(blocks, **copies, offset=offset)
 
 
 def _as_builtin(error: Exception) -> Exception:

@@ -290,6 +290,9 @@ class _Actors:
 class _Carrier:
     """Carries the messages of one engine to the actors, where `sibling` numbers its workers (None: the first ones)."""
 
+    advice = "give the cluster room for it (CPUs, memory, custom resources)"
+    fault_advice = "if the loss is your own, run dmtrl.check_loss"
+
     def __init__(self, actors: _Actors, sibling: int | None = None):
         self._shared, self._sibling, self._ray = actors, sibling, actors.ray
         # a sibling begins with the actors that are there

@@ -1,27 +1,30 @@
 """Replaces lost workers.
 
 A worker is deterministic: a replacement that reads the same source and is sent the same messages holds the same dual
-variables, to the bit. The transport is a `Carrier`: Ray's actors, or in tests workers that are lost on purpose.
+variables, to the bit. The transport is a `Carrier`: Ray's actors, or in tests workers that are lost on purpose. The
+states of a worker, and what happens in them, are in states.py.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
 from dmtrl.engines.base import Engine, begin_request, require_pending
 from dmtrl.engines.log import IN_MEMORY, ReplayLog
+from dmtrl.engines.states import TRANSITIONS, Action, Event, State
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.codec import decode, encode, fault_in
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe, Description
 
-_INTRODUCE = encode(Describe(digest=True))
+_DESCRIBE = encode(Describe(digest=True))
 _MAX_LOSSES = 10  # of one worker without an answer in between
 _MAX_REPEATS = 3  # of a message to a worker that may be alive
 _RETRY_DELAY = 1.0  # seconds before a repeat, and before unreadable rows are tried again for the first time
+_UP = (State.DESCRIBING, State.REPLAYING, State.IDLE, State.WORKING)  # has responded
 logger = logging.getLogger("dmtrl")
 
 
@@ -41,8 +44,21 @@ class Refused(Exception):
         self.worker, self.error = worker, error
 
 
+class Alive(Exception):
+    """A worker has not answered yet, but gave a sign of life: while it starts, `recovery_timeout` begins again."""
+
+    def __init__(self, worker: int):
+        super().__init__(f"worker {worker} is alive")
+        self.worker = worker
+
+
 class Carrier(Protocol):
-    """Starts workers and carries messages. Only `fetch` waits."""
+    """Starts workers and carries messages. Only `fetch` waits.
+
+    A carrier may have two more attributes, sentences without a full stop that end an error message and say what the
+    user can do: `advice` if a worker cannot be started or replaced in time, and `fault_advice` if a worker sends
+    damaged answers also after it was restarted.
+    """
 
     @property
     def n_workers(self) -> int: ...
@@ -55,10 +71,30 @@ class Carrier(Protocol):
         worker has just answered this number, the answer is repeated from memory and no work is done twice."""
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        """The next answer. Raises Lost, Refused, or TimeoutError if nothing arrives in time."""
+        """The next answer. Raises Lost, Refused or Alive, or TimeoutError if nothing arrives in time.
+
+        Answers, losses and errors are about the last post to a worker; those about earlier posts are dropped."""
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Post:
+    """What was posted last to a worker."""
+
+    number: int = 0
+    messages: Sequence[Message] = ()
+    repeats: int = 0
+
+
+@dataclass
+class _Trouble:
+    """What has gone wrong since the last answer of a worker to the caller."""
+
+    losses: int = 0
+    unreadable_since: float | None = None  # when a replacement first could not read its data
+    fault: str = ""  # of its last answer to the present request
 
 
 @dataclass
@@ -66,21 +102,17 @@ class _Worker:
     """What the engine knows of one worker."""
 
     log: ReplayLog
-    number: int = 0  # of the last post
-    posted: Sequence[Message] = ()
+    state: State = State.ABSENT
     request: Message | None = None  # what the caller waits for
-    starting: bool = True  # has not responded yet
-    introducing: bool = False  # is alive and reads its rows
-    missing_since: float = 0.0
-    unreadable_since: float = 0.0  # when a replacement first could not read its rows
-    replaying: Iterator[list[Message]] | None = None
-    tasks: Sequence[int] = ()
-    features: int = 0
-    outputs: int = 1
-    digest: str = ""  # of its rows, as first read
-    losses: int = 0  # since its last answer; positive while a replacement is catching up
-    repeats: int = 0
-    fault: str = ""  # of its last answer to the present request
+    post: _Post = _Post()
+    starting_since: float = 0.0
+    replay: Iterator[list[Message]] = field(default_factory=lambda: iter(()))  # what was not posted yet of the log
+    description: Description | None = None  # of its rows
+    trouble: _Trouble = field(default_factory=_Trouble)
+
+    @property
+    def tasks(self) -> list[int]:
+        return [] if self.description is None else self.description.tasks.tolist()
 
 
 class RestartingEngine(Engine):
@@ -90,8 +122,8 @@ class RestartingEngine(Engine):
     asks; `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller
     of `receive` as `Refused`.
 
-    A worker that was started must respond within `recovery_timeout` seconds. An answer may take
-    `answer_timeout` seconds before the worker counts as lost (None: no limit).
+    A worker that was started must respond, or give a sign of life, within `recovery_timeout` seconds. An answer may
+    take `answer_timeout` seconds before the worker counts as lost (None: no limit).
     """
 
     def __init__(self, carrier: Carrier, recovery_timeout: float = 120.0, answer_timeout: float | None = None):
@@ -99,10 +131,23 @@ class RestartingEngine(Engine):
         self.pending: set[int] = set()
         self._workers = [_Worker(ReplayLog(IN_MEMORY // carrier.n_workers)) for _ in range(carrier.n_workers)]
         self._timers: dict[int, tuple[float, Callable[[], None]]] = {}  # actions that an answer cancels
+        self._actions: dict[Action, Callable[[int], None]] = {
+            Action.START: self._start,
+            Action.START_AGAIN: self._start_again,
+            Action.START_LATER: self._start_later,
+            Action.EXTEND: self._extend,
+            Action.DESCRIBE: self._describe_rows,
+            Action.REPLAY: self._replay,
+            Action.SETTLE: self._settle,
+            Action.WORK: self._work,
+            Action.POST_AGAIN: self._post_again,
+            Action.WAIT: self._wait,
+            Action.DROP: self._drop,
+        }
         self.losses = 0  # how often a worker was lost
         try:
             for k in range(carrier.n_workers):
-                self._renew(k)
+                self._advance(k, Event.START)
         except BaseException:
             self.close()
             raise
@@ -114,8 +159,7 @@ class RestartingEngine(Engine):
     def send(self, worker: int, message: Message) -> None:
         begin_request(self.pending, worker)
         self._workers[worker].request = message
-        if not self._workers[worker].starting:  # else it is posted after the first response
-            self._post(worker, [message])
+        self._advance(worker, Event.REQUESTED)
 
     def receive(self, timeout: float | None = None) -> tuple[int, Message]:
         require_pending(self.pending)
@@ -131,45 +175,51 @@ class RestartingEngine(Engine):
         for worker in self._workers:
             worker.log.close()
 
+    def describe(self, worker: int) -> str:
+        """How error messages name a worker."""
+        return f"worker {worker}"
+
+    # What the carrier reports
+
     def _step(self, end: float | None) -> tuple[int, Message] | None:
-        """Handle one event: an answer to the caller, or progress of a worker that is being replaced."""
+        """Handle one event. Returns an answer for the caller, if it is one."""
         try:
             k, answer = self._carrier.fetch(self._seconds_to_wait(end))
         except TimeoutError:  # timers run only when no answer is waiting: it might be the one they are for
             self._run_timers()
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError("no worker answered in time") from None
-            return None
+        except Alive as sign:
+            if self._expects(sign.worker, Event.ALIVE):
+                self._advance(sign.worker, Event.ALIVE)
         except Lost as lost:
-            self._handle_loss(lost)
-            return None
+            if self._expects(lost.worker, Event.LOST):
+                self._handle_loss(lost)
         except Refused as refused:
-            self._handle_refusal(refused)
-            return None
-        worker = self._workers[k]
-        self._timers.pop(k, None)
-        worker.repeats = 0
-        if worker.starting:
-            worker.starting = False
-            self._handle_first_response(k)
-            return None
-        return self._handle_answer(k, answer)
-
-    def _handle_first_response(self, k: int) -> None:
-        """Continue with a worker that was started: send it the pending request, if there is one."""
-        request = self._workers[k].request
-        if request is None:
-            self._recovered(k)
+            if self._expects(refused.worker, Event.REFUSED):
+                self._handle_refusal(refused)
         else:
-            self._post(k, [request])
+            if self._expects(k, Event.ANSWERED):
+                self._timers.pop(k, None)
+                return self._handle_answer(k, answer)
+        return None
 
     def _handle_answer(self, k: int, answer: Message) -> tuple[int, Message] | None:
         """What the caller receives; None if the answer was for the engine itself."""
-        if self._workers[k].request is None:
+        if self._workers[k].state is State.STARTING:
+            self._advance(k, Event.CAUGHT_UP)
             return None
         self._workers[k].request = None
-        self._recovered(k)
+        self._advance(k, Event.ANSWERED)
         return k, answer
+
+    def _handle_loss(self, lost: Lost) -> None:
+        k, worker = lost.worker, self._workers[lost.worker]
+        if lost.maybe_alive and worker.post.repeats < _MAX_REPEATS and self._expects(k, Event.UNREACHABLE):
+            self._advance(k, Event.UNREACHABLE)
+            return
+        self._count(lost)
+        self._advance(k, Event.LOST)
 
     def _handle_refusal(self, refused: Refused) -> None:
         """A worker raised an error instead of answering: the request is over."""
@@ -179,8 +229,125 @@ class RestartingEngine(Engine):
     def _end_request(self, k: int) -> None:
         self._timers.pop(k, None)
         self.pending.discard(k)
+        self._workers[k].request = None
+        self._advance(k, Event.REFUSED)
+
+    def _count(self, lost: Lost) -> None:
+        """Count a loss; raise if there are too many."""
+        k, worker = lost.worker, self._workers[lost.worker]
+        worker.trouble.losses += 1
+        self.losses += 1
+        if worker.log.missing:
+            words = f"was lost ({lost}) and cannot be replaced: the messages it was sent could not be kept"
+            raise self._give_up(k, f"{words} ({worker.log.missing}); give the temporary folder more room")
+        if worker.trouble.losses > _MAX_LOSSES:
+            raise self._give_up(k, f"was lost {worker.trouble.losses} times in a row: {lost}")
+        logger.warning("%s was lost (%s) and is being replaced", self.describe(k), str(lost).split("\n")[0])
+
+    def _give_up(self, k: int, words: str) -> WorkerLostError:
+        tasks = self._workers[k].tasks
+        others = (other for i, other in enumerate(self._workers) if i != k)
+        alive = sum(other.state in _UP and not other.trouble.losses for other in others)
+        self._advance(k, Event.GIVEN_UP)
+        return WorkerLostError(f"{self.describe(k)} {words}", k, tasks, alive)
+
+    # The state machine
+
+    def _expects(self, k: int, event: Event) -> bool:
+        return (self._workers[k].state, event) in TRANSITIONS
+
+    def _advance(self, k: int, event: Event) -> None:
         worker = self._workers[k]
-        worker.request, worker.starting, worker.repeats = None, False, 0
+        worker.state, action = TRANSITIONS[worker.state, event]
+        self._actions[action](k)
+
+    def _start(self, k: int) -> None:
+        self._workers[k].starting_since = time.monotonic()
+        self._start_again(k)
+
+    def _start_again(self, k: int) -> None:
+        self._carrier.renew(k)
+        self._post(k, [])
+
+    def _start_later(self, k: int) -> None:
+        """The delay doubles with every loss; the first one had another reason. The last attempt is at the very end of
+        `recovery_timeout`."""
+        trouble = self._workers[k].trouble
+        assert trouble.unreadable_since is not None
+        moment = time.monotonic() + _RETRY_DELAY * 2.0 ** (trouble.losses - 2)
+        end = trouble.unreadable_since + self._recovery_timeout
+        self._timers[k] = min(moment, end), partial(self._advance, k, Event.START)
+
+    def _extend(self, k: int) -> None:
+        self._workers[k].starting_since = time.monotonic()  # which its timer looks at
+
+    def _describe_rows(self, k: int) -> None:
+        """From here on it may take its time: it may have many rows."""
+        self._workers[k].replay = self._workers[k].log.batches()
+        self._post(k, [_DESCRIBE])
+
+    def _replay(self, k: int) -> None:
+        batch = next(self._workers[k].replay, None)
+        if batch is None:
+            self._advance(k, Event.CAUGHT_UP)
+        else:
+            self._post(k, batch)
+
+    def _settle(self, k: int) -> None:
+        if self._workers[k].request is None:
+            self._workers[k].trouble = _Trouble()
+        else:
+            self._advance(k, Event.REQUESTED)
+
+    def _work(self, k: int) -> None:
+        request = self._workers[k].request
+        assert request is not None
+        self._post(k, [request])
+
+    def _wait(self, k: int) -> None:
+        """The request is taken up when the worker has caught up."""
+
+    def _drop(self, k: int) -> None:
+        self._timers.pop(k, None)
+        self.pending.discard(k)  # no answer will come
+        self._workers[k].request, self._workers[k].trouble = None, _Trouble()
+
+    # Posts and timers
+
+    def _post(self, k: int, messages: Sequence[Message]) -> None:
+        self._workers[k].post = _Post(self._workers[k].post.number + 1, messages)
+        self._deliver(k)
+
+    def _post_again(self, k: int) -> None:
+        worker = self._workers[k]
+        worker.post = replace(worker.post, repeats=worker.post.repeats + 1)
+        self._timers[k] = time.monotonic() + _RETRY_DELAY, partial(self._deliver, k)
+
+    def _deliver(self, k: int) -> None:
+        worker = self._workers[k]
+        self._timers.pop(k, None)
+        self._carrier.post(k, worker.post.number, worker.post.messages)
+        if worker.state is State.STARTING:
+            self._check_start_later(k)
+        elif self._answer_timeout is not None:  # per message; only the last answer comes back
+            seconds = self._answer_timeout * len(worker.post.messages)
+            silent = Lost(k, f"it did not answer for {seconds:g} seconds")
+            self._timers[k] = time.monotonic() + seconds, partial(self._handle_loss, silent)
+
+    def _check_start_later(self, k: int) -> None:
+        end = self._workers[k].starting_since + self._recovery_timeout
+        self._timers[k] = end, partial(self._check_start, k)
+
+    def _check_start(self, k: int) -> None:
+        if time.monotonic() < self._workers[k].starting_since + self._recovery_timeout:
+            self._check_start_later(k)  # there was a sign of life
+            return
+        advice = getattr(self._carrier, "advice", "")
+        words = f"{self._not_started(k)} within {self._recovery_timeout:g} seconds"
+        raise self._give_up(k, f"{words}; {advice}" if advice else words)
+
+    def _not_started(self, k: int) -> str:
+        return "did not respond"
 
     def _seconds_to_wait(self, end: float | None) -> float | None:
         moments = [moment for moment, _ in self._timers.values()] + ([] if end is None else [end])
@@ -191,65 +358,6 @@ class RestartingEngine(Engine):
         for k in [k for k, (moment, _) in self._timers.items() if moment <= now]:
             _, action = self._timers.pop(k)
             action()
-
-    def _recovered(self, k: int) -> None:
-        self._workers[k].losses, self._workers[k].unreadable_since = 0, 0.0
-
-    def _handle_loss(self, lost: Lost) -> None:
-        k, worker = lost.worker, self._workers[lost.worker]
-        if lost.maybe_alive and worker.repeats < _MAX_REPEATS:
-            worker.repeats += 1
-            self._timers[k] = time.monotonic() + _RETRY_DELAY, partial(self._post_again, k)
-            return
-        self._count(lost)
-        self._renew(k)
-
-    def _count(self, lost: Lost) -> None:
-        """Count a loss; raise if there are too many."""
-        k, worker = lost.worker, self._workers[lost.worker]
-        worker.losses += 1
-        self.losses += 1
-        if worker.log.missing:
-            words = f"was lost ({lost}) and cannot be replaced: the messages it was sent could not be kept"
-            raise self._lost_for_good(k, f"{words} ({worker.log.missing}); give the temporary folder more room")
-        if worker.losses > _MAX_LOSSES:
-            raise self._lost_for_good(k, f"was lost {worker.losses} times in a row: {lost}")
-        logger.warning("%s was lost (%s) and is being replaced", self.describe(k), str(lost).split("\n")[0])
-
-    def _renew(self, k: int) -> None:
-        worker = self._workers[k]
-        if not worker.starting or worker.missing_since == 0.0:
-            worker.missing_since = time.monotonic()
-        worker.starting, worker.introducing, worker.replaying, worker.repeats = True, False, None, 0
-        self._carrier.renew(k)
-        self._post(k, [])
-
-    def _post(self, k: int, messages: Sequence[Message]) -> None:
-        worker = self._workers[k]
-        worker.number, worker.posted = worker.number + 1, messages
-        self._post_again(k)
-
-    def _post_again(self, k: int) -> None:
-        worker = self._workers[k]
-        self._carrier.post(k, worker.number, worker.posted)
-        if worker.starting:
-            self._timers[k] = worker.missing_since + self._recovery_timeout, partial(self._give_up, k)
-        elif self._answer_timeout is not None:  # per message; only the last answer comes back
-            seconds = self._answer_timeout * len(worker.posted)
-            silent = Lost(k, f"it did not answer for {seconds:g} seconds")
-            self._timers[k] = time.monotonic() + seconds, partial(self._handle_loss, silent)
-
-    def _give_up(self, k: int) -> None:
-        raise self._lost_for_good(k, f"did not respond within {self._recovery_timeout:g} seconds")
-
-    def _lost_for_good(self, k: int, words: str) -> WorkerLostError:
-        self.pending.discard(k)  # no answer will come
-        alive = sum(not other.starting and not other.losses for other in self._workers)
-        return WorkerLostError(f"{self.describe(k)} {words}", k, self._workers[k].tasks, alive)
-
-    def describe(self, worker: int) -> str:
-        """How error messages name a worker."""
-        return f"worker {worker}"
 
 
 class RecoveringEngine(RestartingEngine):
@@ -270,40 +378,54 @@ class RecoveringEngine(RestartingEngine):
         self._names, self._warned_about_log = names, False
         super().__init__(carrier, recovery_timeout, answer_timeout)
         try:
-            while any(worker.starting or worker.introducing for worker in self._workers):
+            while any(worker.state is not State.IDLE for worker in self._workers):
                 self._step(None)
         except BaseException:
             self.close()
             raise
 
-    def _handle_first_response(self, k: int) -> None:
-        """Ask what a started worker holds. From here on it may take its time: it may have many rows."""
-        self._workers[k].introducing = True
-        self._post(k, [_INTRODUCE])
-
     def _handle_answer(self, k: int, answer: Message) -> tuple[int, Message] | None:
         worker = self._workers[k]
-        if worker.introducing:
-            self._introduced(k, answer)
-        elif worker.replaying is not None:
-            self._replay(k)
-        elif worker.request is not None:
-            return self._take(k, worker.request, answer)
+        if worker.state is State.DESCRIBING:
+            self._check_description(k, answer)
+        elif worker.state is State.WORKING:
+            if not self._accepts(k, answer):
+                return None
+            worker.request = None
+            self._advance(k, Event.ANSWERED)
+            return k, answer
+        self._advance(k, Event.ANSWERED)
         return None
 
-    def _take(self, k: int, request: Message, answer: Message) -> tuple[int, Message] | None:
-        worker = self._workers[k]
-        fault = fault_in(request, answer, len(worker.tasks), worker.features, worker.outputs)
+    def _check_description(self, k: int, answer: Message) -> None:
+        """Raise ValueError if the rows are others than before: the messages sent so far do not fit them."""
+        worker, description = self._workers[k], decode(answer)
+        assert isinstance(description, Description)
+        if worker.description is not None and worker.description.digest != description.digest:
+            self._end_request(k)
+            raise ValueError(
+                f"the source of {self.describe(k)} gave other rows than before, so the results so far do not hold for "
+                "them; start the run again, from data that does not change while it is read"
+            )
+        worker.description = description
+
+    def _accepts(self, k: int, answer: Message) -> bool:
+        """Log a valid answer. The first damaged answer to a request counts as a loss; the second one ends the run."""
+        worker, request = self._workers[k], self._workers[k].request
+        assert request is not None
+        assert worker.description is not None
+        rows = worker.description
+        fault = fault_in(request, answer, len(rows.tasks), int(rows.features), int(rows.outputs))
+        if fault and worker.trouble.fault:
+            words, advice = (
+                f"{fault}, and did so again after it was restarted",
+                getattr(self._carrier, "fault_advice", ""),
+            )
+            raise self._give_up(k, f"{words}; {advice}" if advice else words)
         if fault:
-            if worker.fault:
-                raise self._lost_for_good(
-                    k,
-                    f"{fault}, and did so again after it was restarted from its data; if the loss is your own, run "
-                    "dmtrl.check_loss",
-                )
-            worker.fault = fault
+            worker.trouble.fault = fault
             self._handle_loss(Lost(k, f"it {fault}"))
-            return None
+            return False
         worker.log.add(request, answer)
         if worker.log.missing and not self._warned_about_log:
             self._warned_about_log = True
@@ -312,64 +434,27 @@ class RecoveringEngine(RestartingEngine):
                 self.describe(k),
                 worker.log.missing,
             )
-        worker.request, worker.fault = None, ""
-        self._recovered(k)
-        return k, answer
+        return True
 
     def _handle_refusal(self, refused: Refused) -> None:
         """An error that a worker raises ends the run. The exception is a replacement that cannot read its rows or its
         checkpoint: it may be on a machine that does not see them, or they are out of reach for a while. Then another
         replacement is tried, after a delay that grows."""
-        k, worker, error = refused.worker, self._workers[refused.worker], refused.error
-        if not (isinstance(error, OSError) and worker.losses):
+        k, error, trouble = refused.worker, refused.error, self._workers[refused.worker].trouble
+        if not (isinstance(error, OSError) and trouble.losses):
             self._end_request(k)
             raise error from None
         now = time.monotonic()
-        worker.unreadable_since = worker.unreadable_since or now
-        end = worker.unreadable_since + self._recovery_timeout
-        if now >= end:
+        if trouble.unreadable_since is None:
+            trouble.unreadable_since = now
+        if now >= trouble.unreadable_since + self._recovery_timeout:
             words = f"was lost, and no replacement could read its data within {self._recovery_timeout:g} s: {error}"
-            raise self._lost_for_good(k, words) from error
+            raise self._give_up(k, words) from error
         self._count(Lost(k, f"it could not read: {error}"))
-        delay = _RETRY_DELAY * 2.0 ** (worker.losses - 2)  # the first loss had another reason
-        self._timers[k] = min(now + delay, end), partial(self._renew, k)
+        self._advance(k, Event.UNREADABLE)
 
-    def _introduced(self, k: int, answer: Message) -> None:
-        worker, description = self._workers[k], decode(answer)
-        assert isinstance(description, Description)
-        worker.introducing = False
-        worker.tasks, worker.features = description.tasks.tolist(), int(description.features)
-        worker.outputs = int(description.outputs)
-        digest = str(description.digest)
-        if worker.digest not in ("", digest):  # the messages sent so far do not fit these rows
-            raise ValueError(
-                f"the source of {self.describe(k)} gave other rows than before, so the results so far do not hold for "
-                "them; start the run again, from data that does not change while it is read"
-            )
-        worker.digest = digest
-        if worker.request is None:
-            self._recovered(k)
-        else:
-            worker.replaying = worker.log.batches()
-            self._replay(k)
-
-    def _replay(self, k: int) -> None:
-        """Send the next part of the log to a replacement, and at the end the present request."""
-        worker = self._workers[k]
-        assert worker.replaying is not None
-        assert worker.request is not None
-        batch = next(worker.replaying, None)
-        if batch is None:
-            worker.replaying, batch = None, [worker.request]
-        self._post(k, batch)
-
-    def _give_up(self, k: int) -> None:
-        what = "replaced" if self._workers[k].losses else "started"
-        raise self._lost_for_good(
-            k,
-            f"could not be {what} within {self._recovery_timeout:g} seconds; give the cluster room for it (CPUs, "
-            "memory, custom resources)",
-        )
+    def _not_started(self, k: int) -> str:
+        return f"could not be {'replaced' if self._workers[k].trouble.losses else 'started'}"
 
     def describe(self, worker: int) -> str:
         tasks = self._workers[worker].tasks

@@ -6,9 +6,8 @@ these functions.
 """
 
 import numpy as np
-from numba import njit
 
-from dmtrl.numerics.compile_cache import SCALAR
+from dmtrl.numerics.compile_cache import SCALAR, njit
 
 HINGE, SMOOTHED_HINGE, SQUARED_HINGE, LOGISTIC, SQUARED, ABSOLUTE = 0, 1, 2, 3, 4, 5
 EPSILON_INSENSITIVE, HUBER, QUANTILE, POISSON, CUSTOM = 6, 7, 8, 9, 10

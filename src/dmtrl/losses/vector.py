@@ -6,9 +6,8 @@ inline these functions.
 """
 
 import numpy as np
-from numba import njit
 
-from dmtrl.numerics.compile_cache import SCALAR
+from dmtrl.numerics.compile_cache import SCALAR, njit
 
 _NEWTON_STEPS = 100
 _EXPLICIT = 1e-9  # of sq; below it the step is explicit

@@ -1,4 +1,10 @@
-"""One thread for BLAS."""
+"""One thread for BLAS during a fit.
+
+OpenBLAS has one number of threads for the whole process, so while a fit runs, BLAS calls of other threads of the
+process use one thread too. This is needed twice: sums of several threads are added in another order, so the bits of a
+fit would depend on the machine; and a fit makes many small calls, for which starting threads takes longer than the
+work. The number from before the fit is restored when the last fit ends, also by an exception.
+"""
 
 import os
 from collections.abc import Iterator
@@ -38,16 +44,24 @@ class _SharedLimit:
                 self._last_left, limited = Event(), Event()
                 self._keeper = Thread(target=self._keep, args=(limited, self._last_left), daemon=True)
                 self._keeper.start()
-                limited.wait()
+                try:
+                    limited.wait()
+                except BaseException:  # an interrupt: no fit begins
+                    self._release()
+                    raise
             self._holders += 1
 
     def leave(self) -> None:
         with self._lock:
             self._holders -= 1
-            if self._holders == 0 and self._keeper is not None:
-                self._last_left.set()
-                self._keeper.join()
-                self._keeper = None
+            if self._holders == 0:
+                self._release()
+
+    def _release(self) -> None:
+        if self._keeper is not None:
+            self._last_left.set()
+            self._keeper.join()
+            self._keeper = None
 
     @staticmethod
     def _keep(limited: Event, last_left: Event) -> None:

@@ -1,18 +1,20 @@
 """How functions are compiled, and numba's cache of them on disk.
 
 numba recompiles a function when its own file changes, but not when a function that it inlines from another file does.
+What is done here concerns the functions of dmtrl only: numba's events, its options and its cache stay as they are for
+other libraries in the process.
 """
 
 import logging
 import os
-import tempfile
-import threading
-import zlib
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from numba.core import event
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.compiler import Compiler
 
 try:
     import fcntl
@@ -53,90 +55,67 @@ def discard_stale(compiled: str, *inlined: str) -> None:
                     cached.unlink()
 
 
-class _Notice(event.Listener):
+def njit(cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """numba's njit for a function of dmtrl: says when it compiles, and keeps a cache that processes can share."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        compiled: Any = numba.jit(pipeline_class=_AnnouncedCompiler, **options | {"nopython": True})(function)
+        if cache and hasattr(compiled, "enable_caching"):  # numba leaves functions as they are under NUMBA_DISABLE_JIT
+            compiled._cache = _SharedCache(function)
+        return compiled
+
+    return decorate
+
+
+class _AnnouncedCompiler(Compiler):
     """Logs one line when a process first compiles a function of dmtrl: without it, a fit would wait in silence.
 
-    numba sends the event only for a function that its cache on disk does not have.
+    numba creates a compiler only for a function that its cache on disk does not have.
     """
 
-    def __init__(self) -> None:
-        self._shown = False
+    _announced = False
 
-    def on_start(self, compilation: Any) -> None:
-        if not self._shown and compilation.data["dispatcher"].py_func.__module__.startswith("dmtrl."):
-            self._shown = True
+    def define_pipelines(self) -> Any:
+        if not _AnnouncedCompiler._announced:
+            _AnnouncedCompiler._announced = True
             logger.warning(
                 "dmtrl: compiling for this kind of rows and loss, which takes a few seconds; numba keeps the result"
             )
-
-    def on_end(self, compilation: Any) -> None:
-        pass
+        return super().define_pipelines()
 
 
-class _OneAtATime(event.Listener):
-    """Lets one process at a time compile for a cache; the others then find the result there.
+class _SharedCache(FunctionCache):
+    """numba's cache of one function, for processes that compile at the same time.
 
-    Without it, the actors of a node or the processes of a pool would all compile the same functions at the same moment.
-    numba sends "numba:compiler_lock" before it looks into the cache, and saves the result before that event ends. A
-    function without a cache, such as a kernel of a custom loss, is compiled outside the lock: every process needs its
-    own. While numba compiles a function with a cache for it, the lock is held again.
+    numba numbers the files of a function and lists them in an index, which it reads, changes and writes again. Two
+    processes that compile the function for different types at the same moment can choose the same number; the index
+    then names machine code for the wrong types, for good. So a process locks the folder while it reads or writes these
+    files, which takes milliseconds. No lock is held while a function is compiled: processes that start cold compile
+    side by side.
     """
 
-    def __init__(self) -> None:
-        self._depth = self._compiling = 0  # nested events
-        self._guard, self._file, self._locked_at = threading.Lock(), -1, 0
-        cache = zlib.crc32(f"{__file__}:{os.environ.get('NUMBA_CACHE_DIR')}:{os.getuid()}".encode())
-        self._name = Path(tempfile.gettempdir()) / f"dmtrl-compile-{cache:08x}.lock"
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with _locked(self.cache_path, shared=True):
+            return super().load_overload(sig, target_context)
 
-    def on_start(self, happened: event.Event) -> None:
-        with self._guard:
-            if happened.kind == "numba:compile":
-                self._compiling += 1
-                if _has_cache(happened.data["dispatcher"]):
-                    self._lock()
-                elif self._compiling == 1:
-                    self._unlock()
-                return
-            self._depth += 1
-            if self._depth == 1:
-                try:
-                    self._lock()
-                except BaseException:  # an interrupt: numba does not send the end of this event
-                    self._depth -= 1
-                    self._unlock()
-                    raise
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with _locked(self.cache_path, shared=False):
+            super().save_overload(sig, data)
 
-    def on_end(self, happened: event.Event) -> None:
-        with self._guard:
-            if happened.kind == "numba:compile":
-                self._compiling -= 1
-                return
-            self._depth -= 1
-            if self._depth < self._locked_at:
-                self._unlock()
 
-    def _lock(self) -> None:
-        if self._file < 0:
-            with suppress(OSError):  # no folder for temporary files, or one without locks
-                self._file = os.open(self._name, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                self._locked_at = self._depth
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def _unlock(self) -> None:
-        if self._file >= 0:
+@contextmanager
+def _locked(folder: str, shared: bool) -> Iterator[None]:
+    file = -1
+    if fcntl is not None:
+        with suppress(OSError):  # the folder cannot be written, or its file system has no locks
+            file = os.open(Path(folder) / "dmtrl.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+    try:
+        if file >= 0:
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+    finally:
+        if file >= 0:
             with suppress(OSError):  # closing alone would leave the lock to a forked process
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-            os.close(self._file)
-            self._file = -1
-
-
-def _has_cache(dispatcher: Any) -> bool:
-    stats = getattr(dispatcher, "stats", None)  # a loop that numba lifts out of a function has none
-    return stats is not None and stats.cache_path is not None
-
-
-event.register("numba:compile", _Notice())
-if fcntl is not None:
-    _one_at_a_time = _OneAtATime()
-    event.register("numba:compiler_lock", _one_at_a_time)
-    event.register("numba:compile", _one_at_a_time)
+                fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)

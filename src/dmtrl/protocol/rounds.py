@@ -63,10 +63,10 @@ class Prepare:
     first_step: float = np.inf  # about the step size of the first round
     evaluate: bool = False  # answer with the loss at the start
     intercept: bool = False  # weights have an intercept for each output after the features
-    intercept_ridge: float = -1.0  # its penalty in the local problems; negative: the coordinator steps for it
     total_weight: Numbers  # of the whole task
     steps: Numbers  # coordinate steps a round; 0: passes until accurate enough
     task_weight: Numbers | None = None  # of the whole task in the objective; None: one
+    intercept_ridge: Numbers | None = None  # on the intercepts in the local problems; None: the coordinator's matter
     w: Vectors | None = None
 
 

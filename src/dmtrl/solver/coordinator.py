@@ -24,7 +24,15 @@ from dmtrl.solver.checkpoint.versions import Version
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.methods.alternation import Alternation
 from dmtrl.solver.methods.asynchronous import AsynchronousSplitting
-from dmtrl.solver.methods.base import GapToClose, InitialPoint, Method, Report, RunContext, first_step
+from dmtrl.solver.methods.base import (
+    GapToClose,
+    InitialPoint,
+    Method,
+    Report,
+    RunContext,
+    agreed_intercept_step,
+    first_step,
+)
 from dmtrl.solver.methods.splitting import Splitting
 from dmtrl.solver.outcome import Callback, DualPoint, Outcome, PrimalPoint, RoundRecord, StartPoint, Watch
 from dmtrl.solver.problem import Problem
@@ -66,6 +74,9 @@ class Coordinator:
             self._task_weight = task_weight
         else:
             self._task_weight = task_weights(task_weight, self._layout.per_task(self._layout.weight))
+        if isinstance(relationship, FreeIntercept):
+            sizes = self._layout.per_task(self._layout.weight)
+            self._relationship = relationship.of_tasks(self._task_weight, sizes)
 
     def run(
         self,
@@ -138,6 +149,12 @@ class Coordinator:
         if self._intercept:
             intercept_step = np.full(layout.m, np.inf)
             np.minimum.at(intercept_step, layout.task, layout.gather(answers, "intercept_step"))
+            if self._intercept_ridge() is None:
+                assert isinstance(self._relationship, FreeIntercept)
+                whole = np.bincount(layout.task, minlength=layout.m) == 1
+                local = whole & (self._relationship.centre is not None)
+                ridge = np.broadcast_to(self._lam * self._relationship.weight, layout.m)
+                intercept_step = agreed_intercept_step(intercept_step, ridge, local)
         W, common = (np.zeros(shape), np.zeros(shape[1])) if start is None else start
         loss = layout.gather(answers, "loss_w") if self._staleness else None
         point = InitialPoint(W, common, layout.gather(answers, "b"), layout.gather(answers, "conjugate"), loss)
@@ -155,6 +172,7 @@ class Coordinator:
         layout, settings = self._layout, self._settings
         total, steps = layout.per_task(layout.weight)[layout.task], self._steps()[layout.task]
         W = None if start is None else layout.per_unit(start.W)
+        ridge = self._intercept_ridge()
         equal, weight = bool((self._task_weight == 1.0).all()), self._task_weight[layout.task]
         requests = {
             k: Prepare(
@@ -167,7 +185,7 @@ class Coordinator:
                 first_step=settings.initial_step or first_step(self._lam, layout.m),
                 evaluate=self._staleness > 0,
                 intercept=self._intercept,
-                intercept_ridge=self._intercept_ridge(),
+                intercept_ridge=None if ridge is None else layout.scatter(k, ridge),
                 total_weight=layout.scatter(k, total),
                 steps=layout.scatter(k, steps),
                 task_weight=None if equal else layout.scatter(k, weight),
@@ -177,12 +195,15 @@ class Coordinator:
         }
         return dict(self._engine.exchange(requests))
 
-    def _intercept_ridge(self) -> float:
-        """The penalty on an intercept that the workers minimise over; negative if the coordinator steps for it."""
+    def _intercept_ridge(self) -> np.ndarray | None:
+        """The penalty on the intercepts of each task that the workers minimise over; None if the coordinator steps for
+        them, because shards or tasks must agree."""
         relationship = self._relationship
-        if not isinstance(relationship, FreeIntercept) or relationship.shared or self._layout.split:
-            return -1.0
-        return self._lam * relationship.weight
+        if not isinstance(relationship, FreeIntercept) or self._layout.split:
+            return None
+        if relationship.shared or relationship.centre is not None:
+            return None
+        return np.broadcast_to(self._lam * relationship.weight, self._layout.m)
 
     def _steps(self) -> np.ndarray:
         """H of each task; 0 where a task continues until it is accurate enough."""

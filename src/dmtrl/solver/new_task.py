@@ -28,7 +28,8 @@ class _FixedTasks:
     """Answers like a worker for tasks whose weights may not change."""
 
     def __init__(self, W: np.ndarray, B: np.ndarray, features: int, outputs: int):
-        self._W, self._b, self._u, self._features, self._outputs, self._ridge = W, B, W, features, outputs, -1.0
+        self._W, self._b, self._u, self._features, self._outputs = W, B, W, features, outputs
+        self._ridge: np.ndarray | None = None
 
     def sibling(self, number: int) -> "_FixedTasks":
         return self

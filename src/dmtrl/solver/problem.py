@@ -46,14 +46,17 @@ class Strengths:
 
 @dataclass(frozen=True)
 class Intercept:
-    """Every task has an intercept outside the relationship, which carries only a ridge. It is the last column of the
-    weights; the rows have no column for it. `shared`: all tasks have the same one."""
+    """Every task has an intercept outside the relationship, which carries only a ridge: one number, or one per task. It
+    is the last column of the weights; the rows have no column for it. `shared`: all tasks have the same one."""
 
-    ridge: float
+    ridge: float | np.ndarray
     shared: bool = False
 
     def __post_init__(self) -> None:
-        require(_is_positive(self.ridge), "intercept_ridge", "None, or positive and finite", self.ridge)
+        ridge = self.ridge
+        several = isinstance(ridge, np.ndarray) and ridge.ndim == 1
+        fits = _is_positive(ridge) or (several and bool((np.isfinite(ridge) & (ridge > 0)).all()))
+        require(fits, "intercept_ridge", "None, or positive and finite", ridge)
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ class Problem:
         own: float = 0.0,
         relationship: Any = "learned",
         task_weight: str | float = "equal",
-        intercept_ridge: float | None = None,
+        intercept_ridge: float | np.ndarray | None = None,
         start: Outcome | StartPoint | None = None,
     ) -> "Problem":
         """Describe a problem.
@@ -155,9 +158,9 @@ class Problem:
             counts the same. With "rows" every row counts the same. A number gamma between 0 (equal) and 1 (rows) gives
             a task with n rows a weight proportional to n^gamma, with mean one over the tasks. With sample weights, n is
             their sum.
-        intercept_ridge : float, default=None
-            Give every task an intercept that stays outside the relationship and carries only this ridge. It is the last
-            column of the weights; the rows have no column for it. None means no intercept.
+        intercept_ridge : float or ndarray of shape (m,), default=None
+            Give every task an intercept that stays outside the relationship and carries only this ridge, or the ridge
+            of its task. It is the last column of the weights; the rows have no column for it. None means no intercept.
         start : Outcome or StartPoint, default=None
             Weights from which to start.
 
@@ -203,8 +206,10 @@ class Problem:
         relationship = get_relationship(self.relationship, m, strengths.common / m, strengths.own / m)
         if self.intercept is None:
             return relationship
-        ridge = float(self.intercept.ridge / strengths.reg_lambda)
-        return FreeIntercept(relationship, ridge, self.intercept.shared, self.outputs)
+        ridge = self.intercept.ridge
+        require(np.shape(ridge) in ((), (m,)), "intercept_ridge", f"one number, or one for each of {m} tasks", ridge)
+        weight = ridge / strengths.reg_lambda if isinstance(ridge, np.ndarray) else float(ridge / strengths.reg_lambda)
+        return FreeIntercept(relationship, weight, self.intercept.shared, self.outputs)
 
     def check_divisible(self) -> None:
         """Raise ValueError if tasks cannot be left out of the problem."""
@@ -223,7 +228,9 @@ class Problem:
             Task numbers.
         """
         assert not isinstance(self.data, int)
-        losses, relationship, weight = self.losses, self.relationship, self.task_weight
+        losses, relationship, weight, intercept = self.losses, self.relationship, self.task_weight, self.intercept
+        if intercept is not None and isinstance(intercept.ridge, np.ndarray):
+            intercept = replace(intercept, ridge=intercept.ridge[tasks])
         if hasattr(relationship, "only"):
             relationship = relationship.only(tasks)
         elif hasattr(relationship, "tocsr"):
@@ -236,6 +243,7 @@ class Problem:
             losses=[losses[i] for i in tasks] if isinstance(losses, list) else losses,
             relationship=relationship,
             task_weight=weight[tasks] if isinstance(weight, np.ndarray) else weight,
+            intercept=intercept,
             start=None if self.start is None else StartPoint(self.start.W[tasks], self.start.common),
             numbers=(np.arange(self.m) if self.numbers is None else self.numbers)[tasks],
         )

@@ -99,6 +99,7 @@ class ColumnRoles:
     positive: Any = None  # the value of the target that becomes +1; all others become -1
     constant: float | None = None  # the value of an additional last feature
     positive_texts: frozenset[str] = frozenset()  # how the files write `positive`; known after a scan
+    offset: str | tuple[str, ...] | None = None  # added to the scores; with k classes k columns
 
     @classmethod
     def choose(
@@ -110,15 +111,17 @@ class ColumnRoles:
         weights: str | None,
         positive: Any,
         constant: float | None,
+        offset: str | Sequence[str] | None = None,
     ) -> "ColumnRoles":
         """features None: all other columns, except the index columns of pandas."""
-        others = [task, target, *([weights] if weights is not None else [])]
+        added = offset if offset is None or isinstance(offset, str) else tuple(offset)
+        others = [task, target, *([weights] if weights is not None else []), *_columns(added)]
         require_columns([*others, *(features or ())], names)
         rest = (name for name in names if name not in others and not _ROW_NUMBERS.match(name))
         chosen = tuple(rest if features is None else features)
         if not chosen:
             raise ValueError("no column is left for the features")
-        return cls(task, target, chosen, weights, positive, constant)
+        return cls(task, target, chosen, weights, positive, constant, offset=added)
 
     @property
     def scanned(self) -> list[str]:
@@ -127,7 +130,8 @@ class ColumnRoles:
 
     @property
     def all(self) -> list[str]:
-        return [self.task, self.target, *self.features, *([self.weights] if self.weights is not None else [])]
+        weights = [self.weights] if self.weights is not None else []
+        return list(dict.fromkeys([self.task, self.target, *self.features, *weights, *_columns(self.offset)]))
 
     def after_scan(self, classes: ClassScan) -> "ColumnRoles":
         if self.positive is None:
@@ -142,7 +146,7 @@ class ColumnRoles:
         return names
 
     def split(self, table: Any) -> dict[str, tuple[np.ndarray, ...]]:
-        """(X, y) or (X, y, weight) of each task in a table, in the order of its rows."""
+        """(X, y), (X, y, weight) or (X, y, weight, offset) of each task in a table, in the order of its rows."""
         names = self.task_names(table)
         try:
             arrays = self._arrays(table)
@@ -163,7 +167,11 @@ class ColumnRoles:
         else:
             y = signs(read.texts(table.column(self.target)), self.positive_texts, self.target)
         weights = [] if self.weights is None else [read.numbers(table.column(self.weights), self.weights)]
-        return [np.column_stack(parts), y, *weights]
+        if self.offset is None:
+            return [np.column_stack(parts), y, *weights]
+        added = [read.numbers(table.column(name), name) for name in _columns(self.offset)]
+        offset = added[0] if isinstance(self.offset, str) else np.column_stack(added)
+        return [np.column_stack(parts), y, *(weights or [np.ones(table.num_rows)]), offset]
 
     def count_rows(self, tables: Iterator[Any], classes: ClassScan) -> Counter[str]:
         """The number of rows of each task; adds the values of a target of classes to `classes`."""
@@ -175,6 +183,10 @@ class ColumnRoles:
             names, counts = np.unique(tasks.astype(str), return_counts=True)
             rows.update(dict(zip(names.tolist(), counts.tolist(), strict=True)))
         return rows
+
+
+def _columns(offset: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if offset is None else (offset,) if isinstance(offset, str) else offset
 
 
 def files_with(table: TableFiles, files_of: Mapping[str, frozenset[int]], names: Sequence[str]) -> TableFiles:

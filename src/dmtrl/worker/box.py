@@ -8,11 +8,10 @@ at an end of their interval, and a Newton step on the others.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import EPSILON_INSENSITIVE, HINGE, QUANTILE, loss_bracket, loss_step
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, discard_stale, njit
 from dmtrl.worker import exact
 from dmtrl.worker.exact import solve_lower
 

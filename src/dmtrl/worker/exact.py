@@ -3,13 +3,12 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import TINY, loss_curvature, loss_slope, loss_value
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import kernels, rows
-from dmtrl.worker.kernels import add_row, finish_unit, score, start_unit
+from dmtrl.worker.kernels import add_row, finish_unit, product, score, start_unit
 from dmtrl.worker.rows import row_outer
 
 discard_stale(__file__, scalar.__file__, rows.__file__, kernels.__file__)
@@ -130,7 +129,7 @@ def _newton_unit(units, i, alpha, u, c, s, s0, work):  # type: ignore[no-untyped
         descent = dot(gradient, direction, d)
         now = 0.0
         for j in range(first, last):
-            along[j - first] = score(units, j, direction)
+            along[j - first] = product(units, j, direction)
             if units.p[j] > 0:
                 now += units.p[j] * loss_value(loss, param, z[j - first], units.y[j])
         away = length = 0.0

@@ -18,6 +18,7 @@ def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss], squares: np.ndarray)
     clean = all_finite(squares) and all_finite(blocks.y)
     weight = blocks.sample_weight
     clean = clean and (weight is None or (all_finite(weight) and bool((weight >= 0).all())))
+    clean = clean and (blocks.offset is None or all_finite(blocks.offset))
     if clean and _labels_fit(blocks, losses):  # else unit by unit, to say where
         return
     for i in range(blocks.n_units):
@@ -32,6 +33,9 @@ def check_blocks(blocks: Blocks, losses: Sequence[AnyLoss], squares: np.ndarray)
                 raise ValueError(
                     f"{where}, row {row}: a sample weight must be finite and not negative, got {weight[rows][row]}"
                 )
+        if blocks.offset is not None and not np.isfinite(blocks.offset[rows]).all():
+            bad = ~np.isfinite(blocks.offset[rows].reshape(rows.stop - rows.start, -1)).all(axis=1)
+            raise ValueError(f"{where}, row {int(np.argmax(bad))}: the offset is NaN or infinite; drop the row")
         losses[i].check_labels(np.asarray(blocks.y[rows], dtype=float), where)
 
 

@@ -9,7 +9,6 @@ import types as python_types
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import jit, njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import (
@@ -20,7 +19,7 @@ from dmtrl.losses.scalar import (
     loss_step,
     loss_value,
 )
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import rows, streams
 from dmtrl.worker.rows import row_axpy, row_dot, row_square
 from dmtrl.worker.streams import below, next_state, shuffle, stream
@@ -46,6 +45,7 @@ class UnitRows(NamedTuple):
     param: np.ndarray  # the loss's parameter: gamma, epsilon, delta or the quantile
     intercept: bool  # whether weights have an intercept after the features, as if X had a last column of ones
     weight: np.ndarray  # of each unit's task in the objective: what p sums to over the task
+    offset: np.ndarray  # what is added to the score of each row (section 17); empty if nothing is
 
 
 class Duals(NamedTuple):
@@ -89,11 +89,20 @@ def sums_by_unit(values, starts, sums):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER_FAST)
-def score(units, j, u):  # type: ignore[no-untyped-def]
-    """z = x_j . u, plus the intercept."""
+def product(units, j, u):  # type: ignore[no-untyped-def]
+    """x_j . u, plus the intercept: how the score of row j changes along u."""
     z = row_dot(units.X, j, u)
     if units.intercept:
         z += u[u.shape[0] - 1]
+    return z
+
+
+@njit(**INNER_FAST)
+def score(units, j, u):  # type: ignore[no-untyped-def]
+    """z = x_j . u, plus the intercept and the offset of the row: the score at which its loss is taken."""
+    z = product(units, j, u)
+    if units.offset.shape[0] > 0:
+        return z + units.offset[j]
     return z
 
 
@@ -116,7 +125,10 @@ def stiffness(units, order, i, j):  # type: ignore[no-untyped-def]
 
 @njit(**INNER_FAST)
 def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
-    """Sums over unit i of p l(z), p l*(-alpha) and the Fenchel-Young brackets p [l(z) + l*(-alpha) + alpha z]  (4)."""
+    """Sums over unit i of p l(z), p l*(-alpha) and the Fenchel-Young brackets p [l(z) + l*(-alpha) + alpha z]  (4).
+
+    An offset o adds alpha o to the conjugate (51); the brackets have it in z.
+    """
     loss, param = units.loss[i], units.param[i]
     value = conjugate = bracket = 0.0
     for j in range(units.starts[i], units.starts[i + 1]):
@@ -128,16 +140,21 @@ def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
             value += p * value_at
             conjugate += p * c
             bracket += p * (value_at + c + alpha[j] * z)
+            if units.offset.shape[0] > 0:
+                conjugate += p * alpha[j] * units.offset[j]
     return value, conjugate, bracket
 
 
 @njit(**INNER_FAST)
-def conjugate_sum(loss, param, first, last, p, alpha, y):  # type: ignore[no-untyped-def]
+def conjugate_sum(loss, param, first, last, p, alpha, y, offset):  # type: ignore[no-untyped-def]
     """Sum of p l*(-alpha) over rows first..last. It does not know the format of the rows: one compilation for all."""
     total = 0.0
     for j in range(first, last):
         if p[j] > 0:
             total += p[j] * loss_conjugate(loss, param, alpha[j], y[j])
+    if offset.shape[0] > 0:
+        for j in range(first, last):
+            total += p[j] * alpha[j] * offset[j]
     return total
 
 
@@ -145,7 +162,7 @@ def conjugate_sum(loss, param, first, last, p, alpha, y):  # type: ignore[no-unt
 def conjugate_unit(units, i, alpha):  # type: ignore[no-untyped-def]
     """Sum over unit i of p l*(-alpha)."""
     first, last = units.starts[i], units.starts[i + 1]
-    return conjugate_sum(units.loss[i], units.param[i], first, last, units.p, alpha, units.y)
+    return conjugate_sum(units.loss[i], units.param[i], first, last, units.p, alpha, units.y, units.offset)
 
 
 @njit(**KERNEL)
@@ -168,7 +185,8 @@ def losses_at_zero(units, out):  # type: ignore[no-untyped-def]
         total = 0.0
         for j in range(units.starts[i], units.starts[i + 1]):
             if units.p[j] > 0:
-                total += units.p[j] * loss_value(units.loss[i], units.param[i], 0.0, units.y[j])
+                z = units.offset[j] if units.offset.shape[0] > 0 else 0.0
+                total += units.p[j] * loss_value(units.loss[i], units.param[i], z, units.y[j])
         out[i] = total
 
 
@@ -347,19 +365,19 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     builtin_value, builtin_conjugate, builtin_step = loss_value, loss_conjugate, loss_step
     builtin_bracket = loss_bracket
 
-    @njit
+    @njit()
     def any_value(loss, param, z, y):  # type: ignore[no-untyped-def]
         return value(z, y) if loss == CUSTOM else builtin_value(loss, param, z, y)
 
-    @njit
+    @njit()
     def any_conjugate(loss, param, a, y):  # type: ignore[no-untyped-def]
         return conjugate(a, y) if loss == CUSTOM else builtin_conjugate(loss, param, a, y)
 
-    @njit
+    @njit()
     def any_step(loss, param, a, z, y, sq):  # type: ignore[no-untyped-def]
         return step(a, z, y, sq) if loss == CUSTOM else builtin_step(loss, param, a, z, y, sq)
 
-    @njit
+    @njit()
     def any_bracket(loss, param, a, z, y):  # type: ignore[no-untyped-def]
         return value(z, y) + conjugate(a, y) + a * z if loss == CUSTOM else builtin_bracket(loss, param, a, z, y)
 
@@ -369,5 +387,5 @@ def compiled_for(value: Any, conjugate: Any, step: Any) -> python_types.SimpleNa
     called = (evaluate, conjugates, losses_at_zero, sdca_round, uniform_round)
     for builtin in (*inlined, *called):
         name, code = builtin.__name__, builtin.py_func.__code__
-        scope[name] = jit(**builtin.targetoptions)(python_types.FunctionType(code, scope, name))
+        scope[name] = njit(**builtin.targetoptions)(python_types.FunctionType(code, scope, name))
     return python_types.SimpleNamespace(**{kernel.__name__: scope[kernel.__name__] for kernel in called})

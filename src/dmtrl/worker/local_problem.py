@@ -12,7 +12,7 @@ from dmtrl.protocol.rounds import Prepare, Scores
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker.box import span_work
 from dmtrl.worker.local_rows import LocalRows, gram_factors, sum_by_unit
-from dmtrl.worker.rounds import EXACT_LIMIT, WORTH_PASSES, RoundProblem
+from dmtrl.worker.rounds import EXACT_LIMIT, LONG_STEP, WORTH_PASSES, RoundProblem
 
 SOLVER_NAMES = {kernels.SDCA: "sdca", kernels.NEWTON: "newton", kernels.GRAM: "gram", kernels.SPAN: "span"}
 _ENOUGH_FOR_INTERCEPT = 32  # stiffness of an intercept: a round then leaves about 1 / 32 of its error
@@ -35,10 +35,10 @@ class LocalProblem(RoundProblem):
         blocks, losses, self._kernels, self.gram = rows.blocks, rows.losses, rows.kernels, gram
         ids = np.array([loss.id for loss in losses], dtype=np.int64)
         param = np.array([loss.param for loss in losses])
-        y, starts = blocks.y.astype(float, copy=False), blocks.starts.astype(np.int64)
+        y, starts = rows.y.astype(float, copy=False), blocks.starts.astype(np.int64)
         X = rows.arrays(order.density)
         self.units = kernels.UnitRows(
-            X, y, self._p, rows.q, starts, ids, param, bool(order.intercept), self._in_objective
+            X, y, self._p, rows.q, starts, ids, param, bool(order.intercept), self._in_objective, rows.offset
         )
         self._labels = self.units._replace(X=None)
         bounds = np.array([loss.smoothness for loss in losses])
@@ -107,7 +107,7 @@ class LocalProblem(RoundProblem):
         return value
 
     def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
-        blocks, y = self._blocks, self.units.y
+        blocks, y = self._blocks, self._blocks.y.astype(float, copy=False)
         z, d, tested = np.zeros(len(y)), blocks.X.shape[1], np.flatnonzero(weight > 0)
         unit = np.searchsorted(blocks.starts, tested, side="right") - 1
         if sparse.issparse(blocks.X):
@@ -120,6 +120,8 @@ class LocalProblem(RoundProblem):
                 z[tested[some]] = np.einsum("ij,ij->i", blocks.X[tested[some]], W[unit[some], :d])
         if self.units.intercept:
             z[tested] += W[unit, -1]
+        if blocks.offset is not None:
+            z += blocks.offset
         return Scores(
             weight=sum_by_unit(weight, blocks.starts),
             loss=self.losses_at(W, np.zeros(len(y)), p=weight),
@@ -144,7 +146,7 @@ class LocalProblem(RoundProblem):
         """An intercept is not coupled to other tasks, so its step should be long: almost exact minimisation where that
         is cheap. Coordinate ascent slows down with it, while a round with step k / curvature leaves about 1 / k of the
         error of a smooth loss: there, a short one is long enough."""
-        n, d, long = np.maximum(np.diff(self.units.starts), 1), self._blocks.X.shape[1], 1e6 / self._curvature
+        n, d, long = np.maximum(np.diff(self.units.starts), 1), self._blocks.X.shape[1], LONG_STEP / self._curvature
         solver = self._choose_solvers(np.zeros(len(n)), long, 1.0)  # where the intercept alone makes a unit stiff
         newton, in_span = self._exact_costs(_ROUNDS_AHEAD)
         cheap = np.minimum(newton, in_span) <= WORTH_PASSES * 4 * n * self._numbers_in_row

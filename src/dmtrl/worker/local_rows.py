@@ -9,19 +9,24 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks
-from dmtrl.losses import AnyLoss, CustomLoss
+from dmtrl.losses import AnyLoss, CustomLoss, scalar
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker import rows as row_access
 
 _DENSE_FROM = 0.5  # share of chunks that are not all zero, from which on dense rows stay dense
 _CHUNK_SAMPLE = 64  # rows of a unit in which chunks are counted
 _PRODUCTS_AT_ONCE = 1 << 17  # of rows, in memory
+_OF_RESIDUALS = (scalar.SQUARED, scalar.ABSOLUTE, scalar.EPSILON_INSENSITIVE, scalar.HUBER, scalar.QUANTILE)
 
 
 class LocalRows:
-    """The rows and losses of a worker, with what every run needs of them: squared norms and compiled kernels."""
+    """The rows and losses of a worker, with what every run needs of them: squared norms and compiled kernels.
+
+    `y` and `offset` are those of the kernels: a loss of y - z takes the offset from the labels, once and for all.
+    """
 
     def __init__(self, blocks: Blocks, losses: Sequence[AnyLoss]):
+        self.y, self.offset = _without_offset(blocks, losses)
         self.losses, self.kernels, self._one_copy = losses, _kernels_for(losses), Lock()
         X, self.q = blocks.X, np.empty(len(blocks.y))
         self.blocks, self.chunks_used, self.chunks = blocks, 0, 0
@@ -74,6 +79,15 @@ class LocalRows:
         if not sparse.issparse(X):
             return np.full(self.blocks.n_units, max(self.numbers_in_row(density), 1.0))
         return np.maximum(np.diff(X.indptr[starts]) / np.maximum(np.diff(starts), 1), 1.0)
+
+
+def _without_offset(blocks: Blocks, losses: Sequence[AnyLoss]) -> tuple[np.ndarray, np.ndarray]:
+    """Labels, and what is still to be added to scores; empty if nothing is (docs/math.md section 17)."""
+    if blocks.offset is None or blocks.offset.ndim > 1:
+        return blocks.y, np.empty(0)
+    inside = np.repeat(np.isin([loss.id for loss in losses], _OF_RESIDUALS), np.diff(blocks.starts))
+    y = blocks.y - np.where(inside, blocks.offset, 0.0)
+    return y, np.empty(0) if inside.all() else np.where(inside, 0.0, blocks.offset)
 
 
 def sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -40,6 +40,7 @@ class OneVsRestRows(LocalRows):
             tasks=(blocks.tasks[:, None] * k + np.arange(k)).ravel(),
             shards=np.repeat(blocks.shards, k),
             names=[name for name in blocks.names for _ in range(k)],
+            offset=None if blocks.offset is None else blocks.offset[self.own, classes],
         )
         binary: list[AnyLoss] = [loss.binary for loss in losses for _ in range(k)]
         super().__init__(expanded, binary)
@@ -106,6 +107,8 @@ class OneVsRestProblem:
             d = whole.X.shape[1]
             part = apart[i * k : (i + 1) * k]
             scores = whole.X[own] @ part[:, :d].T + (part[:, d] if self._intercept else 0.0)
+            if whole.offset is not None:
+                scores += whole.offset[own]
             scores[:, ~rows.possible[i]] = -np.inf
             wrong[i] = weight[own] @ (scores.argmax(axis=1) != whole.y[own])
         return Scores(

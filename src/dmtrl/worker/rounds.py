@@ -13,11 +13,12 @@ from dmtrl.data.blocks import Blocks
 from dmtrl.losses import scalar
 from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.rounds import Improved, Prepare, Round, Scores
-from dmtrl.protocol.steps import Steps
+from dmtrl.protocol.steps import AGREED_STIFFNESS, Steps
 from dmtrl.worker import kernels
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit
 
 EXACT_LIMIT = 512  # features or rows; above it an exact solution costs more than passes
+LONG_STEP = 1e6  # step size of an intercept, times the curvature, that is almost exact minimisation
 WORTH_PASSES = 20  # passes of coordinate ascent that an exact solution is worth for the sake of its intercept
 _FLOAT32_ENOUGH = 1e-5  # local gap
 _BLOCK_BYTES = 16384  # of rows that are read together
@@ -100,7 +101,11 @@ class RoundProblem(ABC):
         """The step size of the intercepts, if there are any. It is short where several units must agree on one."""
         if not self.units.intercept:
             return None
-        return 20.0 / self._curvature if self._prepare.intercept_ridge < 0 else self._own_intercept_step()
+        if self._prepare.intercept_ridge is None:
+            return AGREED_STIFFNESS / self._curvature
+        # the ridge limits how stiff an intercept is: where it is the tighter limit, almost exact minimisation is free
+        step = self._own_intercept_step()
+        return np.where(self._prepare.intercept_ridge * step >= 1.0, LONG_STEP / self._curvature, step)
 
     def begin(self, alpha: np.ndarray | None = None) -> DualState:
         """The state at the start of a run, from dual variables that were kept, else from zero or the weights given."""

@@ -6,12 +6,12 @@
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload
 
-from dmtrl.numerics.compile_cache import FAST, KERNEL
+from dmtrl.numerics.compile_cache import FAST, KERNEL, njit
 
 CHUNK = 8  # numbers of a row that are kept or left out together
 

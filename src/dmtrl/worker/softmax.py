@@ -7,7 +7,7 @@ from dmtrl.losses.classes import Softmax
 from dmtrl.protocol.rounds import Prepare, Scores
 from dmtrl.worker import kernels, softmax_ascent, softmax_newton
 from dmtrl.worker.local_rows import LocalRows, sum_by_unit
-from dmtrl.worker.rounds import EXACT_LIMIT, WORTH_PASSES, RoundProblem
+from dmtrl.worker.rounds import EXACT_LIMIT, LONG_STEP, WORTH_PASSES, RoundProblem
 from dmtrl.worker.softmax_ascent import ClassRows, row_work
 
 _SEPARABLE = 3000  # rows; with fewer a unit may well be separable
@@ -25,7 +25,10 @@ class SoftmaxProblem(RoundProblem):
         super().__init__(rows, held, order, possible.shape[1])
         y, starts = blocks.y.astype(np.int64), blocks.starts.astype(np.int64)
         X = rows.arrays(order.density)
-        self.units = ClassRows(X, y, self._p, rows.q, starts, possible, bool(order.intercept), self._in_objective)
+        offset = np.empty((0, self._k)) if blocks.offset is None else blocks.offset
+        self.units = ClassRows(
+            X, y, self._p, rows.q, starts, possible, bool(order.intercept), self._in_objective, offset
+        )
         self._labels = self.units._replace(X=None)
         self._curvature = self._in_objective * Softmax.smoothness
         few = self._k * (blocks.X.shape[1] + self.units.intercept) <= EXACT_LIMIT
@@ -84,8 +87,13 @@ class SoftmaxProblem(RoundProblem):
         return Scores(weight=total, loss=loss, squared_error=np.zeros(len(W)), wrong=wrong)
 
     def at_zero(self) -> tuple[np.ndarray, np.ndarray]:
-        weight = sum_by_unit(self.units.p, self._blocks.starts)
-        return weight * np.log(self.units.possible.sum(axis=1)), np.zeros(self._blocks.n_units)
+        """The loss at zero weights and the conjugate at zero dual variables."""
+        starts, zero = self._blocks.starts, np.zeros(self._blocks.n_units)
+        if len(self.units.offset) == 0:
+            return sum_by_unit(self.units.p, starts) * np.log(self.units.possible.sum(axis=1)), zero
+        z = np.where(np.repeat(self.units.possible, np.diff(starts), axis=0), self.units.offset, -np.inf)
+        loss = np.logaddexp.reduce(z, axis=1) - np.take_along_axis(z, self.units.y[:, None], axis=1)[:, 0]
+        return sum_by_unit(self.units.p * loss, starts), zero
 
     def longest_step(self) -> np.ndarray:
         """The step size beyond which coordinate ascent hardly moves, or Newton's method loses the digits of s b."""
@@ -98,4 +106,4 @@ class SoftmaxProblem(RoundProblem):
         unit with few rows is often separable, so that its loss has little curvature, and needs a longer one."""
         n = np.maximum(np.diff(self.units.starts), 1)
         cheap = self._exact & (self._newton_cost() <= WORTH_PASSES * self._pass_cost())
-        return np.asarray(np.where(cheap, 1e6, np.clip(_SEPARABLE, n, 30 * n)) / self._curvature)
+        return np.asarray(np.where(cheap, LONG_STEP, np.clip(_SEPARABLE, n, 30 * n)) / self._curvature)

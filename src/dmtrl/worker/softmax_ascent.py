@@ -7,11 +7,10 @@ variables, which one step changes together (docs/math.md section 15).
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import vector
 from dmtrl.losses.vector import softmax_bracket, softmax_chances, softmax_conjugate, softmax_step
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import kernels, rows, streams
 from dmtrl.worker.kernels import CALM, LONGEST_REST
 from dmtrl.worker.rows import row_axpy, row_dot
@@ -31,6 +30,7 @@ class ClassRows(NamedTuple):
     possible: np.ndarray  # (units, k)
     intercept: bool
     weight: np.ndarray  # of each unit's task in the objective: what p sums to over the task
+    offset: np.ndarray  # (rows, k): what is added to the scores of each row; no rows if nothing is
 
 
 class RowWork(NamedTuple):
@@ -49,14 +49,23 @@ def row_work(k: int) -> RowWork:
 
 
 @njit(**INNER_FAST)
-def scores(units, j, u, z):  # type: ignore[no-untyped-def]
-    """z = the k scores of row j."""
+def products(units, j, u, z):  # type: ignore[no-untyped-def]
+    """z = how the k scores of row j change along u."""
     k = z.shape[0]
     d = (u.shape[0] - k if units.intercept else u.shape[0]) // k
     for c in range(k):
         z[c] = row_dot(units.X, j, u[c * d : (c + 1) * d])
         if units.intercept:
             z[c] += u[k * d + c]
+
+
+@njit(**INNER_FAST)
+def scores(units, j, u, z):  # type: ignore[no-untyped-def]
+    """z = the k scores of row j, with its offsets."""
+    products(units, j, u, z)
+    if units.offset.shape[0] > 0:
+        for c in range(z.shape[0]):
+            z[c] += units.offset[j, c]
 
 
 @njit(**INNER_FAST)
@@ -105,6 +114,9 @@ def conjugates(units, alpha, out):  # type: ignore[no-untyped-def]
         for j in range(units.starts[i], units.starts[i + 1]):
             if units.p[j] > 0:
                 out[i] += units.p[j] * softmax_conjugate(alpha[j], units.y[j], units.possible[i])
+                if units.offset.shape[0] > 0:
+                    for c in range(alpha.shape[1]):
+                        out[i] += units.p[j] * alpha[j, c] * units.offset[j, c]
 
 
 @njit(**KERNEL)

@@ -3,15 +3,14 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import vector
 from dmtrl.losses.vector import softmax_chances
-from dmtrl.numerics.compile_cache import INNER, KERNEL, discard_stale
+from dmtrl.numerics.compile_cache import INNER, KERNEL, discard_stale, njit
 from dmtrl.worker import exact, kernels, rows, softmax_ascent
 from dmtrl.worker.exact import solve_lower
 from dmtrl.worker.rows import row_axpy, row_outer
-from dmtrl.worker.softmax_ascent import add_row, finish_unit, scores, start_unit
+from dmtrl.worker.softmax_ascent import add_row, finish_unit, products, scores, start_unit
 
 discard_stale(__file__, vector.__file__, rows.__file__, kernels.__file__, exact.__file__, softmax_ascent.__file__)
 
@@ -139,7 +138,7 @@ def _newton_unit(units, order, i, alpha, u, k, work):  # type: ignore[no-untyped
             length += along[r] * along[r] / step[r]
             away += step[r] * off * off
         for j in range(first, last):
-            scores(units, j, along, work.change[j - first])
+            products(units, j, along, work.change[j - first])
         t = 1.0
         for _ in range(40):
             after = _value(units, i, work.z, t, work.change, work) - now + t * cross + 0.5 * t * t * length

@@ -11,7 +11,6 @@ mu / 2, so mu is the local gap that is wanted.
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import (
@@ -23,7 +22,7 @@ from dmtrl.losses.scalar import (
     loss_slope,
     loss_value,
 )
-from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, discard_stale
+from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, discard_stale, njit
 from dmtrl.worker import box, exact, kernels, rows
 from dmtrl.worker.box import box_unit
 from dmtrl.worker.exact import dot, solve_lower
@@ -43,7 +42,7 @@ class RowProducts(NamedTuple):
 
 @njit(**KERNEL)
 def centre_scores(units, C, which, r):  # type: ignore[no-untyped-def]
-    """x_j . c of every row of the units `which`, with the intercept."""
+    """The score at c of every row of the units `which`. It has the row's offset, and so has every z below."""
     for i in which:
         for j in range(units.starts[i], units.starts[i + 1]):
             r[j] = score(units, j, C[i])

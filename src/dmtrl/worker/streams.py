@@ -1,9 +1,8 @@
 """Random numbers in compiled code: splitmix64, one stream for each seed, unit and round."""
 
 import numpy as np
-from numba import njit
 
-from dmtrl.numerics.compile_cache import INNER
+from dmtrl.numerics.compile_cache import INNER, njit
 
 
 @njit(**INNER)

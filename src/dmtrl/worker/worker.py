@@ -39,8 +39,8 @@ from dmtrl.worker.one_vs_rest import OneVsRestProblem, OneVsRestRows
 from dmtrl.worker.rounds import DualState, RoundProblem
 from dmtrl.worker.softmax import SoftmaxProblem
 
-_FILE_KIND = "dmtrl worker 3"
-_KEPT = ("total_weight", "steps", "task_weight")  # arrays of `Prepare` that a file holds
+_FILE_KIND = "dmtrl worker 4"
+_KEPT = ("total_weight", "steps", "task_weight", "intercept_ridge")  # arrays of `Prepare` that a file holds
 
 UnitProblem = RoundProblem | OneVsRestProblem  # Worker calls the same methods of both
 
@@ -49,6 +49,10 @@ def hold_rows(blocks: Blocks, losses: Sequence[AnyLoss]) -> LocalRows:
     """The rows of a worker, as its losses need them."""
     if len({(loss.outputs, isinstance(loss, Softmax)) for loss in losses}) > 1:
         raise ValueError("all tasks must have the same number of classes, and all the softmax loss or none")
+    outputs = losses[0].outputs if losses else 1
+    if blocks.offset is not None and blocks.offset.shape[1:] != ((outputs,) if outputs > 1 else ()):
+        wanted = f"(n, {outputs})" if outputs > 1 else "(n,)"
+        raise ValueError(f"offset has shape {blocks.offset.shape}; this loss needs one of shape {wanted}")
     if losses and isinstance(losses[0], OneVsRest):
         return OneVsRestRows(blocks, [loss for loss in losses if isinstance(loss, OneVsRest)])
     return LocalRows(blocks, losses)
@@ -205,7 +209,9 @@ class Worker:
                 "its folder; with several machines use a shared folder or a URL"
             ) from error
         if header["rows"] != self._rows_digest():
-            raise ValueError(f"{where} was saved with other rows, labels, weights or losses than those given now")
+            raise ValueError(
+                f"{where} was saved with other rows, labels, weights, offsets or losses than those given now"
+            )
         self._held, self._tested = arrays["held"], arrays["tested"]
         self._problem = self._order = self._state = None
         if header["order"] is None:
@@ -229,6 +235,8 @@ class Worker:
             parts += [blocks.y, self._weight(), blocks.starts, blocks.tasks, blocks.shards]
             kinds = {loss: k for k, loss in enumerate(dict.fromkeys(losses))}
             parts.append(np.array([kinds[loss] for loss in losses]))
+            if blocks.offset is not None:
+                parts.append(blocks.offset)
             self._digest = storage.digest(*parts, words=repr([identity(loss) for loss in kinds]))
         return self._digest
 

@@ -1,8 +1,8 @@
 """The demo: 16 tasks with few rows each, fitted together, each alone, pooled, and by boosted trees.
 
 The tasks are drawn like the paper's Synthetic 1, so the true relations are known. `paper=True` is the paper's size,
-with so many rows that sharing hardly matters. `run_demo` computes a result, `render` prints it, and `demo_page` makes a
-page of it. The linear methods have the same loss and the same lambdas; every method chooses by cross-validation on
+with so many rows that sharing hardly matters. `run_demo` computes a result, and `demo_page` makes a page of it. The
+linear methods have the same loss and the same lambdas; every method chooses by cross-validation on
 training rows.
 """
 
@@ -13,10 +13,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.model_selection import GridSearchCV
 from threadpoolctl import threadpool_limits
@@ -65,6 +61,13 @@ class DemoResult:
     @property
     def learned(self) -> Fit:
         return self.fits[TOGETHER]
+
+    @property
+    def description(self) -> str:
+        m = len(self.problem.W)
+        if self.paper:
+            return f"The paper's Synthetic 1, {m} tasks that copy one of three parents or its opposite"
+        return f"{m} tasks of {TRAIN_ROWS} training rows that copy one of three parents or its opposite"
 
     def advantage(self, other: str) -> tuple[float, float]:
         """Return the error rate of `other` minus that of the joint fit, and the paired standard error."""
@@ -135,7 +138,7 @@ def demo_page(result: DemoResult) -> Page:
         rows=len(problem.train.y),
         truth=problem.correlation,
         record=f"Made by dmtrl demo{' --paper' if result.paper else ''} with seed {result.seed}: "
-        f"{_description(result)}. Each linear method chose one of {len(LAMBDAS)} lambdas by cross-validation; error "
+        f"{result.description}. Each linear method chose one of {len(LAMBDAS)} lambdas by cross-validation; error "
         f"rates are on {len(problem.test.y):,} test rows.",
         more=[
             *((name, format_error(error, ERROR_RATE)) for name, error in errors.items()),
@@ -155,83 +158,3 @@ def _comparison(result: DemoResult) -> Comparison:
     harmed = [bool(c.mean() > 2.326 * c.std(ddof=1) / np.sqrt(len(c)) and c.mean() > 0) for c in change]
     names = np.array([f"task {i + 1}" for i in range(len(rows))])
     return Comparison(names, together, alone, pooled, np.array(harmed), ERROR_RATE)
-
-
-def render(result: DemoResult, console: Console) -> None:
-    """Print a summary, with two heat maps if they fit side by side."""
-    problem = result.problem
-    m, d = problem.W.shape
-    console.print()
-    console.print(
-        f"[bold]{_description(result)}[/bold], seed {result.seed}: d = {d}, "
-        f"{len(problem.train.y):,} training and {len(problem.test.y):,} test rows"
-    )
-    console.print(Padding(_error_table(result), (1, 2), expand=False))
-    console.print(Padding(_facts(result), (0, 2), expand=False))
-    if console.width >= 4 * m + 10:
-        maps = Table.grid(padding=(0, 4, 0, 0))
-        maps.add_row(Text("learned correlation", style="dim"), Text("true correlation", style="dim"))
-        maps.add_row(heat_map(result.learned.model.covariance_.correlation()), heat_map(problem.correlation))
-        console.print(Padding(maps, (1, 2), expand=False))
-        console.print(Text(f"  {HEAT_KEY}", style="dim"))
-
-
-def _description(result: DemoResult) -> str:
-    m = len(result.problem.W)
-    if result.paper:
-        return f"The paper's Synthetic 1, {m} tasks that copy one of three parents or its opposite"
-    return f"{m} tasks of {TRAIN_ROWS} training rows that copy one of three parents or its opposite"
-
-
-def _error_table(result: DemoResult) -> Table:
-    table = Table("fit", box=None, padding=(0, 3, 0, 0), header_style="dim")
-    table.add_column("test error rate", justify="right")
-    table.add_column("lambda", justify="right")
-    for name, fit in result.fits.items():
-        chosen = "" if name == BOOSTED else f"{fit.model.reg_lambda_:.0e}"
-        table.add_row(name, f"{fit.error:.2%}", chosen, style="bold" if name == TOGETHER else "")
-    table.add_row("(the true weights)", f"{result.floor:.2%}", "", style="dim")
-    return table
-
-
-def _facts(result: DemoResult) -> Table:
-    fit = result.learned
-    history, certificate = fit.model.history_, fit.model.certificate_
-    points, error = (100 * value for value in result.advantage(ALONE))
-    size = sum(record["bytes_sent"] + record["bytes_received"] for record in history)
-    pairs = len(result.problem.W) * (len(result.problem.W) - 1) // 2
-    solvers = sorted({solver for record in history for solver in record["solver"].split("+")})
-    # two standard errors, about the 5 % level
-    verdict = "" if abs(points) > 2 * error else "; not significant"
-    facts = {
-        "gain": f"{points:.2f} percentage points over each task alone (standard error {error:.2f}{verdict})",
-        "certificate": f"objective {certificate.primal:.6g}, proven lower bound {certificate.dual:.6g}: within "
-        f"{max(certificate.relative_gap, 0.0):.2%} of the optimum",
-        "relations": f"Pearson correlation of learned and true values, {pairs} pairs of tasks: {result.recovery:.3f}",
-        "work": f"{len(history)} rounds, {size / 1e6:.2g} MB in messages; {fit.seconds:.1f} s with the choice of "
-        f"lambda; local solver {' and '.join(solvers)}",
-        "lambda": f"the best of {len(LAMBDAS)} on held-out training rows ({FOLDS} folds), for each fit",
-    }
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim")
-    for name, fact in facts.items():
-        table.add_row(name, fact)
-    return table
-
-
-HEAT_KEY = "++ above 0.75   + above 0.25   . near zero   - below -0.25   -- below -0.75"
-
-
-def heat_map(correlation: np.ndarray) -> Text:
-    """Two characters per cell, readable without colour. Red is positive, blue negative."""
-    text = Text()
-    for i, row in enumerate(correlation):
-        text.append("\n" if i else "")
-        for value in row:
-            size = abs(value)
-            fade = int(255 * (1 - size))
-            colour = f"rgb(255,{fade},{fade})" if value > 0 else f"rgb({fade},{fade},255)"
-            sign = "+" if value > 0 else "-"
-            cell = sign * 2 if size > 0.75 else f"{sign} " if size > 0.25 else ". "
-            text.append(cell, style=f"black on {colour}")
-    return text

@@ -43,7 +43,7 @@ from support.server_records import ServerRecords
 from support.shell_data import run as shell
 from support.studies import SITES, clinic_files
 
-pytestmark = [pytest.mark.federation, pytest.mark.slow]
+pytestmark = [pytest.mark.faults, pytest.mark.federation, pytest.mark.slow]
 DAY = '[columns.day]\nkind = "date"\nrange = [2020-01-01, 2022-12-31]'  # with it, too many features for 60 rows
 MEMORY = sys.platform == "linux"  # can be read in /proc
 

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from dmtrl.protocol.codec import decode, encode
 from support.private_studies import private_study, private_text
 from support.shell_data import run as shell
 from support.studies import SITES, approved_site, clinic_files
+from support.waiting import alive, wait_for
 
 ALLOWED = Policy("", "", parameters_per_row=1.0)
 
@@ -384,16 +384,14 @@ def _kill_when_waiting(folder: Path, where: str) -> None:
     code = CHILD.format(tests=str(here.parent.parent), folder=str(folder), where=where)
     process = subprocess.Popen([sys.executable, "-c", code], cwd=here)
     try:
-        for _ in range(6000):
-            if (folder / "waiting").exists() or process.poll() is not None:
-                break
-            time.sleep(0.02)
-        assert process.poll() is None, "it must be alive to be killed"
+        wait_for(lambda: alive(process) and (folder / "waiting").exists(), "the moment to kill it")
     finally:
         process.kill()
         assert process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.faults
+@pytest.mark.subprocess
 def test_a_killed_and_resumed_run_spends_no_more_and_repeats_no_noise(tmp_path: Path) -> None:
     files = clinic_files(tmp_path)
     _kill_when_waiting(tmp_path, "rounds")
@@ -412,6 +410,8 @@ def test_a_killed_and_resumed_run_spends_no_more_and_repeats_no_noise(tmp_path: 
     np.testing.assert_array_equal(again.model.coef_, result.model.coef_)
 
 
+@pytest.mark.faults
+@pytest.mark.subprocess
 def test_killed_between_the_charge_and_the_release(tmp_path: Path) -> None:
     _kill_when_waiting(tmp_path, "one release")
     site = Site(tmp_path / "site")

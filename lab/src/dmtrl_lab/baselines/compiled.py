@@ -1,11 +1,10 @@
 """Compiled kernels of the baselines."""
 
 import numpy as np
-from numba import njit
 
 from dmtrl.losses import scalar
 from dmtrl.losses.scalar import loss_step
-from dmtrl.numerics.compile_cache import KERNEL_FAST, discard_stale
+from dmtrl.numerics.compile_cache import KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import rows, streams
 from dmtrl.worker.rows import row_axpy, row_dot
 from dmtrl.worker.streams import below, next_state, shuffle, stream

@@ -51,7 +51,7 @@ def _mnist(split: int, quick: bool) -> Split:
 
 def _mnist_small(split: int, quick: bool) -> Split:
     """100 + 100 training images of each digit, and all test images."""
-    return _digits(split, quick, 100, 1000)
+    return _digits(split, quick, *((20, 60) if quick else (100, 1000)))
 
 
 def _digits(split: int, quick: bool, train: int, test: int) -> Split:
@@ -90,15 +90,18 @@ class Case:
     ours: Mapping[str, Any] = field(default_factory=dict)  # parameters of our estimators; default: their own
     ridges: np.ndarray = field(default_factory=lambda: RIDGES)
     strengths: tuple[float, ...] = STRENGTHS
+    shared_scales: tuple[float, ...] = SHARED_SCALES
     trees: dict[str, list[float]] = field(default_factory=lambda: TREES)
     scoring: str | None = None  # of the trees
 
 
-# grids of one or two candidates
+# grids of at most three candidates
 QUICK: dict[str, Any] = {
     "ours": {"lambdas": (1e-3, 1e-2), "commons": (1.0,), "cv": 2},
+    "ridges": RIDGES[::5],
     "strengths": (1.0,),
-    "trees": {"max_leaf_nodes": [7], "max_iter": [20]},
+    "shared_scales": (0.3, 1.0),
+    "trees": {"max_leaf_nodes": [7], "max_iter": [5]},
 }
 TEXT = (ALONE, POOLED, COLUMNS, SHARED)  # boosted trees need dense rows: 10,000 columns are too many
 CASES = {
@@ -189,11 +192,11 @@ def _shared_and_own(case: Case, train: Rows, test: Rows) -> np.ndarray:
     held = np.sort(order[: len(order) // 3])
     fitted = np.setdiff1d(rows, held)
     errors = []
-    for scale in SHARED_SCALES:
+    for scale in case.shared_scales:
         X = _own_copies(train, train, scale)
         guess = _linear(case, X[fitted], train.y[fitted]).predict(X[held])
         errors.append(np.mean((guess - train.y[held]) ** 2 if case.regression else guess != train.y[held]))
-    best = SHARED_SCALES[int(np.argmin(errors))]
+    best = case.shared_scales[int(np.argmin(errors))]
     model = _linear(case, _own_copies(train, train, best), train.y)
     return np.asarray(model.predict(_own_copies(test, train, best)))
 

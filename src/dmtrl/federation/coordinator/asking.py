@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dmtrl.engines.recovery import Carrier, Lost, Refused, RestartingEngine
+from dmtrl.engines.recovery import Alive, Carrier, Lost, Refused, RestartingEngine
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.protocol.codec import ANSWERS, decode, encode
 from dmtrl.protocol.message import Message
@@ -15,6 +15,7 @@ class Subset:
 
     def __init__(self, carrier: Carrier, chosen: Sequence[int]):
         self._carrier, self._chosen = carrier, list(chosen)
+        self.advice, self.fault_advice = getattr(carrier, "advice", ""), getattr(carrier, "fault_advice", "")
 
     @property
     def n_workers(self) -> int:
@@ -32,6 +33,9 @@ class Subset:
             left = None if end is None else max(end - time.monotonic(), 0.0)
             try:
                 worker, answer = self._carrier.fetch(left)
+            except Alive as sign:
+                if sign.worker in self._chosen:
+                    raise Alive(self._chosen.index(sign.worker)) from sign
             except Lost as lost:
                 if lost.worker in self._chosen:
                     raise Lost(self._chosen.index(lost.worker), str(lost), lost.maybe_alive) from lost

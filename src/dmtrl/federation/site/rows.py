@@ -54,7 +54,7 @@ def first_request(blocks: Blocks, settings: Settings, ridge: float, first_step: 
         density=1.0,
         first_step=first_step,
         intercept=True,
-        intercept_ridge=ridge,
+        intercept_ridge=np.full(blocks.n_units, ridge),
         total_weight=np.diff(blocks.starts).astype(float),
         steps=np.zeros(blocks.n_units, dtype=np.int64),
     )

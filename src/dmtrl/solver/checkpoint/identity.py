@@ -84,7 +84,8 @@ def _distinct(name: str, value: Any) -> Any:
 
 
 def _relation(relationship: Any) -> list[Any]:
-    strengths = relationship.tau, relationship.kappa, getattr(relationship, "weight", None)
+    names = ("weight", "centre", "shared", "columns")
+    strengths = relationship.tau, relationship.kappa, *(getattr(relationship, name, None) for name in names)
     facts = [type(relationship).__name__, relationship.name, *strengths]
     facts = [_as_json(fact) for fact in facts]
     covariance, base = getattr(relationship, "covariance", None), getattr(relationship, "base", None)

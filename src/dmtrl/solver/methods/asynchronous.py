@@ -192,7 +192,9 @@ class AsynchronousSplitting:
         units, request = self._context.layout.positions[k], state.sent.pop(k)
         check_finite(answer.b, self._context.layout, request.round, k)
         W = request.w
-        step = Steps(request.step, request.intercept_step, self._context.intercept_ridge, self._context.layout.outputs)
+        ridge = self._context.intercept_ridge
+        ridge = None if ridge is None else ridge[units]
+        step = Steps(request.step, request.intercept_step, ridge, self._context.layout.outputs)
         anchor = W + request.relax * (W - state.U[units]) if request.relax else W
         state.U[units] = step.centre(W, anchor, state.b[units]) + step.times(answer.b)
         state.b[units], state.conjugate[units] = answer.b, answer.conjugate

@@ -9,13 +9,14 @@ by it.
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from dmtrl.numerics.rowwise import over_rows
 from dmtrl.protocol.rounds import Improved, Round
-from dmtrl.protocol.steps import Steps
+from dmtrl.protocol.steps import AGREED_STIFFNESS, Steps
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
@@ -35,16 +36,47 @@ class RunContext:
     settings: Settings
     longest_step: float = np.inf
     intercept_step: np.ndarray | None = None  # of each task, if weights have intercepts after the features
-    intercept_ridge: float = -1.0  # the penalty on it in the local problems; negative: the coordinator steps for it
+    intercept_ridge: np.ndarray | None = None  # of each task, in the local problems; None: the coordinator steps
     max_staleness: int = 0  # of the engine
 
-    def steps(self, s: float) -> Steps:
+    def steps(self, s: float, intercept_scale: float = 1.0) -> Steps:
         """The step sizes of each unit: a task in k shards takes steps k times as long."""
         shards, task = self.layout.shards, self.layout.task
-        intercept = None if self.intercept_step is None else self.intercept_step[task] * shards
+        intercept = self._intercept_steps(intercept_scale)
+        intercept = None if intercept is None else intercept[task] * shards
         return Steps(s * shards, intercept, self.intercept_ridge, self.layout.outputs)
 
-    def prox(self, U: np.ndarray, B: np.ndarray, s: float, common: np.ndarray) -> Prox:
+    def _intercept_steps(self, scale: float) -> np.ndarray | None:
+        """The step sizes of the intercepts of each task, the part of them that may change multiplied by `scale`."""
+        if self.intercept_step is None or scale == 1.0:
+            return self.intercept_step
+        return self.deviation_step + scale * (self.intercept_step - self.deviation_step)
+
+    def level_residuals(self, U: np.ndarray, Z: np.ndarray, Z_before: np.ndarray) -> tuple[float, float]:
+        """How far U is from Z and Z from the Z before in the intercepts, in the metric of their step sizes."""
+        assert isinstance(self.relationship, FreeIntercept)
+        assert self.intercept_step is not None
+        k, root = self.layout.outputs, np.sqrt(self.intercept_step - self.deviation_step)[:, None]
+        moved = Z[:, -k:] - Z_before[:, -k:]
+        return float(np.linalg.norm((U[:, -k:] - Z[:, -k:]) / root)), float(np.linalg.norm(moved / root))
+
+    @property
+    def has_level(self) -> bool:
+        """Whether intercepts are measured from a level that all tasks share."""
+        return isinstance(self.relationship, FreeIntercept) and self.relationship.centre is not None
+
+    @cached_property
+    def deviation_step(self) -> np.ndarray:
+        """1 / mu of each task for which the workers minimise over the deviation of its intercept from the shared level,
+        else 0 (section 18): the part of the intercept's step size that belongs to the deviation."""
+        relationship = self.relationship
+        if self.intercept_step is None or not isinstance(relationship, FreeIntercept) or relationship.centre is None:
+            return np.zeros(self.layout.m)
+        slack = 1.0 / (self.lam * np.broadcast_to(relationship.weight, self.layout.m))
+        whole = np.bincount(self.layout.task, minlength=self.layout.m) == 1
+        return np.where(whole & (self.intercept_step > slack), slack, 0.0)
+
+    def prox(self, U: np.ndarray, B: np.ndarray, s: float, common: np.ndarray, intercept_scale: float = 1.0) -> Prox:
         """The proximal map (16) of lambda times the penalty at U + s B, for arrays of tasks."""
         V, t = np.empty_like(U), s * self.lam
 
@@ -53,14 +85,19 @@ class RunContext:
             V[rows] += U[rows]
 
         over_rows(add, *V.shape)
-        if self.intercept_step is None:
+        step = self._intercept_steps(intercept_scale)
+        if step is None:
             return self.relationship.prox(V, t, common)
         assert isinstance(self.relationship, FreeIntercept)
-        own = self.intercept_ridge >= 0  # the workers have taken the proximal step of the ridge already
-        step = np.zeros(len(U)) if own else self.intercept_step
         k = self.layout.outputs
-        V[:, -k:] = U[:, -k:] + step[:, None] * B[:, -k:]
-        return self.relationship.prox_with_steps(V, t, step * self.lam, common)
+        if self.intercept_ridge is not None:  # the workers have taken the proximal step of the ridge already
+            V[:, -k:] = U[:, -k:]
+            return self.relationship.prox_with_steps(V, t, np.zeros(len(U)), common)
+        away, deviation = self.deviation_step, None
+        V[:, -k:] = U[:, -k:] + (step - 2.0 * away)[:, None] * B[:, -k:]
+        if away.any():
+            deviation = np.where(away > 0, away, np.nan)[:, None] * B[:, -k:]
+        return self.relationship.prox_with_steps(V, t, (step - away) * self.lam, common, deviation)
 
     def may_stride(self, s: float) -> bool:
         """Whether a longer step can still bring the weights forward. The penalty is at least that of a ridge of lambda
@@ -166,6 +203,15 @@ def check_finite(b: np.ndarray, layout: Layout, round_number: int, worker: int |
         raise FloatingPointError(
             f"round {round_number}: worker {layout.owner[unit]} answered NaN or infinity for task {layout.task[unit]}"
         )
+
+
+def agreed_intercept_step(step: np.ndarray, ridge: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """The step sizes of intercepts for which the coordinator steps (docs/math.md section 18): those that suit the
+    workers, but no longer than the ridge allows. Where the workers minimise over a deviation (`local`) and the ridge on
+    it is strong, those that suit what is left."""
+    curvature = AGREED_STIFFNESS / step
+    eliminated = local & (10.0 * ridge >= curvature)
+    return np.where(eliminated, 1.0 / curvature + 2.0 / ridge, np.minimum(step, 1.0 / np.sqrt(curvature * ridge)))
 
 
 def first_step(lam: float, m: int) -> float:

@@ -27,6 +27,7 @@ from dmtrl.solver.outcome import PrimalPoint
 
 STRIDE = 8.0  # how much longer the step becomes where the losses look linear
 _SHARE, _POWER = 1.25, 0.6  # of the balance (20); tuned over random problems
+_LEAST_SCALE, _LARGEST_SCALE = 0.2, 1e6  # of the step sizes of intercepts
 
 
 @dataclass
@@ -43,6 +44,8 @@ class SplittingState:
     changes: int = 0  # of the step size
     evaluate_u: bool = False  # whether the loss at U is worth a pass
     lowest: float = np.inf  # objective at Z so far
+    intercept_scale: float = 1.0  # of the step sizes of intercepts around a shared level
+    intercept_changes: int = 0  # of that scale
     turned: float | None = None  # how far B moved in the last round, until new weights are made from it
     keep_u: bool = field(default=False, metadata={"saved": False})  # U are the best weights: do not write over it
 
@@ -76,7 +79,7 @@ class Splitting:
         self._renew(state)
         state.keep_u = state.U is not None and state.U is gap.best
         layout = self._context.layout
-        W, step = layout.per_unit(state.Z), self._context.steps(state.s)
+        W, step = layout.per_unit(state.Z), self._context.steps(state.s, state.intercept_scale)
         relax = 0.0 if state.U is None else self._context.settings.relaxation - 1.0
         target = gap.accuracy * gap.gap / len(layout.task)
         return {
@@ -109,9 +112,11 @@ class Splitting:
         assert state.U is not None
         B = self._context.layout.per_task(state.b)
         state.prox_s = state.s
-        prox = self._context.prox(self._of_tasks(state.U), B, state.s, state.common)
+        U = self._of_tasks(state.U)
+        prox = self._context.prox(U, B, state.s, state.common, state.intercept_scale)
         if self._may_adapt(state):
             self._adapt(state, state.U, prox.W, B, state.turned)
+        self._adapt_intercepts(state, U, prox.W)
         state.Z, state.penalty, state.common = prox.W, prox.penalty, prox.common
         state.w_conjugate = self._context.relationship.w_conjugate(B, prox.covariance)
         state.turned = None
@@ -126,7 +131,7 @@ class Splitting:
         before, features = state.U, self._context.features
         U = np.empty_like(b) if before is None or state.keep_u else before
         relaxation, task = self._context.settings.relaxation, self._context.layout.task
-        step = self._context.steps(state.s)
+        step = self._context.steps(state.s, state.intercept_scale)
 
         def arrive(rows: slice) -> float:
             W, own = state.Z[task[rows]], step.only(rows)
@@ -183,6 +188,20 @@ class Splitting:
         if change != 1.0:
             state.s *= change
             state.changes += 1
+
+    def _adapt_intercepts(self, state: SplittingState, U: np.ndarray, Z: np.ndarray) -> None:
+        """The balance (20) for intercepts around a shared level: how well a step size suits depends on how much of a
+        level the features can explain, which changes with their step size."""
+        may_change = self._context.has_level and state.intercept_changes < MAX_STEP_CHANGES
+        if not may_change or state.round <= 1 or state.round % 2:
+            return
+        primal, dual = self._context.level_residuals(U, Z, state.Z)
+        if primal > 0 and dual > 0:
+            wanted = float(np.clip(_SHARE * (dual / primal) ** _POWER, 0.2, 5.0))
+            wanted = max(wanted, _LEAST_SCALE / state.intercept_scale)
+            change = step_change(wanted, state.intercept_scale, _LARGEST_SCALE)
+            state.intercept_scale *= change
+            state.intercept_changes += change != 1.0
 
 
 def norm(A: np.ndarray) -> float:

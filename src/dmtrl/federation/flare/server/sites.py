@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dmtrl.engines.recovery import Lost, Refused
+from dmtrl.engines.recovery import Alive, Lost, Refused
 from dmtrl.exceptions import RefusedBySiteError, StudyStoppedError
 from dmtrl.federation.flare.exchange import ALIVE, BUSY, DONE, ERRORS, REFUSED, RESTARTED, WORKING, Reply, Request
 from dmtrl.protocol.message import Message
@@ -124,6 +124,8 @@ class Sites:
                 request = replace(request, begin=False, messages=[])  # the site has them
             elif reply.state != BUSY:
                 return _outcome(k, site.name, reply)
+            if posted.begin:  # it is alive, however long the last work of its previous life takes
+                self._arrived.put((k, posted, Alive(k)))
         return None
 
 

@@ -151,7 +151,7 @@ class MaskedSite:
             worker,
             Round(round=int(number), target=target, relax=relax, w=Z, step=step, intercept_step=intercept_step),
         )
-        steps = Steps(step, intercept_step, self._ridge())
+        steps = Steps(step, intercept_step, np.full(len(Z), self._ridge()))
         anchor = Z if relax == 0.0 else Z + relax * (Z - state["U"])
         U, B = steps.centre(Z, anchor, before) + steps.times(answer.b), answer.b
         state |= {"U": U, "B": B, "V": U[:, :-1] + s * B[:, :-1]}

@@ -55,7 +55,7 @@ def _check_prepare(study: Study, held: Description, request: Prepare) -> None:
     first = request.first_step
     _require(type(first) in (int, float) and first > 0, request, "first_step")
     ridge = request.intercept_ridge
-    _require(are_finite(ridge, ()) and (ridge >= 0 or ridge == -1), request, "intercept_ridge")
+    _require(ridge is None or (are_finite(ridge, held.rows.shape) and (ridge >= 0).all()), request, "intercept_ridge")
     _require(np.array_equal(request.total_weight, held.weight), request, "total_weight")
     _require(request.task_weight is None, request, "task_weight")
     _require(are_finite(request.steps, held.rows.shape) and not request.steps.any(), request, "steps")
