@@ -16,8 +16,7 @@ from sklearn.datasets import dump_svmlight_file
 import dmtrl
 from dmtrl import MTRLClassifier, load
 from dmtrl.cli.errors import option
-from dmtrl.engines import recovery
-from dmtrl.engines.choice import Local, Pieces
+from dmtrl.engines import LocalOptions, recovery
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import InputError, NotAModelError, Setting
 from dmtrl.solver.checkpoint import newest, options
@@ -378,12 +377,12 @@ def test_a_worker_that_stays_lost_ends_in_one_message(
     folder.mkdir()
     words = ("fit", csv, *QUICK, "--jobs", "2", "--tol", "1e-8", "--no-page", "-o", folder / "m")
 
-    def start(local: Local, pieces: Pieces, losses: Any, names: Any = None) -> RecoveringEngine:
+    def start(local: LocalOptions, sources: Any, losses: Any, names: Any = None) -> RecoveringEngine:
         fate = dict.fromkeys(range(30, 400), "before")
-        return RecoveringEngine(Fragile(pieces(local.threads), losses, local.threads, fate), 9, names)
+        return RecoveringEngine(Fragile(sources(local.n_jobs), losses, 2, fate), 9, names)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Local, "start", start)
+        patch.setattr(LocalOptions, "start", start)
         patch.setattr(recovery, "_RETRY_DELAY", 0.0)
         patch.setattr(options, "_DEFAULT_SECONDS", 0.0)
         result = run(*words)

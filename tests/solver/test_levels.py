@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dmtrl import Execution, LocalOptions, Problem, Settings, TaskData, get_loss, losses, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, Strengths, TaskData, get_loss, losses, solve
 from dmtrl.losses import BUILTIN
 from dmtrl.relationship import FreeIntercept, Learned
-from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
+from dmtrl.solver.problem import Intercept
 from dmtrl.solver.task_weights import task_weights
 from support.oracles import optimum
 from support.problems import random_problem, rows_of
@@ -224,8 +224,8 @@ def test_asynchronous_rounds(shared: bool) -> None:
     data = grouped("logistic", m=6, rows=20)
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "relationship": relation(20.0, data.m, shared)}
     exact = solve_data(data, settings=EXACT, **how).certificate.primal
-    settings = Settings(tol=1e-3, max_rounds=3000, max_staleness=1)
-    found = solve_data(data, workers=2, n_jobs=2, settings=settings, **how).certificate
+    settings = Settings(tol=1e-3, max_rounds=3000)
+    found = solve_data(data, workers=2, n_jobs=2, max_staleness=1, settings=settings, **how).certificate
     assert found.relative_gap <= 1e-3
     assert found.dual <= exact * (1 + 1e-6)
     assert exact * (1 - 1e-6) <= found.primal <= exact * (1 + 2e-3)
@@ -237,8 +237,8 @@ def test_a_new_task_gets_a_shrunken_level(loss: str) -> None:
     old, new = everything.only(np.arange(5)), everything.only(np.array([5]))
     ridge = 4.0 / np.diff(everything.starts)
     model = solve(Problem.of(old, loss=loss, reg_lambda=LAM, intercept_ridge=ridge[:5]), Execution(settings=EXACT))
-    spec = ProblemSpec(6, get_loss(loss), "learned", Settings(tol=1e-6, max_rounds=5000), intercept_ridge=ridge)
-    added = extend(model.W, model.dual, 0.0, new, spec, LAM, 0.0)
+    problem = Problem(6, get_loss(loss), Strengths(LAM), intercept=Intercept(ridge))
+    added = extend(model.W, model.dual, 0.0, new, problem, Settings(tol=1e-6, max_rounds=5000))
     w = cp.Variable((1, 4))
     assert new.offset is not None
     z = new.X @ w[0, :3] + w[0, 3] + new.offset

@@ -16,12 +16,12 @@ from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import logsumexp, xlogy
 
-from dmtrl import CustomLoss, Execution, Problem, Settings, SourcePlan, TaskData, get_loss, losses, solve
+from dmtrl import CustomLoss, Execution, Problem, Settings, SourcePlan, Strengths, TaskData, get_loss, losses, solve
 from dmtrl.losses import BUILTIN, CLASSIFICATION
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.rounds import HoldOut, Prepare, Score
-from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
+from dmtrl.solver.problem import Intercept
 from dmtrl.worker.worker import Worker
 from support.oracles import optimum
 from support.problems import random_problem, rows_of
@@ -153,14 +153,14 @@ def test_every_local_solver_of_softmax(solver: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [Settings(tol=1e-6, max_rounds=5000, method="dual"), Settings(tol=1e-4, max_rounds=5000, max_staleness=1)],
+    ("settings", "staleness"),
+    [(Settings(tol=1e-6, max_rounds=5000, method="dual"), 0), (Settings(tol=1e-4, max_rounds=5000), 1)],
 )
-def test_other_methods(settings: Settings) -> None:
+def test_other_methods(settings: Settings, staleness: int) -> None:
     data = with_offsets(random_problem("logistic"))
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "relationship": "independent"}
     exact = solve_data(data, settings=EXACT, **how).certificate
-    found = solve_data(data, workers=2, n_jobs=2, settings=settings, **how).certificate
+    found = solve_data(data, workers=2, n_jobs=2, max_staleness=staleness, settings=settings, **how).certificate
     assert found.relative_gap <= settings.tol
     assert found.primal == pytest.approx(exact.primal, rel=2 * settings.tol)
 
@@ -373,14 +373,14 @@ def test_a_task_that_is_added_later_may_have_an_offset(loss: str) -> None:
     old, new = everything.only(np.arange(5)), everything.only(np.array([5]))
     lam, ridge, settings = LAM, 1e-3, Settings(tol=1e-6, max_rounds=5000)
     model = solve(Problem.of(old, loss=loss, reg_lambda=lam, intercept_ridge=ridge), Execution(settings=settings))
-    spec = ProblemSpec(6, get_loss(loss), "learned", Settings(tol=1e-5, max_rounds=5000), intercept_ridge=ridge)
+    problem = Problem(6, get_loss(loss), Strengths(lam), intercept=Intercept(ridge))
     assert old.offset is not None
     fits = 0.0
     for i in range(5):
         rows = rows_of(old, i)
         z = old.X[rows] @ model.W[i, :-1] + model.W[i, -1] + old.offset[rows]
         fits += float(get_loss(loss).value(z, old.y[rows]).mean())
-    added = extend(model.W, model.dual, fits, new, spec, lam, 0.0)
+    added = extend(model.W, model.dual, fits, new, problem, Settings(tol=1e-5, max_rounds=5000))
     w = cp.Variable((1, 5))
     assert new.offset is not None
     z = np.asarray(new.X) @ w[0, :4] + w[0, 4] + new.offset
