@@ -96,9 +96,9 @@ ATTRIBUTES = {
     "covariance_": """TaskCovariance
         Task covariance as an operator, with trace one. It includes the common component.""",
     "task_covariance_": """ndarray or TaskCovariance
-        Task covariance as an array; above 5000 units as an operator.""",
+        Task covariance as an array; above 5000 tasks as an operator.""",
     "task_correlation_": """DataFrame or ndarray
-        Correlation of each pair of units; an array if pandas is not installed.""",
+        Correlation of each pair of tasks; an array if pandas is not installed.""",
     "certificate_": """Certificate
         Proven bounds: `primal` is the objective of the model, and no model has an objective below `dual`.""",
     "history_": """list of dict

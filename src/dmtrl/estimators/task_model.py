@@ -160,19 +160,19 @@ class TaskModel(ABC):
 
     @property
     def covariance_(self) -> TaskCovariance:
-        """The task covariance Sigma as an operator, with trace one and a row per unit."""
+        """The task covariance Sigma as an operator, with trace one and a row per task."""
         check_is_fitted(self)
         return self._covariance
 
     @property
     def task_covariance_(self) -> np.ndarray | TaskCovariance:
-        """The task covariance Sigma as an array; above 5000 units as an operator."""
+        """The task covariance Sigma as an array; above 5000 tasks as an operator."""
         covariance = self.covariance_
         return covariance if covariance.m > DENSE_LIMIT else covariance.dense()
 
     @property
     def task_correlation_(self) -> Any:
-        """The correlation of each pair of units, as a data frame if pandas is installed."""
+        """The correlation of each pair of tasks, as a data frame if pandas is installed."""
         return label_pairs(self.covariance_.correlation(), self.tasks_)
 
     def predict(self, X: Any, tasks: Any = None) -> np.ndarray:
