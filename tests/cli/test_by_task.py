@@ -24,7 +24,7 @@ def fitted(folder: Path, name: str, data: object, *words: object) -> tuple[Any, 
 
 @pytest.mark.parametrize("words", [SALES, VERDICT])
 @pytest.mark.parametrize("kind", ["csv", "hive"])
-def test_the_model_is_that_of_the_rows_in_memory(tmp_path: Path, words: tuple[str, ...], kind: str) -> None:
+def test_by_task_gives_the_same_model_as_rows_in_memory(tmp_path: Path, words: tuple[str, ...], kind: str) -> None:
     """With a table that is smaller than the sample, the columns are prepared alike."""
     table, data = shops(m=4, rows=60, shuffled=False), tmp_path / "data"
     if kind == "csv":
@@ -49,7 +49,7 @@ def test_the_model_is_that_of_the_rows_in_memory(tmp_path: Path, words: tuple[st
     assert len(predictions[0]) == len(predictions[1]) == 241
 
 
-def test_names_are_text_where_the_file_says_so(tmp_path: Path) -> None:
+def test_task_names_keep_the_type_of_their_column(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=60)
     text = pa.table({"t": ["10", "9"] * 30, "x": x, "y": np.where(x > 0, "10", "9")})
     long = pa.table({"t": [2**60, 9] * 30, "x": x, "y": np.where(x > 0, 2**60, 9)})  # 19 digits
@@ -72,7 +72,7 @@ def test_names_are_text_where_the_file_says_so(tmp_path: Path) -> None:
         assert np.array_equal(np.sign(parts.coef_), np.sign(whole.coef_))
 
 
-def test_lambda_is_chosen_without_the_rows(tmp_path: Path) -> None:
+def test_cross_validation_by_task_chooses_the_same_lambda(tmp_path: Path) -> None:
     data = write(shops(m=3), tmp_path / "a.parquet")
     whole, _ = fitted(tmp_path, "whole", data, *SALES)
     parts, outcome = fitted(tmp_path, "parts", data, *SALES, "--by-task", "--jobs", 2)
@@ -82,7 +82,7 @@ def test_lambda_is_chosen_without_the_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(parts.coef_, whole.coef_, atol=0.05 * np.abs(whole.coef_).max())
 
 
-def test_the_table_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_task_never_reads_the_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The preparation comes from the sample; rows with holes and tasks with one class are as in memory."""
     table = shops(m=5, rows=100)
     verdict = table.column("verdict").to_pylist()
@@ -110,10 +110,10 @@ def test_the_table_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.
     assert np.mean(right) > 0.8
 
 
-def test_what_needs_all_rows_is_refused(tmp_path: Path) -> None:
+def test_by_task_refuses_options_that_need_all_rows(tmp_path: Path) -> None:
     data = write(shops(m=3), tmp_path / "a.csv")
     result = run("fit", data, *SALES, "--by-task", "--compare", "-o", tmp_path / "m")
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert "--compare needs all rows in memory; leave out --by-task" in result.stderr
     words = ("--task", "shop", "--target", "colour", "--by-task", "--no-page", "-o", tmp_path / "m")
     result = run("fit", data, *words)

@@ -17,6 +17,6 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("first", range(0, CASES, PART))
-def test_damage_is_refused_in_one_sentence(clean: Path, first: int) -> None:
+def test_damaged_files_are_refused_in_one_line(clean: Path, first: int) -> None:
     wrong = [found for seed in range(first, first + PART) if (found := case(seed, clean)) is not None]
     assert not wrong, wrong[0]

@@ -83,14 +83,14 @@ def fitted(retail: Retail) -> tuple[Path, dict[str, Any]]:
     return model, json.loads(result.stdout)
 
 
-def test_without_the_encoding_the_remedy_is_told(retail: Retail, tmp_path: Path) -> None:
+def test_encoding_error_names_the_option(retail: Retail, tmp_path: Path) -> None:
     result = run("fit", retail.fit, "--task", "Filiale", "--target", "verkauft", "-o", tmp_path / "m")
     assert result.exit_code == 1
     assert "its text is not UTF-8; save it as UTF-8, or pass --encoding cp1252" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_column_becomes_what_it_is(fitted: tuple[Path, dict[str, Any]], retail: Retail) -> None:
+def test_kind_of_every_column(fitted: tuple[Path, dict[str, Any]], retail: Retail) -> None:
     model, found = fitted
     kinds = {line["column"]: (line["kind"], line["features"]) for line in found["columns"]}
     assert kinds["Preis"] == ("number", 1)
@@ -106,7 +106,7 @@ def test_every_column_becomes_what_it_is(fitted: tuple[Path, dict[str, Any]], re
     assert days.first[:10] == str(min(retail.truth["Datum"]))
 
 
-def test_everything_that_was_decided_is_noted(fitted: tuple[Path, dict[str, Any]]) -> None:
+def test_automatic_decisions_are_noted(fitted: tuple[Path, dict[str, Any]]) -> None:
     notes = fitted[1]["notes"]
     for words in (
         "decimal commas, as in",
@@ -119,7 +119,7 @@ def test_everything_that_was_decided_is_noted(fitted: tuple[Path, dict[str, Any]
     assert not any("\n" in note for note in notes)
 
 
-def test_the_numbers_are_those_of_the_clean_table(fitted: tuple[Path, dict[str, Any]], retail: Retail) -> None:
+def test_messy_table_gives_the_figures_of_the_clean_one(fitted: tuple[Path, dict[str, Any]], retail: Retail) -> None:
     """The same model as from columns that were never written as text, but for the rounding to two decimals."""
     model, truth = dmtrl.load(fitted[0]), retail.truth
     area = truth["Fläche"].round(2)

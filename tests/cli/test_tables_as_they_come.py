@@ -20,8 +20,9 @@ from dmtrl.cli.errors import one_line
 from dmtrl.exceptions import InputError
 from dmtrl.tables.dates import FORMATS, DateFormat
 from dmtrl.tables.learning import Choices, learn
-from dmtrl.workflows.prepare import FitRequest, prepare
-from support.shell_data import run, shops, write
+from dmtrl.workflows.prepare import prepare
+from dmtrl.workflows.requests import FitRequest
+from support.shell_data import bad_cell, run, shops, write
 
 N = 120
 WORDS = ("--task", "t", "--target", "y", "--lambda", "0.1", "--no-page")
@@ -87,7 +88,7 @@ def test_time_zones_become_utc() -> None:
     }
 
 
-def test_ambiguous_dates_are_told_and_can_be_given(tmp_path: Path) -> None:
+def test_ambiguous_dates_are_noted_and_the_format_can_be_given(tmp_path: Path) -> None:
     early = pd.Series(pd.to_datetime([f"2024-{1 + i % 12:02}-{1 + i % 11:02}" for i in range(N)]))
     data = save(frame(d=early.dt.strftime("%m/%d/%Y")), tmp_path / "a.csv")
     outcome = found(data, *WORDS, "-o", tmp_path / "m")
@@ -127,11 +128,11 @@ def test_dates_that_look_like_numbers_need_the_option(tmp_path: Path) -> None:
     assert "column 'd' is in both --number and --date" in refusal("fit", compact, *WORDS, *words)
 
 
-def test_a_mistyped_date_is_named_with_its_line(tmp_path: Path) -> None:
+def test_error_about_a_mistyped_date_has_its_line(tmp_path: Path) -> None:
     dates = days().dt.strftime("%d.%m.%Y").tolist()
     dates[7] = "31.02.2024"
-    sentence = refusal("fit", save(frame(d=dates), tmp_path / "a.csv"), *WORDS, "-o", tmp_path / "m")
-    assert "column 'd' holds dates, except for 1 of 120 cells: '31.02.2024' (line 9)" in sentence
+    data = save(frame(d=dates), tmp_path / "a.csv")
+    assert bad_cell("fit", data, *WORDS, "-o", tmp_path / "m") == ("31.02.2024", "line 9")
 
 
 def test_unknown_levels_are_counted_even_beside_rare_ones(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_unknown_levels_are_counted_even_beside_rare_ones(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["tfidf", "hash"])
-def test_texts_on_request_are_those_of_scikit_learn(tmp_path: Path, kind: str) -> None:
+def test_text_features_match_scikit_learn(tmp_path: Path, kind: str) -> None:
     rng = np.random.default_rng(0)
     vocabulary = np.array(["apple", "pear", "plum", "rotten", "fresh", "sweet", "sour", "late"])
     texts = [" ".join(rng.choice(vocabulary, rng.integers(1, 7))) for _ in range(N)]
@@ -189,7 +190,7 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     assert "there is no text encoding 'klingon'" in refusal("fit", utf8, *WORDS, "--encoding", "klingon", "-o", "m")
 
 
-def test_a_ragged_line_is_named(tmp_path: Path) -> None:
+def test_error_about_a_ragged_line_has_its_number(tmp_path: Path) -> None:
     lines = save(frame(), tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()
     lines[1] = '"two\nlines",1,2'
     lines[60] += ",surplus"
@@ -257,8 +258,7 @@ def test_a_sample_is_a_random_part_of_the_rows(tmp_path: Path, monkeypatch: pyte
     broken.loc[1234, "sales"] = "oops"
     save(broken, tmp_path / "b.csv")
     words = ("--task", "shop", "--target", "sales", "--sample", "1900", "--seed", "1")
-    sentence = refusal("fit", tmp_path / "b.csv", *words, "-o", tmp_path / "m")
-    assert "'oops' (line 1236)" in sentence
+    assert bad_cell("fit", tmp_path / "b.csv", *words, "-o", tmp_path / "m") == ("oops", "line 1236")
 
 
 def test_wide_tables(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path, out: str) -> None:
 
 @POSIX
 @pytest.mark.subprocess
-def test_leftovers_of_killed_runs_are_swept(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_runs_are_removed(tmp_path: Path) -> None:
     """But not the file of a run that is still writing, nor one that was just opened."""
     old, busy, young = (tmp_path / f".dmtrl-{name}.tmp" for name in ("old", "busy", "young"))
     for path in (old, busy, young):

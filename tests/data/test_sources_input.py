@@ -140,7 +140,7 @@ def test_a_null_is_no_class(labels: Any, tmp_path: Path) -> None:
 def test_a_label_that_went_missing_after_the_plan_was_made(tmp_path: Path) -> None:
     plan = SourcePlan.from_files(_csv(tmp_path, ["yes", "no"]), "kind", "t", positive="yes")
     _csv(tmp_path, ["yes", ""])
-    with pytest.raises(CellError, match=r"the target 'kind' holds '' \(in task 's'\)"):
+    with pytest.raises(CellError, match=r"the target 'kind' holds '' \(line 3\)"):
         plan.sources(1)[0].load()
 
 

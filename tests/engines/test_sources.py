@@ -156,7 +156,7 @@ def test_rows_without_a_task_or_a_number(tmp_path: Path) -> None:
         SourcePlan.from_files(tmp_path / "a.parquet", "y", "t")
     parquet.write_table(table.set_column(0, "t", pa.array(["n", "s"])), tmp_path / "a.parquet")
     plan = SourcePlan.from_files(tmp_path / "a.parquet", "y", "t")
-    with pytest.raises(ValueError, match=r"column 'x' holds 'two' \(in task 's'\), which is not a number"):
+    with pytest.raises(ValueError, match=r"column 'x' holds 'two' \(row 2\), which is not a number"):
         plan.sources(1)[0].load()
 
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,6 @@ from dmtrl.federation.site import ledger
 from dmtrl.federation.site.site import LEDGER, Site
 from dmtrl.federation.study.study_file import read_study
 from dmtrl.progress import NoProgress
-from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import MAGIC, Message
 from dmtrl.protocol.rounds import Save
 from support import federation as support
@@ -182,8 +182,9 @@ def test_what_travels(
         if site.name == "va":
             left.append(found)
             if message.name == "round" and len(left) % 10 == 0:
-                saved = site.worker.answer(encode(Save(to=str(folder / "duals"))))
-                with np.load(folder / "duals" / decode(saved).file) as content:
+                half: Any = site.participation.half
+                saved = half.worker.handle(Save(to=str(folder / "duals")))
+                with np.load(folder / "duals" / saved.file) as content:
                     alphas.append(content["state.alpha"])
         return found
 

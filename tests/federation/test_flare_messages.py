@@ -1,5 +1,6 @@
 """Carrier and inbox, without FLARE between them: an unreliable network in this process."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,9 @@ from dmtrl.federation.flare.server.sites import Sites
 from dmtrl.federation.flare.site import inbox
 from dmtrl.federation.flare.site.inbox import Inbox
 from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
+from dmtrl.protocol.rounds import Describe
 from dmtrl.worker.worker import Worker
 from support.problems import random_problem
 
@@ -115,6 +118,61 @@ def test_a_site_that_stays_away_is_lost() -> None:
         with pytest.raises(WorkerLostError, match="worker 1"):
             solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
         assert sites.present == ["0"]
+
+
+def test_busy_and_working_are_signs_of_life() -> None:
+    """A site that still works for a life before is not given up, however short the patience is."""
+    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
+    free, replies = threading.Event(), Counter[str]()
+
+    class Slow(Worker):
+        def answer(self, message: Message) -> Message:
+            free.wait()
+            return super().answer(message)
+
+    site = Inbox(lambda: Slow(data.sources(1)[0], loss), patience=0.0)
+    body = [encode(Describe()).encode()]
+    assert site.answer(Request(1, 1, begin=True, messages=body)).state == WORKING
+
+    def send(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        reply = site.answer(Request.read(fields))
+        replies[reply.state] += 1
+        if replies[BUSY] == 20:
+            free.set()
+        return vars(reply)
+
+    with RecoveringEngine(Sites(["va"], send, patience=0.0, recovery=0.0), math.inf) as engine:
+        assert solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine)).converged
+    assert replies[BUSY] >= 20
+
+
+@pytest.mark.parametrize("unanswered", [1, 2])
+def test_a_few_slow_replies_are_no_loss(unanswered: int) -> None:
+    """On a busy machine a reply may take longer than one try: seconds alone do not decide."""
+    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
+    site, calls = Inbox(lambda: Worker(data.sources(1)[0], loss)), Counter[str]()
+
+    def send(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        calls["all"] += 1
+        slow = calls["all"] % (unanswered + 1) != 0
+        return None if slow else vars(site.answer(Request.read(fields)))
+
+    with RecoveringEngine(Sites(["va"], send, patience=0.0, recovery=0.0), math.inf) as engine:
+        assert solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine)).converged
+        assert engine.losses == 0
+
+
+def test_a_site_that_is_gone_is_named_with_advice_for_a_study() -> None:
+    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
+    network = Network(data.sources(2), loss, {})
+    sites = Sites(["0", "1"], network.send, patience=0.0, recovery=0.0)
+    with RecoveringEngine(sites, math.inf) as engine:
+        network.gone.add("1")
+        with pytest.raises(
+            WorkerLostError, match=r"the site '1' did not respond for .* 'dmtrl study run --resume'"
+        ) as lost:
+            solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
+    assert lost.value.worker == 1
 
 
 def test_a_stopped_run_ends() -> None:

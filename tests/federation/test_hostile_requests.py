@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl.federation.site import site as sites
-from dmtrl.federation.site.approval import Leaving, approval_text
+from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.site import gate
+from dmtrl.federation.site.approval import approval_text
 from dmtrl.federation.site.data_check import check_file
 from dmtrl.federation.site.ledger import entries, verify
 from dmtrl.federation.site.policy import Policy
 from dmtrl.federation.site.site import Site
-from dmtrl.federation.study import preparation as federated
-from dmtrl.protocol import rounds
+from dmtrl.federation.study.approval_text import Leaving
+from dmtrl.protocol import PROTOCOL, rounds
 from dmtrl.protocol import study as messages
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
@@ -137,7 +138,7 @@ def test_a_refused_problem_does_not_replace_the_one_before(tmp_path: Path) -> No
     for wrong in hostile_begins(fine):
         refusal(site, encode(wrong))
         assert stored.read_bytes() == before
-        assert federated.from_json(site.begun.preparation) == federated.from_json(fine.preparation)
+        assert site.participation.problem.begun.preparation == fine.preparation
 
 
 def test_a_refused_problem_is_not_stored(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_centres_and_means_must_fit(tmp_path: Path) -> None:
 def test_an_answer_with_more_numbers_than_announced_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = site_of(tmp_path)
     announced = [Leaving("spread", "", 11, 5)]
-    monkeypatch.setattr(sites.approval, "what_leaves", lambda study, policy: announced)
+    monkeypatch.setattr(gate, "what_leaves", lambda study, policy: announced)
     measure = encode(messages.MeasureSpread(means=np.zeros(12)))
     assert refusal(site, measure) == "the message 'spread' may hold at most 11 numbers"
 
@@ -253,11 +254,11 @@ def test_a_result_that_is_refused_does_not_replace_the_model(tmp_path: Path) -> 
 
 
 def test_the_ledger_does_not_grow_with_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sites, "MOST_REFUSALS", 3)
+    monkeypatch.setattr(gate, "MOST_REFUSALS", 3)
     site = site_of(tmp_path)
     for number in range(6):
-        hello = encode(messages.Hello(study=f"{number:064d}"[::-1], dmtrl="0.1"))
-        with pytest.raises(sites.RefusedBySiteError):
+        hello = encode(messages.Hello(study=f"{number:064d}"[::-1], protocol=PROTOCOL, dmtrl="0.1"))
+        with pytest.raises(RefusedBySiteError):
             (site if number % 2 else Site(site.folder)).answer(hello)
     texts = [entry.text for entry in entries(site.folder / "ledger.jsonl")]
     assert len(texts) == verify(site.folder / "ledger.jsonl") == 3

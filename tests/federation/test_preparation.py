@@ -11,7 +11,6 @@ import pytest
 from dmtrl import MTRLClassifier
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.site.data_check import check_file
-from dmtrl.federation.site.rows import coordinates_of
 from dmtrl.federation.study import preparation as federated
 from dmtrl.federation.study.study_file import Study, parse_study
 from dmtrl.protocol.study import Begin
@@ -105,7 +104,7 @@ def test_coordinates_equal_those_of_the_estimator(tmp_path: Path) -> None:
     assert square == pytest.approx(np.mean((model.coordinates_.rows(X) ** 2).sum(axis=1)))
     text = federated.coordinates_to_json(found)
     begin = Begin(study="", preparation="", coordinates=text, x_centre=found.x_centre, numbers=np.zeros(0))
-    assert vars(coordinates_of(begin)) == vars(found)
+    assert vars(federated.coordinates_from(begin)) == vars(found)
 
 
 def test_the_target_of_a_regression_is_centred(tmp_path: Path) -> None:

@@ -324,7 +324,7 @@ def test_a_single_lambda_needs_no_cross_validation(tmp_path: Path) -> None:
         CLINIC.replace("lambda = [0.3, 0.03]\ncommon = [0.0, 1.0]", "lambda = 0.1\ncommon = 0.5").encode()
     )
     result = simulate(study, clinic_files(tmp_path), tmp_path / "out", policy=LOOSE)
-    assert (result.reg_lambda, result.tau) == (0.1, 0.5)
+    assert (result.reg_lambda, result.common) == (0.1, 0.5)
     assert all(task.cv_error is None for task in result.tasks)
     left = [entry.name for entry in entries(tmp_path / "out" / "sites" / "north" / "ledger.jsonl")]
     assert "scores" not in left

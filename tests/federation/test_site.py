@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.protection.plain.site import PlainSite
 from dmtrl.federation.simulate import LocalSites
 from dmtrl.federation.site.approval import APPROVAL, STUDY, approval_text, approve, create_site, what_leaves, withdraw
 from dmtrl.federation.site.data_check import check_file
@@ -14,7 +15,7 @@ from dmtrl.federation.site.ledger import entries, verify
 from dmtrl.federation.site.policy import MESSAGES, Policy, read_policy
 from dmtrl.federation.site.site import Site
 from dmtrl.federation.study.study_file import Study, parse_study
-from dmtrl.protocol import rounds
+from dmtrl.protocol import PROTOCOL, rounds
 from dmtrl.protocol import study as messages
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
@@ -27,7 +28,7 @@ DESCRIBE = encode(rounds.Describe())
 
 
 def hello(study: Study) -> Message:
-    return encode(messages.Hello(study=study.hash, dmtrl="0.1"))
+    return encode(messages.Hello(study=study.hash, protocol=PROTOCOL, dmtrl="0.1"))
 
 
 def test_a_site_answers_an_approved_study(tmp_path: Path) -> None:
@@ -80,18 +81,26 @@ def test_the_approval_of_another_study_ends_a_run(tmp_path: Path) -> None:
 
 def test_another_study_is_approved_while_an_answer_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is refused, and nothing of the study before is used under the new approval."""
-    site, other, build = site_of(tmp_path), clinic(text=CLINIC + "\n"), Site._build_worker
+    site, other, build = site_of(tmp_path), clinic(text=CLINIC + "\n"), PlainSite.open
 
-    def approve_then_build(site: Site, begun: messages.Begin) -> object:
+    def approve_then_build(half: PlainSite, begun: messages.Begin) -> None:
         approve(site.folder, other, "approved in a test")
         site.study  # noqa: B018  # notices it
-        return build(site, begun)
+        build(half, begun)
 
     request = encode(begin(site))
-    monkeypatch.setattr(Site, "_build_worker", approve_then_build)
+    monkeypatch.setattr(PlainSite, "open", approve_then_build)
     assert "was not approved here" in refusal(site, request)
     monkeypatch.undo()
     assert "was not approved here" in refusal(site, DESCRIBE)
+
+
+def test_another_protocol_number_is_refused_and_both_are_named(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    other = encode(messages.Hello(study=site.study.hash, protocol=PROTOCOL + 7, dmtrl="9.9"))
+    words = refusal(site, other)
+    assert f"the protocol number {PROTOCOL} (dmtrl " in words
+    assert f"the coordinator has {PROTOCOL + 7} (dmtrl 9.9)" in words
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"study": "x"}', b"\xff"])

@@ -162,12 +162,12 @@ def test_explained_variance_by_hand() -> None:
 
 def test_a_hospital_without_a_test_error_has_no_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [SimpleNamespace(site="a", error=0.25), SimpleNamespace(site="b", error=None)]
-    result = SimpleNamespace(tasks=tasks, reg_lambda=1.0, tau=0.0, relative_gap=0.0)
+    result = SimpleNamespace(tasks=tasks, reg_lambda=1.0, common=0.0, relative_gap=0.0)
     monkeypatch.setattr(heart, "simulate", lambda *_, **__: result)
     hospital = heart.Hospital(["age"], np.ones((4, 1)), np.array([0, 1, 0, 1]), np.array([True, True, False, False]))
     assert heart._study_accuracy({"a": hospital, "b": hospital}, "", quick=True)[1] == {"a": 0.75}
     every = {name: {"cleveland": 0.5, "va": 0.7} for name in (heart.OURS, heart.BY_LOSS, heart.ALONE, heart.POOLED)}
-    figures = {**every, "rows": dict.fromkeys(heart.HOSPITALS, 4), "lambda": 1.0, "tau": 0.0}
+    figures = {**every, "rows": dict.fromkeys(heart.HOSPITALS, 4), "lambda": 1.0, "common": 0.0}
     [_, table] = heart.items([Record("heart", {"split": heart.FLAMBY}, {}, figures, 1.0)])
     assert table.rows[0][1:6] == ["0.500", "-", "-", "0.700", "0.600"]
 

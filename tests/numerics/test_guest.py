@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 fcntl = pytest.importorskip("fcntl")
+pytestmark = pytest.mark.subprocess
 
 PROGRAM = Path(__file__).parents[1] / "support" / "guest.py"
 UNRELATED = """
@@ -65,7 +66,7 @@ def test_unrelated_functions_touch_no_lock(seen: Any) -> None:
 @pytest.mark.parametrize("after", ["import", "fit", "failing fit", "page and plot"])
 def test_nothing_is_left_behind(after: str, seen: Any) -> None:
     before, now = seen["states"]["before"], seen["states"][after]
-    assert {fact: (before[fact], now[fact]) for fact in before if now[fact] != before[fact]} == {}
+    assert [fact for fact in before if now[fact] != before[fact]] == []
 
 
 def test_no_listener_is_registered(seen: Any) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,10 +16,14 @@ from dmtrl.protocol.rounds import (
     ANSWERS,
     READ_ONLY,
     WANTED,
+    CrossCurvatures,
+    Curvatures,
     Describe,
     Description,
     HoldOut,
     Improved,
+    Levels,
+    Moments,
     Numbers,
     Prepare,
     Prepared,
@@ -30,6 +34,10 @@ from dmtrl.protocol.rounds import (
     Saved,
     Score,
     Scores,
+    Shared,
+    SharedCurvatures,
+    SharedSlopes,
+    SumMoments,
     Vectors,
 )
 from dmtrl.worker.worker import Worker
@@ -37,6 +45,17 @@ from support.problems import random_problem
 
 UNITS, FEATURES = 4, 3
 ALL = [KINDS[name] for name in sorted(KINDS)]  # in the same order in every process
+SHAPED = [Levels, Shared, Curvatures, CrossCurvatures, SharedSlopes, SharedCurvatures]
+SIZES = {
+    "units": UNITS,
+    "outputs": 1,
+    "pairs": 1,
+    "cross": FEATURES,
+    "groups": 1,
+    "parts": 2,
+    "weights": FEATURES,
+    "weights_and_intercept": FEATURES + 1,
+}
 VALUES: dict[Any, Any] = {int: 7, float: 0.25, str: "text", bool: True, str | None: "text"}
 PREPARE = Prepare(
     local_solver="sdca",
@@ -60,6 +79,8 @@ def example(kind: type, optional: bool) -> Any:
             values[item.name] = rng.normal(size=UNITS)
         elif hint in (Vectors, Vectors | None):
             values[item.name] = rng.normal(size=(UNITS, FEATURES))
+        elif hint in SHAPED:
+            values[item.name] = rng.normal(size=[SIZES[word] for word in get_args(hint)[1].split()])
         else:
             values[item.name] = VALUES[hint]
     return kind(**values)
@@ -72,8 +93,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_every_request_has_an_answer() -> None:
-    assert {Describe, HoldOut, Prepare, Round, Score, Save, Restore} == set(ANSWERS)
-    assert {Description, Prepared, Improved, Scores, Saved, Restored} == set(ANSWERS.values())
+    assert {Describe, HoldOut, Prepare, Round, Score, SumMoments, Save, Restore} == set(ANSWERS)
+    assert {Description, Prepared, Improved, Scores, Moments, Saved, Restored} == set(ANSWERS.values())
     assert not set(ANSWERS) & set(ANSWERS.values()), "no message is both a request and an answer"
     assert not set(study.ANSWERS) & set(study.ANSWERS.values())
     declared = [*ANSWERS, *dict.fromkeys(ANSWERS.values()), *study.ANSWERS, *study.ANSWERS.values()]
@@ -118,10 +139,10 @@ def test_infinite_numbers_survive_the_wire() -> None:
 
 
 def test_no_message_has_a_field_for_rows_labels_or_dual_variables() -> None:
-    """Arrays have one number or one vector of features per unit; scalars are Python scalars."""
+    """Arrays have one number or one vector of features per unit, or are sums over units; scalars are Python scalars."""
     hints = {(k, n): h for k in KINDS.values() for n, h in get_type_hints(k, include_extras=True).items()}
     assert not {name for _, name in hints} & {"X", "x", "y", "alpha", "labels", "data", "indices", "indptr"}
-    allowed = [int, float, str, bool, str | None, np.ndarray, Numbers, Vectors, Numbers | None, Vectors | None]
+    allowed = [int, float, str, bool, str | None, np.ndarray, Numbers, Vectors, Numbers | None, Vectors | None, *SHAPED]
     assert all(hint in allowed for hint in hints.values())
     # `rows` counts rows and `weight` sums their weights: one number per unit
     assert hints[Description, "rows"] == hints[Description, "weight"] == Numbers

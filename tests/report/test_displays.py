@@ -45,7 +45,7 @@ def test_correlations_are_drawn_in_the_order_of_similarity(model: MTRLRegressor)
     display.figure_.canvas.draw()
 
 
-def test_axes_of_ones_own_and_the_models_order(model: MTRLRegressor) -> None:
+def test_given_axes_and_order_of_the_model(model: MTRLRegressor) -> None:
     from matplotlib.figure import Figure
 
     ax = Figure().subplots()
@@ -92,7 +92,7 @@ def test_convergence_refuses_what_it_cannot_draw() -> None:
         ConvergenceDisplay([{}]).plot(x="time")
 
 
-def test_comparison_is_sorted_by_gain_and_rings_the_harmed() -> None:
+def test_comparison_is_sorted_by_gain_and_marks_hurt_tasks() -> None:
     names = [f"shop {i}" for i in range(100)]
     comparison = made_up_comparison(names)
     display = TaskComparisonDisplay(comparison).plot(max_tasks=21)
@@ -107,7 +107,7 @@ def test_comparison_is_sorted_by_gain_and_rings_the_harmed() -> None:
     assert "21 of 100" in display.ax_.get_title()
 
 
-def test_comparison_from_an_estimator_is_what_compare_says() -> None:
+def test_comparison_from_an_estimator_matches_compare() -> None:
     X, y, tasks, _ = families(4, rows=12, d=3)
     model = MTRLClassifier().fit(X, y > 0, tasks=tasks)
     display = TaskComparisonDisplay.from_estimator(model, X, y > 0, tasks, cv=3, pooled=False)

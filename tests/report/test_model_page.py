@@ -1,7 +1,6 @@
 """The page about a model: its numbers are the model's, its pictures work in a real browser, at 16 to 2,000 tasks."""
 
 import re
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from conftest import SharedData
 from dmtrl import RFF, Certificate, MTRLClassifier, MTRLRegressor, TaskCovariance
 from dmtrl.report.content import HeatMap, KeyFigures, Table
-from dmtrl.report.files import write_files
 from dmtrl.report.model_page import ModelFacts, model_facts, model_page, page_from_facts, write_model_page
 from dmtrl.report.model_page.facts import percent
 from dmtrl.report.model_page.relations import MAX_CELLS, relations
@@ -143,7 +141,7 @@ def test_long_tables_are_searched_and_sorted(browser: Browser, thousands: Made) 
     assert gains == sorted((comparison.alone - comparison.together).tolist())
 
 
-def test_numbers_on_the_page_are_the_models(browser: Browser, sixteen: Made) -> None:
+def test_page_shows_the_figures_of_the_model(browser: Browser, sixteen: Made) -> None:
     browser.open(sixteen.path, scheme="dark")
     browser.wait_for(DRAWN, "all plots")
     model, certificate = sixteen.model, sixteen.model.certificate_
@@ -194,7 +192,7 @@ def _rows(browser: Browser, name: str) -> list[list[Any]]:
     return found
 
 
-def test_related_tasks_stand_together_and_coefficients_are_the_models(sixteen: Made) -> None:
+def test_related_tasks_are_adjacent_and_coefficients_match_the_model(sixteen: Made) -> None:
     family = dict(zip(sixteen.model.tasks_.tolist(), families(16)[3], strict=True))
     heat, coefficients = items(sixteen.page, HeatMap)
     shown = [family[label] for label in heat.labels]
@@ -210,7 +208,7 @@ def test_related_tasks_stand_together_and_coefficients_are_the_models(sixteen: M
     }
 
 
-def test_of_many_tasks_groups_are_shown_and_no_large_array_is_made(
+def test_many_tasks_are_shown_as_groups_without_a_dense_matrix(
     thousands: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "form 150 groups" in thousands.page.lead
@@ -272,7 +270,7 @@ def test_three_classes() -> None:
     assert {"feature 0 (0)", "feature 0 (2)"} <= named  # a coefficient for each feature and class
 
 
-def test_mapped_features_have_no_view() -> None:
+def test_mapped_features_have_no_coefficient_section() -> None:
     X, y, tasks, _ = families(3)
     page = model_page(MTRLRegressor(feature_map=RFF(20)).fit(X, y, tasks=tasks))
     assert "do not belong to features of the data" in words(page)
@@ -320,7 +318,6 @@ def test_hostile_names_are_shown_and_never_run(browser: Browser, tmp_path: Path)
     model = MTRLRegressor().fit(X, y, tasks=np.repeat(np.array(names), 6))
     model.feature_names_in_ = np.array(names[:2], dtype=object)
     comparison = made_up_comparison(model.tasks_)
-    page = model_page(model, comparison=comparison)
     browser.open(write_model_page(model, tmp_path / "hostile.html", comparison=comparison), width=360)
     browser.wait_for(DRAWN, "all plots")
     assert browser.run("return window.pwned") is None
@@ -336,9 +333,6 @@ def test_hostile_names_are_shown_and_never_run(browser: Browser, tmp_path: Path)
     assert sorted(shown) == sorted(name.replace("\0", "") for name in model.tasks_.tolist()), "HTML has no sign zero"
     hurt = [name for name, is_hurt in zip(model.tasks_, comparison.hurts, strict=True) if is_hurt]
     assert re.sub(r"\s+", "", hurt[0]) in re.sub(r"\s+", "", browser.find("main").get_attribute("textContent"))
-    for path in write_files(page, tmp_path / "files"):
-        if path.suffix == ".svg":
-            ElementTree.fromstring(path.read_bytes())
 
 
 @pytest.mark.parametrize("share", [0.0, 3e-12, 1.23e-6, 8.4e-4, 0.000996, 0.0999, 0.5, 1.0, 7.7])
@@ -350,7 +344,7 @@ def test_a_percentage_is_never_rounded_down(share: float) -> None:
         assert share <= float(shown.removesuffix(" %")) / 100 + 1e-15 <= 1.11 * share + 2e-15
 
 
-def test_dark_and_light_swap_every_colour_of_the_new_kinds(browser: Browser, school: Made) -> None:
+def test_theme_button_changes_every_colour_of_dot_plots(browser: Browser, school: Made) -> None:
     look: Callable[[], Any] = lambda: browser.run(  # noqa: E731
         "const plot = document.querySelector('#tasks-with-the-largest-and-the-smallest-gain .plot');"
         "return plot.data.map(trace => (trace.marker || trace.line).color)"

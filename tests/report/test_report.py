@@ -21,7 +21,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_page_is_drawn_without_network_or_complaint(browser: Browser, page: Path, scheme: str) -> None:
+def test_page_is_drawn_without_network_or_console_errors(browser: Browser, page: Path, scheme: str) -> None:
     browser.open(page, scheme=scheme)
     browser.wait_for(DRAWN, "all plots")
     assert len(browser.find_all(".plot")) == 1 + 1 + 4 + 1 + 1 + 2 + 1 + 1
@@ -37,7 +37,7 @@ def test_page_is_drawn_without_network_or_complaint(browser: Browser, page: Path
     assert browser.run("return document.documentElement.dataset.theme") == scheme
 
 
-def test_the_watch_on_the_network_sees_a_request(browser: Browser, tmp_path: Path) -> None:
+def test_request_recorder_sees_a_request(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "leak.html").write_text("<img src='http://127.0.0.1:9/pixel.png'>", encoding="utf-8")
     browser.open(tmp_path / "leak.html")
     assert browser.requests() == ["http://127.0.0.1:9/pixel.png"]

@@ -14,7 +14,7 @@ from dmtrl.report.model_page.held_out import ERROR_RATE, SQUARED_ERROR, baseline
 from support.model_pages import families, items, made_up_comparison, table, words
 
 
-def test_how_well_it_predicts_is_what_the_metrics_say() -> None:
+def test_held_out_error_matches_the_metrics() -> None:
     X, y, tasks, _ = families(4)
     model = MTRLRegressorCV(lambdas=[1.0, 0.1, 0.01], commons=[0.0], cv=4).fit(X, y, tasks=tasks)
     error, guess = (found["rmse"] ** 2 for found in (model.metrics_.overall, model.metrics_.baseline))
@@ -118,7 +118,7 @@ def made_of(correlation: np.ndarray, **more: Any) -> Page:
     return page_from_facts(facts, "Made up")
 
 
-def test_what_is_called_opposed_in_the_lead_is_opposed_in_the_table() -> None:
+def test_lead_and_table_agree_on_opposed_tasks() -> None:
     weak = np.array([[1.0, 0.6, -0.05], [0.6, 1.0, -0.09], [-0.05, -0.09, 1.0]])
     page = made_of(weak)
     assert "No two tasks are opposed" in page.lead
@@ -131,7 +131,7 @@ def test_what_is_called_opposed_in_the_lead_is_opposed_in_the_table() -> None:
     assert [row[:2] for row in table(made_of(strong), "Most opposed").rows] == [["task 1", "task 2"]]
 
 
-def test_groups_speak_only_of_groups_that_are_listed() -> None:
+def test_text_mentions_only_listed_groups() -> None:
     correlation = np.array([[1.0, 0.9, -0.9], [0.9, 1.0, -0.9], [-0.9, -0.9, 1.0]])
     page = made_of(correlation)
     groups = table(page, "Groups")
@@ -141,7 +141,7 @@ def test_groups_speak_only_of_groups_that_are_listed() -> None:
     assert [row[1] for row in table(page, "Closest tasks").rows] == [1, 1, None]
 
 
-def test_marks_are_told_beside_what_chance_alone_would_mark() -> None:
+def test_number_of_marked_tasks_is_compared_with_chance() -> None:
     for m, chance in ((14, "fewer than one"), (300, "about 3")):
         comparison = made_up_comparison([f"task {i}" for i in range(m)])
         page = made_of(np.eye(m), comparison=comparison)
@@ -151,7 +151,7 @@ def test_marks_are_told_beside_what_chance_alone_would_mark() -> None:
         assert "sum over tasks of each task's mean loss" in words(page)
 
 
-def test_metrics_stand_beside_their_baselines() -> None:
+def test_metrics_are_shown_with_their_baselines() -> None:
     X, y, tasks, _ = families(4)
     model = MTRLRegressorCV(lambdas=[0.1], commons=[0.0], owns=[0.0], cv=4).fit(X, y, tasks=tasks)
     page = model_page(model, X, y, tasks)

@@ -1,7 +1,7 @@
 """A program of another library that also uses dmtrl: prints the state of the process before and after as JSON.
 
-It begins with imports of the packages that dmtrl uses, so that what changes afterwards is dmtrl's doing. Arguments: a
-folder for files.
+It begins with imports of the packages that dmtrl uses (scikit-learn draws random numbers), so that what changes
+afterwards is the doing of dmtrl. Argument: a folder for files.
 """
 
 import json
@@ -22,9 +22,11 @@ import matplotlib.pyplot as plt
 import numba
 import numpy as np
 import pandas as pd
+import plotly.graph_objects
 import plotly.io
 import scipy.linalg
-import sklearn
+import sklearn.metrics
+import sklearn.model_selection
 from numba.core import event
 from threadpoolctl import ThreadpoolController
 
@@ -79,6 +81,8 @@ class Stop(Exception):
 def main(folder: Path) -> None:
     scipy.linalg.eigh(np.eye(64))  # BLAS has computed something
     sys.addaudithook(watch_locks)
+    plotly.graph_objects.Figure(plotly.graph_objects.Scatter(x=[1], y=[2]))
+    state()  # plotly adds warnings filters when its figures and renderers are first used
     states = {"before": state()}
 
     import dmtrl

@@ -7,9 +7,11 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
+from click import ClickException
 from click.testing import CliRunner, Result
 
 from dmtrl.cli.main import main
+from dmtrl.exceptions import CellError
 
 ENV = {"COLUMNS": "120", "TERM": "dumb"}
 
@@ -17,6 +19,21 @@ ENV = {"COLUMNS": "120", "TERM": "dumb"}
 def run(*words: object, columns: str = "120", answer: str | None = None) -> Result:
     """The result of a command. answer: what is typed."""
     return CliRunner(env=ENV | {"COLUMNS": columns}).invoke(main, [str(word) for word in words], input=answer)
+
+
+def error_of(*words: object) -> BaseException:
+    """The typed error with which a command fails; the command itself prints it in one line."""
+    result = CliRunner(env=ENV).invoke(main, [str(word) for word in words], standalone_mode=False)
+    assert isinstance(result.exception, ClickException), result.output
+    assert result.exception.__cause__ is not None
+    return result.exception.__cause__
+
+
+def bad_cell(*words: object) -> tuple[str, str | None]:
+    """The cell that a command cannot read, and where it is."""
+    error = error_of(*words)
+    assert isinstance(error, CellError)
+    return error.value, error.where
 
 
 def shops(m: int = 5, rows: int = 40, seed: int = 0, shuffled: bool = True) -> pa.Table:

@@ -29,21 +29,12 @@ def command(seed: int, paper: bool, quick: bool, out: str, no_page: bool) -> Non
     from rich.console import Console
 
     from dmtrl.cli.demo_summary import print_demo
-    from dmtrl.report.page import require_packages, write_page
-    from dmtrl.tables.output import check_output
-    from dmtrl.workflows.demo import demo_page, run_demo
+    from dmtrl.workflows import demo
 
-    if not no_page:
-        check_output(Path(out), force=True)
     with display() as progress:
-        result = run_demo(seed, quick, progress.stage, paper)
-    print_demo(result, Console(highlight=False))
-    if no_page:
-        return
-    try:
-        require_packages()
-    except ImportError as missing:  # the demo itself needs no page
-        click.echo(f"\n  no page was written: {missing}")
-        return
-    written = write_page(demo_page(result), out)
-    click.echo(f"\n  page: {written}")
+        done = demo.demo(seed, quick, paper, None if no_page else Path(out), progress)
+    print_demo(done.result, Console(highlight=False))
+    for note in done.notes:
+        click.echo(f"\n  {note}")
+    if done.page is not None:
+        click.echo(f"\n  page: {done.page}")

@@ -1,4 +1,4 @@
-"""What `dmtrl demo` prints: errors, facts about the joint fit, and two heat maps."""
+"""Print the result of `dmtrl demo`."""
 
 import numpy as np
 from rich.console import Console

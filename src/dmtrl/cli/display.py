@@ -7,8 +7,8 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol
 
 import click
 
@@ -17,8 +17,22 @@ from dmtrl.progress import NoProgress, Progress
 LINE_EVERY = 10.0  # seconds between plain lines
 
 
-class Display(ABC):
-    """A `dmtrl.progress.Progress` that estimates the time left."""
+class Display(Progress, Protocol):
+    """A `dmtrl.progress.Progress` that can be hidden for a while."""
+
+    def paused(self) -> AbstractContextManager[object]:
+        """Nothing is shown within this context, so that results can be printed."""
+
+
+class Silent(NoProgress):
+    """Shows nothing."""
+
+    def paused(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
+class _Timed(ABC):
+    """A display that estimates the time left."""
 
     def __init__(self) -> None:
         self._text, self._began, self._from, self._done = "", time.monotonic(), 0.0, 0.0
@@ -35,11 +49,14 @@ class Display(ABC):
         left = spent * (1 - self._done) / gained if gained > 0 and spent > 0.5 else None
         self._show(self._done, detail, left, False)
 
+    def paused(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
     @abstractmethod
     def _show(self, done: float, detail: str, left: float | None, fresh: bool) -> None: ...
 
 
-class Lines(Display):
+class Lines(_Timed):
     """A line when a stage begins, and one every few seconds."""
 
     def __init__(self) -> None:
@@ -53,12 +70,20 @@ class Lines(Display):
             click.echo(f"{self._text}: {more}" if more else self._text, err=True)
 
 
-class Live(Display):
+class Live(_Timed):
     """One line with a bar, updated in place."""
 
     def __init__(self, progress: Any):
         super().__init__()
         self._progress, self._row = progress, progress.add_task("starting", total=1.0, detail="")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
 
     def _show(self, done: float, detail: str, left: float | None, fresh: bool) -> None:
         more = ", ".join(part for part in (detail, _time_left(left)) if part)
@@ -74,10 +99,10 @@ def _time_left(left: float | None) -> str:
 
 
 @contextmanager
-def display(quiet: bool = False) -> Iterator[Progress]:
+def display(quiet: bool = False) -> Iterator[Display]:
     """The display for the kind of stderr."""
     if quiet:
-        yield NoProgress()
+        yield Silent()
     elif not sys.stderr.isatty():
         yield Lines()
     else:

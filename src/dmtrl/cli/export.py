@@ -6,8 +6,7 @@ from pathlib import Path
 import click
 
 from dmtrl.cli.errors import printable
-from dmtrl.tables.discovery import check_model
-from dmtrl.tables.output import check_output
+from dmtrl.workflows.requests import ExportRequest
 
 
 @click.command(name="export")
@@ -28,15 +27,13 @@ def command(model: str, out: str, task: str | None, force: bool, as_json: bool, 
       dmtrl export model.dmtrl -o coefficients.csv
       dmtrl export model.dmtrl --task north -o north.onnx
     """
-    path = Path(out)
-    # quick checks, before the numerical libraries are imported
-    check_model(Path(model))
-    check_output(path, force, [model])
-    from dmtrl.workflows.export import export_file
+    request = ExportRequest(model, Path(out), task, force)
+    request.check()  # before the numerical libraries are imported
+    from dmtrl.workflows.export import export
 
-    summary = export_file(model, path, task, force)
+    result = export(request)
     if as_json:
-        click.echo(json.dumps(summary))
+        click.echo(json.dumps(result.as_dict()))
     elif not quiet:
-        tasks = "1 task" if summary["tasks"] == 1 else f"{summary['tasks']:,} tasks"
-        click.echo(printable(f"{tasks}, {summary['coefficients']:,} coefficients each, in {out}"), err=True)
+        tasks = "1 task" if result.tasks == 1 else f"{result.tasks:,} tasks"
+        click.echo(printable(f"{tasks}, {result.coefficients:,} coefficients each, in {out}"), err=True)

@@ -4,25 +4,20 @@ import json
 import math
 import shlex
 import sys
-import time
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from dmtrl.cli.display import display
+from dmtrl.cli.display import Display, display
 from dmtrl.cli.errors import INTERRUPTED, note_text, printable
 from dmtrl.cli.options import KINDS
-from dmtrl.exceptions import Setting
-from dmtrl.tables.discovery import find_files
-from dmtrl.tables.output import check_output
+from dmtrl.workflows.requests import FitRequest
 
 if TYPE_CHECKING:
-    from dmtrl.estimators.comparison import Comparison
-    from dmtrl.progress import Progress
     from dmtrl.solver.checkpoint.options import PathLike
-    from dmtrl.workflows.prepare import FitRequest, Prepared
+    from dmtrl.workflows.prepare import TrainingTable
 
 REGRESSION_LOSSES = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson")
 LOSSES = (*REGRESSION_LOSSES, "logistic", "hinge", "smoothed_hinge", "squared_hinge")
@@ -149,18 +144,7 @@ def _losses(ctx: Any, param: Any, incomplete: str) -> list[str]:
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
 @click.pass_context
 def command(
-    ctx: click.Context,
-    data: tuple[str, ...],
-    out: str,
-    force: bool,
-    resume: str | None,
-    checkpoint: str | None,
-    compare: bool,
-    no_page: bool,
-    as_json: bool,
-    quiet: bool,
-    by_task: bool,
-    **options: Any,
+    ctx: click.Context, data: tuple[str, ...], out: str, no_page: bool, as_json: bool, quiet: bool, **options: Any
 ) -> None:
     """Fit one model per task from data files.
 
@@ -169,100 +153,36 @@ def command(
     \b
     Example: dmtrl fit marks.csv --task school --target score --drop remarks
     """
-    if by_task and compare:
-        raise click.UsageError("--compare needs all rows in memory; leave out --by-task")
-    began = time.perf_counter()
+    options["date"] = dict(options["date"])
+    options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
     page = None if no_page else Path(out).with_suffix(".html")
-    # quick checks, before the numerical libraries are imported
-    find_files(data, options["encoding"])
-    for path in (Path(out), page):
-        if path is not None:
-            check_output(path, force, data)
-    from dmtrl.workflows.fit import check_checkpoints
-    from dmtrl.workflows.prepare import FitRequest
+    request = FitRequest(data, out=Path(out), page=page, **options)
+    request.check()  # before the numerical libraries are imported
+    from dmtrl.workflows.fit import Interrupted, fit
 
+    # Ray prints messages about lost processes to stdout, which is for results
+    stdout, moved = sys.stdout, redirect_stdout(sys.stderr) if request.engine == "ray" else nullcontext()
     try:
-        check_checkpoints(Path(out), resume, checkpoint, force)
-        options["date"] = dict(options["date"])
-        options["text"] = {column: kind or "tfidf" for column, kind in options["text"]}
-        request = FitRequest(data, **options)
-        prepared = _prepare(request, by_task, quiet, as_json)
-        summary = _fit(prepared, request, Path(out), page, compare, quiet, resume=resume, checkpoint=checkpoint)
+        with display(quiet) as shown, moved:
+            result = fit(request, shown, lambda table: None if quiet or as_json else _print_table(table, shown, stdout))
     except KeyboardInterrupt as interrupt:
-        _print_resume_command(ctx.find_root().obj, getattr(interrupt, "checkpoint", None))
+        _print_resume_command(ctx.find_root().obj, interrupt.checkpoint if isinstance(interrupt, Interrupted) else None)
         ctx.exit(INTERRUPTED)
-    summary["seconds"]["total"] = time.perf_counter() - began
     if as_json:
-        summary["notes"] = [note_text(note) for note in summary["notes"]]
-        click.echo(json.dumps(summary, allow_nan=False))
+        values = result.as_dict()
+        click.echo(json.dumps(values | {"notes": [note_text(note) for note in values["notes"]]}, allow_nan=False))
     elif not quiet:
         from dmtrl.cli.fit_summary import print_summary
 
-        print_summary(summary)
+        print_summary(result)
 
 
-def _prepare(request: "FitRequest", by_task: bool, quiet: bool, as_json: bool) -> "Prepared":
-    from dmtrl.workflows.by_task import prepare_by_task
-    from dmtrl.workflows.prepare import prepare
+def _print_table(table: "TrainingTable", shown: Display, file: TextIO) -> None:
+    """Print what was done with the columns, before the fit begins."""
+    from dmtrl.cli.fit_summary import print_columns
 
-    began = time.perf_counter()
-    with display(quiet) as progress:
-        prepared = prepare_by_task(request, progress) if by_task else prepare(request, progress)
-    prepared.seconds["reading"] = time.perf_counter() - began
-    if not (quiet or as_json):
-        from dmtrl.cli.fit_summary import print_columns
-
-        print_columns(prepared.preparation.table(), prepared.notes)
-    return prepared
-
-
-def _fit(
-    prepared: "Prepared", request: "FitRequest", out: Path, page: Path | None, compare: bool, quiet: bool, **places: Any
-) -> dict[str, Any]:
-    """Fit, compare, write the page and return the summary. places: where to resume from and to write checkpoints."""
-    from dmtrl import __version__
-    from dmtrl.workflows.fit import fit, folds_for, rows_per_task
-    from dmtrl.workflows.summary import fit_summary
-
-    comparison = None
-    if compare:
-        rows = rows_per_task(prepared.tasks, prepared.weight)
-        folds = folds_for(rows, "for a comparison; leave out ", Setting("compare"))
-    with display(quiet) as progress:
-        # Ray prints messages about lost processes to stdout, which is for results
-        with redirect_stdout(sys.stderr) if request.engine == "ray" else nullcontext():
-            model = fit(prepared, request, progress, out, **places)
-        if compare:
-            progress.stage("comparing with each task alone and all tasks pooled (Ctrl-C skips this)")
-            try:
-                comparison = model.compare(prepared.X, prepared.y, prepared.tasks, prepared.weight, folds)
-            except KeyboardInterrupt:
-                prepared.notes.append("the comparison was interrupted")
-        written = _write_page(page, model, prepared, comparison, progress)
-    summary = fit_summary(model, prepared, comparison)
-    more = {"dmtrl": __version__, "model": str(out), "data": list(map(str, request.data)), "report": written}
-    return {**more, **summary, "seconds": prepared.seconds}
-
-
-def _write_page(
-    page: Path | None, model: Any, prepared: "Prepared", comparison: "Comparison | None", progress: "Progress"
-) -> str | None:
-    """Write the page and return its path. The model is already saved, so a failure only adds a note."""
-    from dmtrl.report.model_page import write_model_page
-
-    if page is None:
-        return None
-    progress.stage("writing the page (Ctrl-C skips this)")
-    try:
-        if prepared.elsewhere is not None:
-            return str(write_model_page(model, page))
-        data = prepared.X, prepared.y, prepared.tasks
-        return str(write_model_page(model, page, *data, comparison or False, sample_weight=prepared.weight))
-    except KeyboardInterrupt:
-        prepared.notes.append("the page was skipped")
-    except (ImportError, OSError) as error:
-        prepared.notes.append(f"no page was written: {error}")
-    return None
+    with shown.paused():
+        print_columns(table.preparation.table(), table.notes, file)
 
 
 def _print_resume_command(arguments: list[str], checkpoint: "PathLike | None") -> None:

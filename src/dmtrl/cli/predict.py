@@ -9,8 +9,7 @@ import click
 
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import exit_on_interrupt, note_text, printable
-from dmtrl.tables.discovery import check_model, find_files
-from dmtrl.tables.output import check_output, check_table_name
+from dmtrl.workflows.requests import PredictRequest
 
 
 @click.command(name="predict")
@@ -30,9 +29,7 @@ from dmtrl.tables.output import check_output, check_table_name
 @click.option("--force", is_flag=True, help="Overwrite an existing output file.")
 @click.option("--json", "as_json", is_flag=True, help="Print a summary as JSON; requires --out.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only errors.")
-def command(
-    model: str, data: tuple[str, ...], out: str | None, force: bool, as_json: bool, quiet: bool, **options: Any
-) -> None:
+def command(model: str, data: tuple[str, ...], out: str | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Predict the rows of data files with a saved model.
 
     The files need the columns that the model was fitted on, and may be larger than memory. The output has the task,
@@ -45,23 +42,18 @@ def command(
     """
     if as_json and out is None:
         raise click.UsageError("--json prints to standard output; write the predictions to a file with --out")
-    path = None if out is None else Path(out)
-    # quick checks, before the numerical libraries are imported
-    check_model(Path(model))
-    find_files(data, options["encoding"])
-    if path is not None:
-        check_table_name(path)
-        check_output(path, force, [model, *data])
-    from dmtrl.workflows.predict import PredictRequest, predict
+    request = PredictRequest(model, data, None if out is None else Path(out), **options)
+    request.check()  # before the numerical libraries are imported
+    from dmtrl.workflows.predict import predict
 
     hidden = quiet or (out is None and sys.stdout.isatty())
     with exit_on_interrupt("nothing was written"), display(hidden) as progress:
-        summary = predict(PredictRequest(model, data, path, **options), progress)
+        result = predict(request, progress)
+    notes = [note_text(note) for note in result.notes]
     if as_json:
-        click.echo(json.dumps({**summary, "out": out, "notes": [note_text(note) for note in summary["notes"]]}))
+        click.echo(json.dumps(result.as_dict() | {"notes": notes}))
     elif not quiet:
-        for note in summary["notes"]:
-            click.echo(f"- {note_text(note)}", err=True)
+        for note in notes:
+            click.echo(f"- {note}", err=True)
         if out is not None:
-            columns = ", ".join(summary["columns"])
-            click.echo(printable(f"{summary['rows']:,} rows: {columns} in {out}"), err=True)
+            click.echo(printable(f"{result.rows:,} rows: {', '.join(result.columns)} in {out}"), err=True)

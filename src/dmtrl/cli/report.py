@@ -5,11 +5,9 @@ from pathlib import Path
 
 import click
 
-from dmtrl import __version__
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import exit_on_interrupt, note_text
-from dmtrl.tables.discovery import check_model, find_files
-from dmtrl.tables.output import check_output
+from dmtrl.workflows.requests import ReportRequest
 
 
 @click.command(name="report")
@@ -35,20 +33,16 @@ def command(
       dmtrl report model.dmtrl marks.csv -o marks.html
     """
     path = Path(model).with_suffix(".html") if out is None else Path(out)
-    # quick checks, before the numerical libraries are imported
-    check_model(Path(model))
-    if data:
-        find_files(data, encoding)
-    check_output(path, force, [model, *data])
+    request = ReportRequest(model, path, data, encoding, force)
+    request.check()  # before the numerical libraries are imported
     from dmtrl.workflows.report import report
 
     with exit_on_interrupt("nothing was written"), display(quiet) as progress:
-        found = report(model, data, path, progress, encoding)
-    notes = [note_text(note) for note in found["notes"]]
+        result = report(request, progress)
+    notes = [note_text(note) for note in result.notes]
     if as_json:
-        more = {"dmtrl": __version__, "model": model, "data": list(data)}
-        click.echo(json.dumps({**more, **found, "notes": notes}, allow_nan=False))
+        click.echo(json.dumps(result.as_dict() | {"notes": notes}, allow_nan=False))
     elif not quiet:
         for note in notes:
             click.echo(f"- {note}", err=True)
-        click.echo(f"page: {found['report']}")
+        click.echo(f"page: {result.page}")

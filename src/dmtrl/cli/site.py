@@ -12,7 +12,6 @@ from dmtrl.cli.options import OrderedGroup, echo_commands, site_option, verbose_
 
 if TYPE_CHECKING:
     from dmtrl.federation.site.data_check import SiteCheck
-    from dmtrl.federation.site.policy import Policy
 
 
 @click.group(name="site", cls=OrderedGroup)
@@ -76,39 +75,19 @@ def join(file: Path, data: Path | None, folder: Path, verbose: bool) -> None:
         --site cleveland
       dmtrl site join cleveland.signed.zip --site cleveland
     """
-    from dmtrl.federation.flare.invitation import Invitation
-    from dmtrl.federation.flare.site import member as flare
-    from dmtrl.federation.site import policy
-    from dmtrl.federation.site.approval import create_site
+    from dmtrl.workflows import site_member
 
-    if flare.is_signed(file):
-        done = flare.complete(folder, file, echo_commands(verbose))
-        click.echo(f"{done.invitation.site} has joined the study {done.invitation.project!r}.")
-        click.echo(f"Firewall: {done.firewall_rule()}.")
+    done = site_member.join(folder, file, data, echo_commands(verbose))
+    if isinstance(done, site_member.Joined):
+        click.echo(f"{done.site} has joined the study {done.project!r}.")
+        click.echo(f"Firewall: {done.firewall_rule}.")
         click.echo(f"Next: dmtrl site approve {done.study_file} --site {folder}")
         click.echo(f"      dmtrl site start --site {folder}")
         return
-    invitation = Invitation.read(file)
-    flare.require_new(folder)
-    if (folder / policy.FILE).exists():
-        _check_policy(folder / policy.FILE, policy.read_policy(folder), invitation.site, data)
-    elif data is None:
-        raise click.UsageError("the first step needs the site's data file: --data FILE")
-    else:
-        create_site(folder, invitation.site, data)
-    request = flare.ask(folder, file, echo_commands(verbose))
-    click.echo(f"Fingerprint of the study's authority: {invitation.fingerprint}")
+    click.echo(f"Fingerprint of the study's authority: {done.fingerprint}")
     click.echo("Compare it with the one that the coordinator tells you by telephone.")
-    click.echo(f"Send {request} to the coordinator. It holds no secret; the key stays in {request.parent}.")
-    click.echo(f"What leaves the site is decided in {folder / policy.FILE}.")
-
-
-def _check_policy(path: Path, policy: "Policy", invited: str, data: Path | None) -> None:
-    """The folder is that of a site already: its policy must be for the invited site and for the same data file."""
-    if policy.site != invited:
-        raise ValueError(f"the invitation is for the site {invited!r}, but {path} names the site {policy.site!r}")
-    if data is not None and data.resolve() != (path.parent / policy.data).resolve():
-        raise ValueError(f"{path} already names the data file {policy.data}; change it there, without --data")
+    click.echo(f"Send {done.request} to the coordinator. It holds no secret; the key stays in {done.request.parent}.")
+    click.echo(f"What leaves the site is decided in {done.policy}.")
 
 
 @command.command()
@@ -164,30 +143,26 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
     \b
     Example: dmtrl site start --site cleveland
     """
-    from dmtrl.federation.flare import services
-    from dmtrl.federation.flare.site.member import Member
-    from dmtrl.federation.site.approval import read_approval
-    from dmtrl.federation.site.policy import read_policy
+    from dmtrl.workflows import site_member
 
-    site = Member.open(folder)
-    name, port = site.invitation.site, site.invitation.port
     if service:
-        data = (folder / read_policy(folder).data).resolve()
-        click.echo(services.systemd_unit("site", name, folder))
-        click.echo(services.compose_file("site", name, folder, port, data), nl=False)
+        unit, compose = site_member.service_files(folder)
+        click.echo(unit)
+        click.echo(compose, nl=False)
         return
-    if read_approval(folder) is None:
+    if not site_member.has_approved(folder):
         click.echo("No study was approved here yet: the site will refuse to answer.", err=True)
     click.echo("Compiling the kernels, if necessary ...", err=True)
     if foreground:
-        site.run(echo_commands(verbose))
-    if not site.start(echo_commands(verbose)):
-        click.echo(f"{name} is already running.")
-    elif site.wait_for_server():
-        click.echo(f"{name} is connected to {site.invitation.host}:{port}.")
+        site_member.serve(folder, echo_commands(verbose))
+    begun = site_member.start(folder, echo_commands(verbose))
+    if not begun.started:
+        click.echo(f"{begun.site} is already running.")
+    elif begun.connected:
+        click.echo(f"{begun.site} is connected to {begun.address}.")
     else:
-        click.echo(f"{name} is running, but cannot reach the server yet; it keeps trying.")
-        click.echo(f"Check the firewall: {site.firewall_rule()}.")
+        click.echo(f"{begun.site} is running, but cannot reach the server yet; it keeps trying.")
+        click.echo(f"Check the firewall: {begun.firewall_rule}.")
 
 
 @command.command()
@@ -198,19 +173,15 @@ def status(folder: Path) -> None:
     \b
     Example: dmtrl site status --site cleveland
     """
-    from dmtrl.federation.flare import processes
-    from dmtrl.federation.flare.site.member import Member
-    from dmtrl.federation.site.approval import read_approval
-    from dmtrl.federation.site.budget import Budget
-    from dmtrl.federation.site.policy import read_policy
+    from dmtrl.workflows import site_member
 
-    site, given = Member.open(folder), read_approval(folder)
-    click.echo(f"{site.invitation.site}: {site.state() if site.admitted else 'not admitted yet'}")
-    click.echo(f"server: {site.invitation.host}:{site.invitation.port}")
+    found = site_member.status(folder)
+    given = found.approval
+    click.echo(f"{found.site}: {found.state}")
+    click.echo(f"server: {found.address}")
     click.echo(f"approved: {given.study} {given.hash[:16]} on {given.time}" if given else "approved: nothing yet")
-    click.echo(f"taking part in a run: {'yes' if processes.job_processes(site.kit) else 'no'}")
-    policy = read_policy(folder)
-    click.echo(f"privacy budget: {Budget(folder, policy.epsilon, policy.delta).describe()}")
+    click.echo(f"taking part in a run: {'yes' if found.in_run else 'no'}")
+    click.echo(f"privacy budget: {found.budget}")
 
 
 @command.command()
@@ -260,8 +231,7 @@ def stop(folder: Path) -> None:
     \b
     Example: dmtrl site stop --site cleveland
     """
-    from dmtrl.federation.flare.site.member import Member
+    from dmtrl.workflows import site_member
 
-    site = Member.open(folder)
-    name = site.invitation.site
-    click.echo(f"{name} was stopped." if site.stop() else f"{name} was not running.")
+    name, was_running = site_member.stop(folder)
+    click.echo(f"{name} was stopped." if was_running else f"{name} was not running.")

@@ -1,7 +1,6 @@
 """The group `dmtrl study`: the commands of the coordinator, in the order in which they are used."""
 
 import json
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ import click
 from dmtrl.cli.display import display
 from dmtrl.cli.errors import exit_on_interrupt, note_text, printable
 from dmtrl.cli.options import KINDS, OrderedGroup, echo_commands, folder_option, verbose_option
-from dmtrl.exceptions import FederationError, OutputExistsError
 
 if TYPE_CHECKING:
     from dmtrl.federation.coordinator.results import StudyResult
@@ -64,11 +62,11 @@ def new(study: str, force: bool, **options: Any) -> None:
     """
     from dmtrl.workflows.study import DraftRequest, new_study
 
-    made, notes = new_study(study, DraftRequest(**options), force)
-    for note in notes:
+    made = new_study(study, DraftRequest(**options), force)
+    for note in made.notes:
         click.echo(f"- {note_text(note)}")
-    kinds = [f"{len([c for c in made.columns if c.kind == kind])} {kind}" for kind in ("number", "category", "date")]
-    click.echo(printable(f"{study}: {', '.join(kinds)} columns, hash {made.hash[:16]}"))
+    kinds = [f"{count} {kind}" for kind, count in made.columns.items()]
+    click.echo(printable(f"{study}: {', '.join(kinds)} columns, hash {made.study.hash[:16]}"))
 
 
 @command.command(options_metavar="--out DIR [OPTIONS]")
@@ -88,12 +86,10 @@ def simulate(study: str, files: tuple[tuple[str, str], ...], out: str, force: bo
     Example: dmtrl study simulate heart.toml cleveland=cleveland.csv \\
                hungarian=hungarian.csv --out trial
     """
-    if len(dict(files)) < len(files):
-        raise ValueError("a site is named twice; give each file its own site")
     from dmtrl.workflows.study import simulate_study
 
     with display(quiet or as_json) as progress:
-        simulation = simulate_study(study, dict(files), out, progress, force)
+        simulation = simulate_study(study, files, out, progress, force)
     if as_json:
         click.echo(json.dumps(simulation.result.as_dict()))
     elif not quiet:
@@ -118,7 +114,7 @@ def _print_result(result: "StudyResult") -> None:
     if result.noisy:
         gap = "no certificate" if result.relative_gap == float("inf") else f"{gap} of the noisy problem"
         click.echo(result.privacy)
-    click.echo(f"lambda {result.reg_lambda:.4g}, common {result.tau:g}; {result.rounds} rounds, {gap}")
+    click.echo(f"lambda {result.reg_lambda:.4g}, common {result.common:g}; {result.rounds} rounds, {gap}")
 
 
 @command.command()
@@ -133,14 +129,13 @@ def provision(study: Path, host: str, port: int, folder: Path, verbose: bool) ->
     \b
     Example: dmtrl study provision heart.toml --host study.example.org -C study
     """
-    from dmtrl.federation.flare import kits
-    from dmtrl.federation.flare.server import folder as flare
+    from dmtrl.workflows import study_server
 
-    made = flare.provision(study, folder, host, port, echo_commands(verbose))
-    click.echo(f"The coordinator's folder is {folder}. Keep {folder / 'authority'} secret.")
-    click.echo(f"Fingerprint of the authority: {kits.fingerprint(folder)}")
+    made = study_server.provision(study, folder, host, port, echo_commands(verbose))
+    click.echo(f"The coordinator's folder is {folder}. Keep {made.authority} secret.")
+    click.echo(f"Fingerprint of the authority: {made.fingerprint}")
     click.echo("Give it to the sites over another channel than the invitations, such as the telephone.")
-    click.echo(f"Firewall: {made.firewall_rule()}.")
+    click.echo(f"Firewall: {made.firewall_rule}.")
     click.echo(f"Next: dmtrl study invite SITE -C {folder}")
 
 
@@ -153,9 +148,9 @@ def invite(site: str, folder: Path) -> None:
     \b
     Example: dmtrl study invite cleveland -C study
     """
-    from dmtrl.federation.flare.server import folder as flare
+    from dmtrl.workflows import study_server
 
-    path = flare.invite(flare.StudyServer.open(folder), site)
+    path = study_server.invite(folder, site)
     click.echo(f"Send {path} to the site. Its staff run:")
     click.echo(f"  dmtrl site join {path.name} --data FILE --site {site}")
 
@@ -170,9 +165,9 @@ def admit(request: Path, folder: Path, verbose: bool) -> None:
     \b
     Example: dmtrl study admit cleveland.request.zip -C study
     """
-    from dmtrl.federation.flare.server import folder as flare
+    from dmtrl.workflows import study_server
 
-    path = flare.admit(flare.StudyServer.open(folder), request, echo_commands(verbose))
+    path = study_server.admit(folder, request, echo_commands(verbose))
     click.echo(f"Send {path} back to the site. Its staff run:")
     click.echo(f"  dmtrl site join {path.name} --site {path.name.removesuffix('.signed.zip')}")
 
@@ -188,19 +183,18 @@ def start(folder: Path, foreground: bool, service: bool, verbose: bool) -> None:
     \b
     Example: dmtrl study start -C study
     """
-    from dmtrl.federation.flare import services
-    from dmtrl.federation.flare.server.folder import StudyServer
+    from dmtrl.workflows import study_server
 
-    coordinator = StudyServer.open(folder)
     if service:
-        click.echo(services.systemd_unit("study", coordinator.project, folder))
-        click.echo(services.compose_file("study", coordinator.project, folder, coordinator.port), nl=False)
+        unit, compose = study_server.service_files(folder)
+        click.echo(unit)
+        click.echo(compose, nl=False)
         return
     if foreground:
-        coordinator.run(echo_commands(verbose))
-    begun = coordinator.start(echo_commands(verbose))
-    where = f"{coordinator.host}:{coordinator.port}"
-    click.echo(f"The server listens on {where}." if begun else f"The server is already running on {where}.")
+        study_server.serve(folder, echo_commands(verbose))
+    server = study_server.start(folder, echo_commands(verbose))
+    running = "listens" if server.started else "is already running"
+    click.echo(f"The server {running} on {server.address}.")
 
 
 @command.command()
@@ -218,15 +212,13 @@ def run(folder: Path, resume: bool, wait: float, patience: float, quiet: bool, v
     \b
     Example: dmtrl study run -C study
     """
-    from dmtrl.federation.flare.server.folder import StudyServer
-    from dmtrl.federation.flare.server.supervisor import run_study_job
+    from dmtrl.workflows import study_server
 
-    coordinator = StudyServer.open(folder)
     advice = f"continue with: dmtrl study run --resume -C {folder}"
     with exit_on_interrupt(advice), display(quiet) as progress:
-        done = run_study_job(coordinator, progress, resume, wait, patience, echo_commands(verbose))
+        result = study_server.run(folder, progress, resume, wait, patience, echo_commands(verbose))
     if not quiet:
-        _print_result(done.result())
+        _print_result(result)
         click.echo(f"Next: dmtrl study fetch -o model.dmtrl -C {folder}")
 
 
@@ -238,25 +230,16 @@ def status(folder: Path) -> None:
     \b
     Example: dmtrl study status -C study
     """
-    from dmtrl.federation.flare import processes
-    from dmtrl.federation.flare.server.folder import StudyServer
-    from dmtrl.federation.flare.server.runs import runs
-    from dmtrl.federation.flare.server.supervisor import connected_sites, session
+    from dmtrl.workflows import study_server
 
-    coordinator = StudyServer.open(folder)
-    process = processes.running(coordinator.kit)
-    present: list[str] = []
-    if process is None:
-        click.echo("server: stopped")
-    else:
-        click.echo(f"server: running on {coordinator.host}:{coordinator.port} (process {process.pid})")
-        with session(coordinator) as opened:
-            present = connected_sites(opened)
-    for site in coordinator.admitted:
-        click.echo(f"site {site}: {'connected' if site in present else 'not connected'}")
-    for last in runs(folder)[-1:]:
-        state = last.state()
-        click.echo(f"run {last.number}: {state.state}{f': {state.reason}' if state.reason else ''}")
+    found = study_server.status(folder)
+    server = "stopped" if found.address is None else f"running on {found.address} (process {found.pid})"
+    click.echo(f"server: {server}")
+    for site, connected in found.connected.items():
+        click.echo(f"site {site}: {'connected' if connected else 'not connected'}")
+    last = found.last_run
+    if last is not None:
+        click.echo(f"run {last.number}: {last.state}{f': {last.reason}' if last.reason else ''}")
 
 
 @command.command()
@@ -268,11 +251,10 @@ def log(folder: Path, as_json: bool) -> None:
     \b
     Example: dmtrl study log -C study
     """
-    from dmtrl.federation.flare.server.folder import StudyServer
-    from dmtrl.federation.flare.server.runs import describe, runs
+    from dmtrl.federation.flare.server.runs import describe
+    from dmtrl.workflows import study_server
 
-    StudyServer.open(folder)
-    for entry in (entry for last in runs(folder)[-1:] for entry in last.progress()):
+    for entry in study_server.record_of_last_run(folder):
         if as_json:
             click.echo(json.dumps(entry))
             continue
@@ -292,13 +274,12 @@ def stop(folder: Path) -> None:
     \b
     Example: dmtrl study stop -C study
     """
-    from dmtrl.federation.flare.server.folder import StudyServer
-    from dmtrl.federation.flare.server.supervisor import stop_run
+    from dmtrl.workflows import study_server
 
-    coordinator = StudyServer.open(folder)
-    if stop_run(coordinator):
+    stopped = study_server.stop(folder)
+    if stopped.run:
         click.echo(f"The run was stopped. Continue it with: dmtrl study run --resume -C {folder}")
-    click.echo("The server was stopped." if coordinator.stop() else "The server was not running.")
+    click.echo("The server was stopped." if stopped.server else "The server was not running.")
 
 
 @command.command()
@@ -311,18 +292,7 @@ def fetch(folder: Path, out: Path, force: bool) -> None:
     \b
     Example: dmtrl study fetch -o model.dmtrl -C study
     """
-    from dmtrl.federation.coordinator.results import MODEL
-    from dmtrl.federation.flare.server.folder import StudyServer
-    from dmtrl.federation.flare.server.runs import FINISHED, runs
+    from dmtrl.workflows import study_server
 
-    StudyServer.open(folder)
-    finished = [one for one in runs(folder) if one.state().state == FINISHED]
-    if not finished:
-        raise FederationError("no run has finished yet; see 'dmtrl study status'")
-    model = finished[-1].folder / MODEL
-    if not model.exists():
-        raise FederationError("the study gives the coordinator a summary only, no model; see 'dmtrl study log'")
-    if out.exists() and not force:
-        raise OutputExistsError(out)
-    shutil.copyfile(model, out)
+    study_server.fetch(folder, out, force)
     click.echo(f"Wrote {out}.")

@@ -16,7 +16,7 @@ import numpy as np
 from dmtrl.data.blocks import Blocks, Source
 from dmtrl.data.task_data import TaskData, shard_edges, shards_per_task, split_units
 from dmtrl.tables import open_files
-from dmtrl.tables.by_task import ColumnRoles, DatasetReader, FileReader, open_dataset
+from dmtrl.tables.by_task import ColumnRoles, DatasetReader, open_dataset, scan_files
 
 
 class Reader(Protocol):
@@ -205,7 +205,7 @@ class SourcePlan:
         if table.format == "libsvm":
             raise ValueError("libsvm files have no named columns; convert them to Parquet, or use from_callable")
         roles = ColumnRoles.choose(table.names, target, task, features, weights, positive, constant, offset)
-        return cls._from_reader(FileReader(table, roles), roles)
+        return cls._from_scan(*scan_files(table, roles), len(roles.features))
 
     @classmethod
     def from_dataset(
@@ -240,17 +240,16 @@ class SourcePlan:
         """
         names = open_dataset(str(url)).schema.names
         roles = ColumnRoles.choose(names, target, task, features, weights, positive, constant, offset)
-        return cls._from_reader(DatasetReader(str(url), roles), roles)
+        return cls._from_scan(*DatasetReader(str(url), roles).scan(), len(roles.features))
 
     @classmethod
-    def _from_reader(cls, reader: FileReader | DatasetReader, roles: ColumnRoles) -> "SourcePlan":
-        rows, scanned = reader.scan()
+    def _from_scan(cls, rows: Mapping[str, int], reader: Reader, features: int) -> "SourcePlan":
         if not rows:
             raise ValueError("the data has no rows")
         are_numbers = all(map(str.isdecimal, rows))
         names = sorted(rows, key=lambda name: (len(name) if are_numbers else 0, name))
-        work = np.array([rows[name] for name in names]) * (len(roles.features) + 1.0)
-        return cls(_as_objects(names), work, scanned)
+        work = np.array([rows[name] for name in names]) * (features + 1.0)
+        return cls(_as_objects(names), work, reader)
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,24 @@ def _columns(request: Message, array: np.ndarray, features: int, outputs: int) -
     return with_intercept if request.scalars.get("intercept") else features * outputs
 
 
+def _shape(kind: Any, request: Message, array: np.ndarray, units: int, features: int, outputs: int) -> tuple[int, ...]:
+    """The shape that a field of an answer should have."""
+    if kind is Numbers:
+        return (units,)
+    if kind is Vectors:
+        return units, _columns(request, array, features, outputs)
+    sizes = {
+        "units": units,
+        "outputs": outputs,
+        "pairs": outputs**2,
+        "cross": outputs**2 * features,
+        "groups": int(request.scalars["groups"]),
+        "parts": 2,
+        "weights": outputs * features,
+    }
+    return tuple(sizes[word] for word in get_args(kind)[1].split())
+
+
 def fault_in(request: Message, answer: object, units: int, features: int, outputs: int = 1) -> str:
     """What is wrong with an answer, as words that follow the worker's name; empty if nothing is.
 
@@ -134,10 +152,11 @@ def fault_in(request: Message, answer: object, units: int, features: int, output
         array = answer.arrays.get(name)
         if array is None:
             continue
-        columns = _columns(request, array, features, outputs)
-        shape = (units,) if field.array is Numbers else (units, columns)
+        shape = _shape(field.array, request, array, units, features, outputs)
         if array.shape != shape:
             return f"answered {request.name!r} with {name!r} of shape {array.shape} instead of {shape}"
-        if array.dtype.kind == "f" and (np.isnan(array).any() or (field.array is Vectors and np.isinf(array).any())):
+        if array.dtype.kind == "f" and (
+            np.isnan(array).any() or (field.array is not Numbers and np.isinf(array).any())
+        ):
             return f"answered {request.name!r} with NaN or infinity in {name!r}"
     return ""

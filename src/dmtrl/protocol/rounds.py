@@ -12,6 +12,13 @@ import numpy as np
 
 Numbers = Annotated[np.ndarray, "one number per unit"]
 Vectors = Annotated[np.ndarray, "one vector of weights per unit"]
+# Arrays of other shapes: the words are sizes, which `codec.py` knows.
+Levels = Annotated[np.ndarray, "units outputs"]
+Shared = Annotated[np.ndarray, "outputs weights_and_intercept"]
+Curvatures = Annotated[np.ndarray, "units pairs"]
+CrossCurvatures = Annotated[np.ndarray, "units cross"]
+SharedSlopes = Annotated[np.ndarray, "groups parts weights"]
+SharedCurvatures = Annotated[np.ndarray, "groups parts weights weights"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +137,31 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumMoments:
+    """Asks for the quadratic model of the loss of the training rows around shared weights and the levels of the units.
+
+    The sums over tasks are made for `groups` groups of tasks: task i belongs to group i modulo `groups`.
+    """
+
+    groups: int = 1
+    shared: Shared  # for each output the weights of the features, then the intercept
+    level: Levels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """Sums of sample weight times loss, slope and curvature. `cross` is the curvature between the levels of a unit and
+    the shared weights; sums over units come as the two parts of a DoubleSum (numerics/sums.py)."""
+
+    loss: Numbers
+    slope: Levels
+    curvature: Curvatures
+    cross: CrossCurvatures
+    shared_slope: SharedSlopes
+    matrix: SharedCurvatures
+
+
+@dataclass(frozen=True, kw_only=True)
 class Save:
     """Asks for a checkpoint file in the folder `to`. In the folder `last` every worker's file is complete."""
 
@@ -166,8 +198,9 @@ ANSWERS: dict[type, type] = {
     Prepare: Prepared,
     Round: Improved,
     Score: Scores,
+    SumMoments: Moments,
     Save: Saved,
     Restore: Restored,
 }
-READ_ONLY = (Describe, Score)  # requests that leave the worker as it was
+READ_ONLY = (Describe, Score, SumMoments)  # requests that leave the worker as it was
 WANTED = {Prepare: ("evaluate", "loss_w"), Round: ("probe", "loss_probe")}  # with this field, the answer has that one

@@ -12,17 +12,20 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """Asks a site to take part in the study with this hash."""
+    """Asks a site to take part in the study with this hash. `protocol`: see protocol/__init__.py; `dmtrl`: the version
+    of the package, which is only shown."""
 
     study: str
+    protocol: int
     dmtrl: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
     """For each task of the study: its rows at this site, 0 where the site leaves it out; and -1 or 1 if all of them
-    have this class, else 0."""
+    have this class, else 0. `protocol`, `dmtrl`: as in `Hello`."""
 
+    protocol: int
     dmtrl: str
     rows: np.ndarray
     single: np.ndarray
@@ -109,7 +112,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Asks for the release `number` of a private study, at a point for each fitted task: see privacy/releases.py."""
+    """Asks for the release `number` of a private study, at a point for each fitted task: see noise/releases.py."""
 
     study: str
     number: int
@@ -145,8 +148,8 @@ class SharedKey:
 
 @dataclass(frozen=True, kw_only=True)
 class SumUp:
-    """Asks for the part of the site in a masked sum. keys: public ones of all sites. question: see masked_site.py and
-    `Site`; text, numbers: what it needs. counter: of the questions of a session, from 0."""
+    """Asks for the part of the site in a masked sum. keys: public ones of all sites. question: see masks/site.py;
+    text, numbers: what it needs. counter: of the questions of a session, from 0."""
 
     study: str
     session: str

@@ -1,7 +1,4 @@
-"""Write the content of a page as files: each figure as SVG, each table as CSV and Markdown.
-
-Files are written atomically.
-"""
+"""Tables as CSV and Markdown, the names of a page's items, and atomic writes."""
 
 from __future__ import annotations
 
@@ -17,28 +14,11 @@ from typing import TypeGuard
 
 import numpy as np
 
-from dmtrl.report.content import Item, KeyFigures, Page, Table, Text, slug
+from dmtrl.report.content import Item, Page, Table, Text, slug
 from dmtrl.report.theme import single_line
 from dmtrl.storage import whole_file
 
 EMPTY = "–"  # a cell with None or NaN
-
-
-def write_files(page: Page, folder: str | os.PathLike[str]) -> list[Path]:
-    """Write each figure as SVG and each table as .csv and .md to the folder. Returns the paths in page order."""
-    from dmtrl.report import static
-
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, item in named_items(page):
-        item = item.table() if isinstance(item, KeyFigures) else item
-        if isinstance(item, Table):
-            written += [write_atomic(folder / f"{name}.csv", csv_text(item).encode("utf-8", "replace"))]
-            written += [write_atomic(folder / f"{name}.md", markdown_text(item).encode("utf-8", "replace"))]
-        elif not isinstance(item, Text):
-            written.append(write_atomic(folder / f"{name}.svg", static.render(item)))
-    return written
 
 
 def named_items(page: Page) -> Iterator[tuple[str, Item]]:

@@ -1,19 +1,21 @@
 """The rows of single tasks from files that hold many tasks: (X, y) of each.
 
-A reader can be sent to another machine and opens the files there. Task names are texts, whatever the column's type. If
-one class of the target is positive, a scan of the whole column decides which texts mean it: a worker sees only some
-rows, so it uses that decision.
+A reader can be sent to another machine and opens the files there. `FileReader` finds the rows of tasks in files of any
+format, and a `RowParser` turns them into arrays: `ColumnRoles` those of columns of numbers. `DatasetReader` lets
+Parquet's statistics find the rows. Task names are texts, whatever the column's type. If one class of the target is
+positive, a scan of the whole column decides which texts mean it, because a worker sees only some rows.
 """
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from dmtrl.data.blocks import stack_rows
 from dmtrl.exceptions import CellError
 from dmtrl.tables import cells
 from dmtrl.tables import columns as read
@@ -88,9 +90,42 @@ def _number(text: str, comma: bool) -> Decimal | None:
     return None if number.is_nan() else number
 
 
+class RowParser(Protocol):
+    """Turns the rows of a table into arrays. It must be picklable, because it is sent to the workers."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns that it needs."""
+        ...
+
+    @property
+    def width(self) -> int | None:
+        """The number of features of a libsvm file, else None."""
+        ...
+
+    def task_names(self, table: Any) -> np.ndarray:
+        """The task of each row; None if it has none."""
+        ...
+
+    def split(self, table: Any, block: Any = None) -> dict[str, tuple[Any, ...]]:
+        """(X, y), (X, y, weight) or (X, y, weight, offset) of each task in a table, in the order of its rows.
+
+        block: the features of a libsvm file.
+        """
+        ...
+
+
+def group_by_task(names: np.ndarray, arrays: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
+    """The rows of each task in arrays whose rows belong to the named tasks."""
+    tasks, codes, counts = np.unique(names.astype(str), return_inverse=True, return_counts=True)
+    order, ends = np.argsort(codes, kind="stable"), np.cumsum(counts)
+    rows = np.split(order, ends)[:-1]
+    return {task: tuple(array[mine] for array in arrays) for task, mine in zip(tasks.tolist(), rows, strict=True)}
+
+
 @dataclass(frozen=True)
 class ColumnRoles:
-    """What each column is used for."""
+    """What each column is used for, where all features are columns of numbers. A RowParser."""
 
     task: str
     target: str
@@ -129,9 +164,20 @@ class ColumnRoles:
         return [self.task] if self.positive is None else [self.task, self.target]
 
     @property
-    def all(self) -> list[str]:
+    def columns(self) -> list[str]:
         weights = [self.weights] if self.weights is not None else []
         return list(dict.fromkeys([self.task, self.target, *self.features, *weights, *_columns(self.offset)]))
+
+    @property
+    def width(self) -> None:
+        return None
+
+    def scan(self, table: Any, classes: ClassScan) -> np.ndarray:
+        """The task of each row; adds the values of a target of classes to `classes`."""
+        tasks = self.task_names(table)
+        if self.positive is not None:
+            classes.add(read.texts(table.column(self.target)), tasks)
+        return tasks
 
     def after_scan(self, classes: ClassScan) -> "ColumnRoles":
         if self.positive is None:
@@ -145,18 +191,8 @@ class ColumnRoles:
                 raise ValueError(f"a row has no task: column {self.task!r} is empty in row {row + 1} of a batch")
         return names
 
-    def split(self, table: Any) -> dict[str, tuple[np.ndarray, ...]]:
-        """(X, y), (X, y, weight) or (X, y, weight, offset) of each task in a table, in the order of its rows."""
-        names = self.task_names(table)
-        try:
-            arrays = self._arrays(table)
-        except CellError as error:  # the table is filtered, so its row numbers are not those of a file
-            error.where = f"in task {names[error.row]!r}"
-            raise
-        tasks, codes, counts = np.unique(names.astype(str), return_inverse=True, return_counts=True)
-        order, ends = np.argsort(codes, kind="stable"), np.cumsum(counts)
-        parts = (np.split(array[order], ends)[:-1] for array in arrays)
-        return dict(zip(tasks.tolist(), zip(*parts, strict=True), strict=True))
+    def split(self, table: Any, block: Any = None) -> dict[str, tuple[Any, ...]]:
+        return group_by_task(self.task_names(table), self._arrays(table))
 
     def _arrays(self, table: Any) -> list[np.ndarray]:
         parts = [read.numbers(table.column(name), name) for name in self.features]
@@ -173,65 +209,72 @@ class ColumnRoles:
         offset = added[0] if isinstance(self.offset, str) else np.column_stack(added)
         return [np.column_stack(parts), y, *(weights or [np.ones(table.num_rows)]), offset]
 
-    def count_rows(self, tables: Iterator[Any], classes: ClassScan) -> Counter[str]:
-        """The number of rows of each task; adds the values of a target of classes to `classes`."""
-        rows: Counter[str] = Counter()
-        for table in tables:
-            tasks = self.task_names(table)
-            if self.positive is not None:
-                classes.add(read.texts(table.column(self.target)), tasks)
-            names, counts = np.unique(tasks.astype(str), return_counts=True)
-            rows.update(dict(zip(names.tolist(), counts.tolist(), strict=True)))
-        return rows
-
 
 def _columns(offset: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return () if offset is None else (offset,) if isinstance(offset, str) else offset
 
 
-def files_with(table: TableFiles, files_of: Mapping[str, frozenset[int]], names: Sequence[str]) -> TableFiles:
-    """The files that hold rows of these tasks."""
-    wanted: set[int] = set().union(*(files_of[name] for name in names))
-    return TableFiles(tuple(file for number, file in enumerate(table.files) if number in wanted))
-
-
 @dataclass(frozen=True)
 class FileReader:
-    """Reads files of any format; a worker opens only the files that hold rows of its tasks."""
+    """Reads files of any format; a worker opens only the files that hold rows of its tasks.
+
+    files_of: for each task, the numbers of the files with its rows.
+    """
 
     table: TableFiles
-    roles: ColumnRoles
-    files_of: Mapping[str, frozenset[int]] = field(default_factory=dict)  # task -> numbers of the files with its rows
+    parser: RowParser
+    files_of: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
-    def scan(self) -> tuple[Counter[str], "FileReader"]:
+    def scan(self, columns: Sequence[str], tasks_of: Callable[[Any], np.ndarray]) -> tuple[Counter[str], "FileReader"]:
         """The number of rows of each task, and a reader that knows which files hold them.
 
-        Reads only the task column and, if one class is positive, the target.
+        columns: those to read. tasks_of: called with each batch of them; returns the task names of the rows to count.
         """
-        rows: Counter[str] = Counter()
-        classes = ClassScan()
-        files_of: dict[str, set[int]] = {}
+        counts, files_of, start = Counter[str](), dict[str, set[int]](), 0
         for number, file in enumerate(self.table.files):
-            tables = (batch.columns for batch in TableFiles((file,)).batches(self.roles.scanned))
-            found = self.roles.count_rows(tables, classes)
-            rows.update(found)
-            for name in found:
-                files_of.setdefault(name, set()).add(number)
-        with self.table.located():
-            roles = self.roles.after_scan(classes)
-        return rows, replace(self, roles=roles, files_of={name: frozenset(files) for name, files in files_of.items()})
+            for batch in TableFiles((file,)).batches(columns, self.parser.width):
+                with self.table.located(_numbers(start + np.arange(batch.columns.num_rows))):
+                    names, found = np.unique(tasks_of(batch.columns).astype(str), return_counts=True)
+                counts.update(dict(zip(names.tolist(), found.tolist(), strict=True)))
+                for name in names.tolist():
+                    files_of.setdefault(name, set()).add(number)
+                start += batch.columns.num_rows
+        return counts, replace(self, files_of={name: frozenset(files) for name, files in files_of.items()})
 
     def only(self, names: Sequence[str]) -> "FileReader":
-        return replace(self, table=files_with(self.table, self.files_of, names), files_of={})
+        wanted: set[int] = set().union(*(self.files_of[name] for name in names))
+        files = tuple(file for number, file in enumerate(self.table.files) if number in wanted)
+        return replace(self, table=TableFiles(files), files_of={})
 
-    def read(self, names: Sequence[str]) -> dict[str, tuple[np.ndarray, ...]]:
-        found: dict[str, list[tuple[np.ndarray, ...]]] = {}
-        wanted = set(names)
-        for batch in self.table.batches(self.roles.all):
-            keep = pa.array([name in wanted for name in self.roles.task_names(batch.columns)], pa.bool_())
-            for name, part in self.roles.split(batch.columns.filter(keep)).items():
-                found.setdefault(name, []).append(part)
-        return {name: tuple(map(np.concatenate, zip(*parts, strict=True))) for name, parts in found.items()}
+    def read(self, names: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+        found, wanted, start = dict[str, list[tuple[Any, ...]]](), set(names), 0
+        for batch in self.table.batches(self.parser.columns, self.parser.width):
+            mine = [name in wanted for name in self.parser.task_names(batch.columns)]
+            rows = np.flatnonzero(mine)
+            if len(rows):
+                block = None if batch.block is None else batch.block[rows]
+                with self.table.located(_numbers(start + rows)):
+                    parts = self.parser.split(batch.columns.take(rows), block)
+                for name, part in parts.items():
+                    found.setdefault(name, []).append(part)
+            start += batch.columns.num_rows
+        return {name: tuple(map(stack_rows, zip(*parts, strict=True))) for name, parts in found.items()}
+
+
+def _numbers(rows: np.ndarray) -> Callable[[int], int]:
+    """From a row of a batch to its number in the table."""
+    return lambda row: int(rows[row])
+
+
+def scan_files(table: TableFiles, roles: ColumnRoles) -> tuple[Counter[str], FileReader]:
+    """The number of rows of each task, and a reader of them.
+
+    Reads only the task column and, if one class is positive, the target.
+    """
+    classes = ClassScan()
+    counts, reader = FileReader(table, roles).scan(roles.scanned, lambda frame: roles.scan(frame, classes))
+    with table.located():
+        return counts, replace(reader, parser=roles.after_scan(classes))
 
 
 @dataclass(frozen=True)
@@ -243,20 +286,15 @@ class DatasetReader:
     values_of: Mapping[str, Collection[Any]] = field(default_factory=dict)  # task -> values of its column, such as "a "
 
     def scan(self) -> tuple[Counter[str], "DatasetReader"]:
-        """As FileReader.scan."""
-        classes = ClassScan()
-        values_of: dict[str, set[Any]] = {}
-
-        def tables() -> Iterator[Any]:
-            for batch in open_dataset(self.url).to_batches(columns=self.roles.scanned):
-                table = decode_dictionaries(pa.Table.from_batches([batch]))
-                values = table.column(self.roles.task).unique()
-                for name, value in zip(read.texts(values), values.to_pylist(), strict=True):
-                    values_of.setdefault(name, set()).add(value)
-                yield table
-
-        rows = self.roles.count_rows(tables(), classes)
-        return rows, replace(self, roles=self.roles.after_scan(classes), values_of=values_of)
+        """The number of rows of each task, and a reader that knows how the data set writes the tasks."""
+        classes, counts, values_of = ClassScan(), Counter[str](), dict[str, set[Any]]()
+        for batch in open_dataset(self.url).to_batches(columns=self.roles.scanned):
+            table = decode_dictionaries(pa.Table.from_batches([batch]))
+            values = table.column(self.roles.task).unique()
+            for name, value in zip(read.texts(values), values.to_pylist(), strict=True):
+                values_of.setdefault(name, set()).add(value)
+            counts.update(self.roles.scan(table, classes).tolist())
+        return counts, replace(self, roles=self.roles.after_scan(classes), values_of=values_of)
 
     def only(self, names: Sequence[str]) -> "DatasetReader":
         return replace(self, values_of={name: self.values_of[name] for name in names})
@@ -269,7 +307,12 @@ class DatasetReader:
         if pa.types.is_floating(kind):  # Arrow tells the two zeros apart, and Python does not
             values += [-value for value in values if value == 0]
         wanted = pc.field(self.roles.task).isin(pa.array(values, kind))
-        return self.roles.split(decode_dictionaries(opened.to_table(columns=self.roles.all, filter=wanted)))
+        table = decode_dictionaries(opened.to_table(columns=self.roles.columns, filter=wanted))
+        try:
+            return self.roles.split(table)
+        except CellError as error:  # the rows are filtered, so their numbers are not those of the data set
+            error.where = f"in task {self.roles.task_names(table)[error.row]!r}"
+            raise
 
 
 def open_dataset(url: str) -> Any:

@@ -22,6 +22,7 @@ from dmtrl.protocol.rounds import (
     Description,
     HoldOut,
     Improved,
+    Moments,
     Prepare,
     Prepared,
     Restore,
@@ -31,6 +32,7 @@ from dmtrl.protocol.rounds import (
     Saved,
     Score,
     Scores,
+    SumMoments,
 )
 from dmtrl.worker.input_check import check_blocks
 from dmtrl.worker.local_problem import LocalProblem
@@ -38,6 +40,7 @@ from dmtrl.worker.local_rows import LocalRows, sum_by_unit
 from dmtrl.worker.one_vs_rest import OneVsRestProblem, OneVsRestRows
 from dmtrl.worker.rounds import DualState, RoundProblem
 from dmtrl.worker.softmax import SoftmaxProblem
+from dmtrl.worker.sums import sum_moments
 
 _FILE_KIND = "dmtrl worker 4"
 _KEPT = ("total_weight", "steps", "task_weight", "intercept_ridge")  # arrays of `Prepare` that a file holds
@@ -144,6 +147,9 @@ class Worker:
         problem, _ = self._run()
         return problem.held_out(request.w, self._weight() * self._tested)
 
+    def _sum_moments(self, request: SumMoments) -> Moments:
+        return sum_moments(self._blocks, self._losses, self._weight() * ~self._held, request)
+
     def _prepare(self, request: Prepare) -> Prepared:
         alpha = self._state.alpha if request.keep and self._state is not None else None
         problem, state = self._begin(request, alpha)
@@ -247,6 +253,7 @@ _HANDLERS: dict[type, Callable[[Worker, Any], Any]] = {
     Prepare: Worker._prepare,
     Round: Worker._round,
     Score: Worker._score,
+    SumMoments: Worker._sum_moments,
     Save: Worker._save,
     Restore: Worker._restore,
 }

@@ -1,8 +1,8 @@
 """The demo: 16 tasks with few rows each, fitted together, each alone, pooled, and by boosted trees.
 
 The tasks are drawn like the paper's Synthetic 1, so the true relations are known. `paper=True` is the paper's size,
-with so many rows that sharing hardly matters. `run_demo` computes a result, and `demo_page` makes a page of it. The
-linear methods have the same loss and the same lambdas; every method chooses by cross-validation on
+with so many rows that sharing hardly matters. `run_demo` fits, `demo_page` makes a page of the result, and `demo` does
+both. The linear methods have the same loss and the same lambdas; every method chooses by cross-validation on
 training rows.
 """
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ from dmtrl.data.task_data import TaskData
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.cv import MTRLClassifierCV
+from dmtrl.progress import NoProgress, Progress
 from dmtrl.report.content import Page
 from dmtrl.report.model_page import model_facts, page_from_facts
 from dmtrl.report.model_page.held_out import ERROR_RATE, format_error
+from dmtrl.report.page import write_page
+from dmtrl.tables.output import check_output
 
 LAMBDAS = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5, 1e-5, 3e-6, 1e-6)
 FOLDS = 3
@@ -73,6 +77,34 @@ class DemoResult:
         """Return the error rate of `other` minus that of the joint fit, and the paired standard error."""
         difference = self.fits[other].wrong.astype(float) - self.learned.wrong
         return float(difference.mean()), float(difference.std(ddof=1) / np.sqrt(len(difference)))
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The result, and the page that was written or the reason why not."""
+
+    result: DemoResult
+    page: Path | None
+    notes: tuple[str, ...]
+
+
+def demo(
+    seed: int = 0,
+    quick: bool = False,
+    paper: bool = False,
+    out: Path | None = None,
+    progress: Progress | None = None,
+) -> Demo:
+    """Run the whole command. out: the page; None writes none."""
+    if out is not None:
+        check_output(out, force=True)
+    result = run_demo(seed, quick, (progress or NoProgress()).stage, paper)
+    if out is None:
+        return Demo(result, None, ())
+    try:
+        return Demo(result, write_page(demo_page(result), out), ())
+    except ImportError as missing:  # the demo itself needs no page
+        return Demo(result, None, (f"no page was written: {missing}",))
 
 
 def run_demo(

@@ -1,19 +1,30 @@
 """`dmtrl export` as a library function: a saved model as plain coefficients or an ONNX graph."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dmtrl.estimators.export import export
+from dmtrl.estimators import export as coefficients
 from dmtrl.estimators.model_file import load
+from dmtrl.workflows.requests import ExportRequest
 
 
-def export_file(model: str | Path, out: Path, task: str | None = None, force: bool = False) -> dict[str, Any]:
-    """Write the export of a model file, and return a summary of plain values. force: replace an existing file."""
-    fitted = load(model)
-    export(fitted, out, task, force)
-    return {
-        "out": str(out),
-        "format": out.suffix.lower().lstrip("."),
-        "tasks": len(fitted.tasks_) if task is None else 1,
-        "coefficients": int(fitted.coef_.shape[-1]),
-    }
+@dataclass(frozen=True)
+class ExportResult:
+    """What was written. coefficients: of each task."""
+
+    out: Path
+    tasks: int
+    coefficients: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return vars(self) | {"out": str(self.out), "format": self.out.suffix.lower().lstrip(".")}
+
+
+def export(request: ExportRequest) -> ExportResult:
+    """Write the export of a model file."""
+    request.check()
+    model = load(request.model)
+    coefficients.export(model, request.out, request.task, request.force)
+    return ExportResult(request.out, len(model.tasks_) if request.task is None else 1, int(model.coef_.shape[-1]))

@@ -3,7 +3,7 @@
 Rows are read, predicted and written in chunks, so a file may be larger than memory. Columns are read as in the fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,32 +21,33 @@ from dmtrl.tables.names import column_hint, quoted
 from dmtrl.tables.output import table_writer
 from dmtrl.tables.preparation import Preparation, Replacements
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
+from dmtrl.workflows.requests import PredictRequest
 
 CHUNK = 4_000_000  # numbers in the feature matrix of one chunk
 PREDICTION = "prediction"
 
 
 @dataclass(frozen=True)
-class PredictRequest:
-    """The options of `dmtrl predict`.
+class PredictResult:
+    """What `dmtrl predict` wrote. unknown_levels: for each column, how often each unknown value occurs."""
 
-    unknown: for a task that was not in the fit, "raise", "common" (predict with the component that all tasks share) or
-    "skip" (leave the prediction empty). keep: columns to copy to the output, "*" for all. fill: treat a column that
-    the data does not have as missing in every row. encoding: of CSV files.
-    """
+    out: Path | None
+    rows: int
+    columns: tuple[str, ...]
+    unknown_tasks: tuple[str, ...]
+    unknown_task_rows: int
+    unknown_levels: Mapping[str, Mapping[str, int]]
+    notes: tuple[str, ...]
 
-    model: str | Path
-    data: Sequence[str | Path]
-    out: Path | None = None
-    unknown: str = "raise"
-    keep: Sequence[str] = ()
-    fill: bool = False
-    encoding: str | None = None
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return vars(self) | {"out": None if self.out is None else str(self.out), "notes": list(self.notes)}
 
 
-def predict(request: PredictRequest, progress: Progress | None = None) -> dict[str, Any]:
-    """Write a prediction for every row, in order, and return a summary of plain values."""
+def predict(request: PredictRequest, progress: Progress | None = None) -> PredictResult:
+    """Write a prediction for every row, in order."""
     progress = progress or NoProgress()
+    request.check()
     notes: list[str] = []
     model = load(request.model)
     source = open_as_fitted(model, request.data, notes, request.encoding)
@@ -77,16 +78,15 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> dict[s
             progress.update(batch.done, f"{predictor.rows:,} rows")
         if predictor.rows == 0:
             raise ValueError(f"{source.files[0].path} has columns but no rows")
-    notes += tally.notes()
-    notes += predictor.notes()
-    return {
-        "rows": predictor.rows,
-        "unknown_task_rows": predictor.unknown_rows,
-        "unknown_tasks": sorted(predictor.unknown),
-        "unknown_levels": {name: dict(levels) for name, levels in tally.unknown.items()},
-        "columns": [preparation.task, *kept, *predictor.columns],
-        "notes": notes,
-    }
+    return PredictResult(
+        out=request.out,
+        rows=predictor.rows,
+        columns=(preparation.task, *kept, *predictor.columns),
+        unknown_tasks=tuple(sorted(predictor.unknown)),
+        unknown_task_rows=predictor.unknown_rows,
+        unknown_levels={name: dict(levels) for name, levels in tally.unknown.items()},
+        notes=(*notes, *tally.notes(), *predictor.notes()),
+    )
 
 
 def _check_columns(source: TableFiles, preparation: Preparation, fill: bool, notes: list[str]) -> None:

@@ -1,11 +1,7 @@
-"""From data files to rows ready for an estimator: chooses rows, features and the kind of target for `dmtrl fit`.
+"""From data files to rows ready for an estimator: chooses rows, features and the kind of target for `dmtrl fit`."""
 
-What was chosen is recorded in `notes`.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,55 +19,19 @@ from dmtrl.tables.learning import Choices, learn
 from dmtrl.tables.names import listed, require_one_role
 from dmtrl.tables.preparation import Block, Dropped, Preparation, without_missing
 from dmtrl.workflows.data_files import open_with_tasks
+from dmtrl.workflows.requests import FitRequest
 from dmtrl.workflows.target_column import check_target, read_target, read_weights
 
 MAX_TASKS = 10_000  # more values than this are probably not tasks; FitRequest.many_tasks allows them
 
 
 @dataclass(frozen=True)
-class FitRequest:
-    """The options of `dmtrl fit`. None means: chosen from the data, or the default.
+class TrainingTable:
+    """The rows of the files, ready for an estimator, and how they were prepared.
 
-    task, target, weights: columns. kind: "regression" or "classification". loss: a name, with its parameter as in
-    "huber=2". reg_lambda: None chooses it by cross-validation. common: True requires a component that all tasks share,
-    False excludes it. own: strength of the tasks' own parts. task_weight: how much a task counts, as in the estimators.
-    drop, category, number: columns to leave out, or whose kind is given. date: columns of dates, each with its format
-    or None. text: columns whose words become features, each with "tfidf" or "hash". missing: texts that mean a missing
-    value. encoding: of CSV files. sample: use this many random rows. many_tasks: accept a task column with very many
-    values. jobs: threads. address, workers: of Ray.
+    rows_read: rows in the files, with those left out. notes: what was chosen. target_comma: whether the numbers of the
+    target have decimal commas. in_files: the rows of the fit, if X, y, tasks and weight are only a sample of them.
     """
-
-    data: Sequence[str | Path]
-    task: str | None = None
-    target: str | None = None
-    kind: str | None = None
-    loss: str | None = None
-    reg_lambda: float | None = None
-    common: bool | None = None
-    own: float | None = None
-    task_weight: str | float = 0.5
-    weights: str | None = None
-    drop: Sequence[str] = ()
-    category: Sequence[str] = ()
-    number: Sequence[str] = ()
-    date: Mapping[str, str | None] = field(default_factory=dict)
-    text: Mapping[str, str] = field(default_factory=dict)
-    missing: Sequence[str] = ()
-    encoding: str | None = None
-    sample: int | None = None
-    many_tasks: bool = False
-    tol: float = 1e-3
-    seed: int = 0
-    jobs: int | None = None
-    engine: str = "local"
-    address: str | None = None
-    workers: int | None = None
-    max_staleness: int = 0
-
-
-@dataclass
-class Prepared:
-    """Rows ready for an estimator, and how they were prepared."""
 
     X: Any
     y: np.ndarray
@@ -80,21 +40,24 @@ class Prepared:
     preparation: Preparation
     loss: Loss
     rows_read: int
-    notes: list[str] = field(default_factory=list)
-    notes_before_fit: int = 0  # how many of the notes `prepare` wrote
-    seconds: dict[str, float] = field(default_factory=dict)  # `fit` adds the time for choosing lambda and for fitting
-    target_comma: bool | None = None  # whether the numbers of the target have decimal commas
-    elsewhere: "RowsInFiles | None" = None  # the rows of the fit, if these are only a sample
+    notes: tuple[str, ...] = ()
+    target_comma: bool | None = None
+    in_files: "RowsInFiles | None" = None
+
+    @property
+    def rows_per_task(self) -> np.ndarray:
+        """How many rows with a positive weight each task of the fit has."""
+        return count_rows(self.tasks, self.weight) if self.in_files is None else self.in_files.rows_per_task
 
 
 @dataclass(frozen=True)
 class RowsInFiles:
-    """The rows of a fit that the workers read. rows: of each task."""
+    """The rows of a fit that the workers read."""
 
     plan: SourcePlan
     coordinates: Coordinates
     tasks: Tasks
-    rows: np.ndarray
+    rows_per_task: np.ndarray
     lambdas: np.ndarray
 
     def fit(self, model: Any, session: CheckpointSession) -> None:
@@ -103,7 +66,12 @@ class RowsInFiles:
         model.fit_problem(model.describe(self.plan, self.coordinates, self.tasks), checkpoint=session)
 
 
-def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
+def count_rows(tasks: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:
+    """How many rows with a positive weight each task has, in the order of the sorted names."""
+    return np.unique(tasks if weight is None else tasks[weight > 0], return_counts=True)[1]
+
+
+def prepare(request: FitRequest, progress: Progress | None = None) -> TrainingTable:
     """Read the files and choose which rows and columns to use, and how."""
     progress = progress or NoProgress()
     progress.stage("reading")
@@ -139,7 +107,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
     if not keep.all():
         frame, block = frame.filter(keep), None if block is None else block[keep]
         y, tasks, weight = y[keep], tasks[keep], None if weight is None else weight[keep]
-    check_tasks(tasks, task, request.many_tasks, notes)
+    notes += task_notes(len(np.unique(tasks)), len(tasks), task, request.many_tasks)
     with source.located(lambda row: int(numbers[row])):
         check_target(y, target, loss, summary)
     progress.stage("preparing the columns")
@@ -165,7 +133,7 @@ def prepare(request: FitRequest, progress: Progress | None = None) -> Prepared:
         raise ValueError(f"no column is left to use as a feature{f' ({why})' if why else ''}")
     X = preparation.transform(frame, block)
     comma = summary.decimal_comma or None
-    return Prepared(X, y, tasks, weight, preparation, loss, total, notes, len(notes), target_comma=comma)
+    return TrainingTable(X, y, tasks, weight, preparation, loss, total, tuple(notes), target_comma=comma)
 
 
 def _partly_missing_notes(source: TableFiles) -> list[str]:
@@ -200,13 +168,10 @@ def _target_column(format: str, names: Sequence[str], target: str | None) -> str
     return target
 
 
-def check_tasks(tasks: np.ndarray, name: str, many: bool, notes: list[str]) -> None:
-    """Raise InputError if a column has too many values for tasks."""
-    m = len(np.unique(tasks))
-    per_task = len(tasks) / m
-    if not many and (m > MAX_TASKS or (m > 50 and per_task < 3)):
-        problem = f"the task column {name!r} has {m:,} different values with {per_task:.1f} rows each"
+def task_notes(m: int, n: int, name: str, many_tasks: bool) -> list[str]:
+    """What to say about a column of m tasks with n rows. Raises InputError if m is too many, unless `many_tasks`."""
+    if not many_tasks and (m > MAX_TASKS or (m > 50 and n / m < 3)):
+        problem = f"the task column {name!r} has {m:,} different values with {n / m:.1f} rows each"
         advice = "choose another column, or pass ", Setting("many_tasks", True), " to use it"
         raise InputError(f"{problem}, which is too many for tasks; ", *advice)
-    if m == 1:
-        notes.append(f"the task column {name!r} has only one value: there is no other task to share with")
+    return [f"the task column {name!r} has only one value: there is no other task to share with"] if m == 1 else []

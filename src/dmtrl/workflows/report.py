@@ -5,11 +5,13 @@ Columns are read as in the fit. Rows without a target, or of a task that the mod
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dmtrl import __version__
 from dmtrl.data.blocks import stack_rows
 from dmtrl.data.labels import plain
 from dmtrl.estimators.model_file import load
@@ -22,55 +24,78 @@ from dmtrl.tables import columns as read
 from dmtrl.tables import require_columns
 from dmtrl.tables.preparation import Preparation, Replacements, without_missing
 from dmtrl.workflows.data_files import name_indices, open_as_fitted
-from dmtrl.workflows.fit import folds_for, rows_per_task
-from dmtrl.workflows.summary import model_figures
+from dmtrl.workflows.fit import folds_for
+from dmtrl.workflows.prepare import count_rows
+from dmtrl.workflows.requests import ReportRequest
+from dmtrl.workflows.summary import ModelFigures, model_figures
 
 
-def report(
-    model: str | Path,
-    data: Sequence[str | Path],
-    out: str | Path,
-    progress: Progress | None = None,
-    encoding: str | None = None,
-) -> dict[str, Any]:
-    """Write the page. Returns its path, the figures of each task, and notes about rows that were left out.
+@dataclass(frozen=True)
+class ReportResult:
+    """The page that was written, the figures that it shows, and notes about rows that were left out."""
 
-    encoding: of CSV files.
-    """
+    request: ReportRequest
+    page: Path
+    figures: ModelFigures
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {
+            "dmtrl": __version__,
+            "model": str(self.request.model),
+            "data": list(map(str, self.request.data)),
+            **self.figures.as_dict(),
+            "report": str(self.page),
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """Rows of data files that a model can use, prepared as in its fit. notes: about rows that were left out."""
+
+    X: Any
+    y: np.ndarray
+    tasks: np.ndarray
+    notes: tuple[str, ...]
+
+
+def report(request: ReportRequest, progress: Progress | None = None) -> ReportResult:
+    """Write the page about a saved model."""
     progress = progress or NoProgress()
+    request.check()
     require_packages()
-    fitted, notes = load(model), list[str]()
-    if not data:
-        return model_figures(fitted) | {"report": str(write_model_page(fitted, out)), "notes": notes}
+    model = load(request.model)
+    if not request.data:
+        return ReportResult(request, write_model_page(model, request.out), model_figures(model))
     progress.stage("reading")
-    X, y, tasks = read_rows(fitted, data, notes, progress, encoding)
+    rows = read_known_rows(model, request.data, progress, request.encoding)
+    data = rows.X, rows.y, rows.tasks
     comparison = intervals = None
-    if len(fitted.tasks_) > 1:
-        absent = np.setdiff1d(fitted.tasks_, tasks)
+    if len(model.tasks_) > 1:
+        absent = np.setdiff1d(model.tasks_, rows.tasks)
         if len(absent):
             raise ValueError(
-                f"the data has no row of task {plain(absent[0])!r}; use data of all {len(fitted.tasks_)} tasks of the "
+                f"the data has no row of task {plain(absent[0])!r}; use data of all {len(model.tasks_)} tasks of the "
                 "model, or leave the data out"
             )
-        folds = folds_for(rows_per_task(tasks), "for a comparison; leave the data out")
+        folds = folds_for(count_rows(rows.tasks), "for a comparison; leave the data out")
         progress.stage("comparing with each task alone and all tasks pooled")
-        comparison = fitted.compare(X, y, tasks, cv=folds)
-        if is_learned(fitted.relationship) and len(fitted.tasks_) <= MAX_CELLS:
+        comparison = model.compare(*data, cv=folds)
+        if is_learned(model.relationship) and len(model.tasks_) <= MAX_CELLS:
             progress.stage("refitting to see which relations are clear")
-            intervals = fitted.correlation_intervals(X, y, tasks)
+            intervals = model.correlation_intervals(*data)
     progress.stage("writing the page")
-    page = write_model_page(fitted, out, X, y, tasks, comparison, intervals=intervals)
-    return model_figures(fitted, comparison, X, y, tasks) | {"report": str(page), "notes": notes}
+    page = write_model_page(model, request.out, *data, comparison, intervals=intervals)
+    return ReportResult(request, page, model_figures(model, comparison, *data), rows.notes)
 
 
-def read_rows(
-    model: Any,
-    data: Sequence[str | Path],
-    notes: list[str],
-    progress: Progress,
-    encoding: str | None,
-) -> tuple[Any, np.ndarray, np.ndarray]:
-    """X, y and tasks, prepared as in the fit. encoding: of CSV files."""
+def read_known_rows(
+    model: Any, data: Sequence[str | Path], progress: Progress | None = None, encoding: str | None = None
+) -> KnownRows:
+    """Read data files. encoding: of CSV files."""
+    progress, notes = progress or NoProgress(), list[str]()
     source = open_as_fitted(model, data, notes, encoding)
     preparation: Preparation = model.preparation_
     require_columns([*preparation.used, preparation.target], source.names)
@@ -105,4 +130,5 @@ def read_rows(
             f"{source.files[0].path} has no row with a task of the model and a valid {preparation.target!r}"
         )
     y = np.concatenate(targets)
-    return stack_rows(parts), y if classes is None else classes[y], model.tasks_[np.concatenate(codes)]
+    tasks = model.tasks_[np.concatenate(codes)]
+    return KnownRows(stack_rows(parts), y if classes is None else classes[y], tasks, tuple(notes))

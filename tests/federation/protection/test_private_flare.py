@@ -22,7 +22,7 @@ from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.loopback import Loopback, set_up
 from dmtrl.federation.flare.server.runs import Run
 from dmtrl.federation.flare.server.supervisor import run_study_job
-from dmtrl.federation.protection.noise.accounting import epsilon_of, total_mu
+from dmtrl.federation.protection.noise.accounting import cost_of, epsilon_of, total_mu
 from dmtrl.federation.protection.noise.releases import Exact, Releases, step_size
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site import ledger
@@ -158,7 +158,7 @@ def exact_numbers(network: Network, site: str, study: Study) -> list[Exact]:
 
 
 def assert_noise_is_that_of_the_study(network: Network, study: Study) -> None:
-    noises, mu = [], study.privacy.mu() / study.privacy.releases**0.5
+    noises, mu = [], cost_of(study.privacy) / study.privacy.releases**0.5
     for site in SITES:
         released = network.releases(site, study)
         assert len(released) == study.privacy.releases

@@ -15,8 +15,10 @@ import pytest
 
 import dmtrl
 from dmtrl.exceptions import RefusedBySiteError, StudyError
+from dmtrl.federation.protection.base import Bounds
 from dmtrl.federation.protection.noise import releases
-from dmtrl.federation.protection.noise.accounting import epsilon_of, mu_of
+from dmtrl.federation.protection.noise.accounting import cost_of, epsilon_of, mu_of
+from dmtrl.federation.protection.noise.declared import declared
 from dmtrl.federation.protection.noise.releases import step_size
 from dmtrl.federation.simulate import simulate
 from dmtrl.federation.site.approval import approval_text
@@ -27,7 +29,7 @@ from dmtrl.federation.site.policy import Policy, read_policy, write_policy
 from dmtrl.federation.site.site import Site
 from dmtrl.federation.study import preparation as federated
 from dmtrl.federation.study.study_file import Study, parse_study
-from dmtrl.protocol import rounds
+from dmtrl.protocol import PROTOCOL, rounds
 from dmtrl.protocol import study as messages
 from dmtrl.protocol.codec import decode, encode
 from support.private_studies import private_study, private_text
@@ -58,7 +60,7 @@ def test_a_private_study_sends_noisy_releases_and_nothing_else(tmp_path: Path) -
 def test_the_mode_follows_from_the_loss(loss: str, mode: str) -> None:
     study = private_study("auto", loss)
     assert study.privacy.mode == mode
-    prepared, coordinates = federated.declared(study)
+    prepared, coordinates = declared(study)
     assert len(prepared.feature_names) == study.declared_features == len(coordinates.x_centre)
 
 
@@ -78,7 +80,7 @@ def _without_noise(study: Study, files: dict[str, Path]) -> np.ndarray:
     """Coefficients of the ordinary estimator on the rows that the sites would use."""
     from dmtrl.federation.protection.noise.moments import clip_rows
 
-    prepared, _ = federated.declared(study)
+    prepared, _ = declared(study)
     parts = []
     for site in sorted(files):
         data = check_file(study, files[site]).data
@@ -104,7 +106,7 @@ def begun_site(tmp_path: Path, study: Study, policy: Policy = ALLOWED) -> Site:
     """A site that has begun a private study."""
     files = clinic_files(tmp_path)
     site = approved_site(tmp_path / "site", study, "north", files["north"], policy)
-    prepared, coordinates = federated.declared(study)
+    prepared, coordinates = declared(study)
     begin = messages.Begin(
         study=study.hash,
         preparation=federated.to_json(prepared),
@@ -182,7 +184,7 @@ def test_targets_are_clipped_to_their_range(tmp_path: Path) -> None:
     text = private_text("rounds", "absolute").replace("range = [-10, 30]", "range = [1, 2]")
     study = parse_study(text.encode())
     site = begun_site(tmp_path, study)
-    y = site._blocks(site.begun).y
+    y = site.participation.problem.blocks(Bounds(study.privacy.row_norm, study.target.range)).y
     assert np.abs(y).max() == pytest.approx(0.5), "the middle of the range is 0"
     assert np.ptp(site.data.y) > 1.0
 
@@ -190,8 +192,8 @@ def test_targets_are_clipped_to_their_range(tmp_path: Path) -> None:
 def test_another_preparation_than_the_declared_one_is_refused(tmp_path: Path) -> None:
     study = private_study("newton")
     site = begun_site(tmp_path, study)
-    _, coordinates = federated.declared(study)
-    begin = site.begun
+    _, coordinates = declared(study)
+    begin = site.participation.problem.begun
     changed = federated.from_json(begin.preparation)
     age = changed.columns[0]
     object.__setattr__(age, "scale", age.scale * 2)  # type: ignore[union-attr]
@@ -207,7 +209,7 @@ def test_a_run_that_would_exceed_the_budget_is_refused_before_anything_leaves(tm
     before = len(list(entries(site.folder / "ledger.jsonl")))
     other = approved_site(site.folder, more, "north", tmp_path / "north.csv", ALLOWED)
     with pytest.raises(RefusedBySiteError, match=r"privacy budget of this site \(epsilon 8; 4 of it is spent\)"):
-        other.answer(encode(messages.Hello(study=more.hash, dmtrl="")))
+        other.answer(encode(messages.Hello(study=more.hash, protocol=PROTOCOL, dmtrl="")))
     with pytest.raises(RefusedBySiteError, match="not approved here"):
         other.answer(encode(release(more)))
     names = [entry.name for entry in entries(site.folder / "ledger.jsonl")][before:]
@@ -260,7 +262,7 @@ def test_a_budget_file_that_was_removed_is_noticed(tmp_path: Path) -> None:
     site.answer(encode(release(study)))
     (site.folder / "budget.jsonl").unlink()
     with pytest.raises(RefusedBySiteError, match="ValueError"):
-        site.answer(encode(messages.Hello(study=study.hash, dmtrl="")))
+        site.answer(encode(messages.Hello(study=study.hash, protocol=PROTOCOL, dmtrl="")))
 
 
 def test_a_site_may_want_more_privacy_than_the_study(tmp_path: Path) -> None:
@@ -268,7 +270,7 @@ def test_a_site_may_want_more_privacy_than_the_study(tmp_path: Path) -> None:
     plain = decode(begun_site(tmp_path / "a", study).answer(encode(release(study))))
     strict = begun_site(tmp_path / "b", study, Policy("", "", parameters_per_row=1.0, epsilon_per_study=1.0))
     noisier = decode(strict.answer(encode(release(study))))
-    assert noisier.std[0] / plain.std[0] == pytest.approx(study.privacy.mu(4.0) / study.privacy.mu(1.0))
+    assert noisier.std[0] / plain.std[0] == pytest.approx(cost_of(study.privacy, 4.0) / cost_of(study.privacy, 1.0))
     assert json.loads((strict.folder / "budget.jsonl").read_text())["epsilon"] == 1.0
 
 
@@ -278,7 +280,7 @@ def test_a_site_may_refuse_studies_without_noise(tmp_path: Path) -> None:
     files = clinic_files(tmp_path)
     site = approved_site(tmp_path / "site", clinic(), "north", files["north"], Policy("", "", private_only=True))
     with pytest.raises(RefusedBySiteError, match="only studies that add noise"):
-        site.answer(encode(messages.Hello(study=site.study.hash, dmtrl="")))
+        site.answer(encode(messages.Hello(study=site.study.hash, protocol=PROTOCOL, dmtrl="")))
 
 
 def test_the_approval_states_the_guarantee_and_the_mode(tmp_path: Path) -> None:
@@ -357,7 +359,7 @@ from pathlib import Path
 from dmtrl.federation.protection.noise import site as releasing
 from dmtrl.federation.simulate import simulate
 from support.private_studies import private_study
-from test_private_study import ALLOWED, begun_site, release
+from test_private_study import ALLOWED, begun_site, encode, release
 
 folder = Path({folder!r})
 if {where!r} == "rounds":
@@ -375,7 +377,7 @@ else:  # after the charge, before the release is stored
     releasing.system_noise = noise
     study = private_study("newton")
     site = begun_site(folder, study)
-    site._answer(__import__("dmtrl.federation.messages", fromlist=["x"]).encode(release(study)))
+    site.answer(encode(release(study)))
 """
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dmtrl.report.content import Page, Section
-from dmtrl.report.files import write_files
 from dmtrl.report.page import write_page
 from dmtrl_lab.experiments.experiment import Experiment, Record, Records, Run, machines
+from dmtrl_lab.experiments.pictures import write_files
 from dmtrl_lab.experiments.records import Store, machine, versions
 
 

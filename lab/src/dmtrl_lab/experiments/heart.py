@@ -126,7 +126,7 @@ def _study_accuracy(
         files = {name: one.write(Path(folder) / f"{name}.csv") for name, one in hospitals.items()}
         # Switzerland has 30 training rows: fewer rows per weight than a site allows by default
         result = simulate(study, files, Path(folder) / "out", policy=Policy("", "", parameters_per_row=1.0))
-    facts = {"lambda": result.reg_lambda, "tau": result.tau, "gap": result.relative_gap}
+    facts = {"lambda": result.reg_lambda, "common": result.common, "gap": result.relative_gap}
     return facts, {task.site: 1.0 - task.error for task in result.tasks if task.error is not None}
 
 
@@ -165,14 +165,14 @@ def items(records: Records) -> list[Item]:
             "FLamby's Fed-Heart-Disease: its preprocessing and its split. Each hospital is one site and one task; no "
             f"row leaves it, and it measures the error on its own test rows. Rows: {counts}. All training rows of "
             "Switzerland have the disease, so its model always predicts it. The study chose "
-            f"lambda {flamby['lambda']:.3g} and tau {flamby['tau']:g} by cross-validation. Data: Janosi, "
+            f"lambda {flamby['lambda']:.3g} and common {flamby['common']:g} by cross-validation. Data: Janosi, "
             "Steinbrunn, Pfisterer and Detrano, UCI heart disease (CC BY 4.0)."
         ),
         table(
             "Heart disease: accuracy on test rows",
             rows,
             "Mean: over the hospitals that have a figure. Random splits: mean ± standard deviation over "
-            f"{len(others)} splits with the same recipe. The study chooses lambda and tau by the error rate or, with "
+            f"{len(others)} splits with the same recipe. The study chooses its strengths by the error rate or, with "
             "scoring, by the loss; logistic regression chooses its strength by the error rate. All do so on training "
             "rows. Published: the FLamby paper, logistic regression.",
         ),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dmtrl.engines.recovery import Alive, Carrier, Lost, Refused, RestartingEngine
-from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.protocol.codec import ANSWERS, decode, encode
 from dmtrl.protocol.message import Message
 
@@ -42,6 +42,10 @@ class Subset:
             except Refused as refused:
                 if refused.worker in self._chosen:
                     raise Refused(self._chosen.index(refused.worker), refused.error) from refused
+            except WorkerLostError as error:
+                if error.worker in self._chosen:
+                    error.worker = self._chosen.index(error.worker)
+                    raise
             else:
                 if worker in self._chosen:
                     return self._chosen.index(worker), answer

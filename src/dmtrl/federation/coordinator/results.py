@@ -55,7 +55,7 @@ class StudyResult:
     lost: tuple[str, ...]  # sites that were left out because they did not respond
     tasks: tuple[TaskResult, ...]
     reg_lambda: float
-    tau: float
+    common: float  # strength of the common component
     primal: float
     dual: float
     relative_gap: float

@@ -6,7 +6,8 @@ estimators, and sends each site its result. It never sees a row.
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,15 +20,14 @@ from dmtrl.engines.recovery import Carrier, RecoveringEngine
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation.coordinator.asking import Asker, Subset, refused_by
 from dmtrl.federation.coordinator.results import OnEvent, StudyEvent, StudyResult, TaskResult
-from dmtrl.federation.protection.masks.coordinator import MaskedSums, fit_masked_study
-from dmtrl.federation.protection.noise.coordinator import fit_privately
+from dmtrl.federation.protection.base import CoordinatorSide, Protection
+from dmtrl.federation.protection.choice import protection_of
 from dmtrl.federation.study import models, preparation
 from dmtrl.federation.study.study_file import Study
-from dmtrl.progress import GapProgress
+from dmtrl.protocol import PROTOCOL
 from dmtrl.protocol import study as messages
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
-from dmtrl.solver.outcome import Outcome, RoundRecord
-from dmtrl.solver.problem import Problem
+from dmtrl.solver.outcome import Outcome
 from dmtrl.tables.preparation import Preparation
 
 
@@ -74,8 +74,9 @@ def run_study(
     checkpoint : Checkpoint, optional
         Where and how often checkpoints are written. Default: `folder`/checkpoint, every 20 seconds.
     patience : float, default=120.0
-        Seconds within which a site must respond, at the start and after it was lost. How long a site may be silent
-        before it counts as lost is up to the carrier.
+        Seconds within which a site must respond, at the start and after it was lost; infinite if the carrier itself
+        raises WorkerLostError for a site that is gone. How long a site may be silent before it counts as lost is up to
+        the carrier.
 
     Returns
     -------
@@ -129,69 +130,59 @@ class _Run:
     patience: float
 
     def run(self, session: CheckpointSession) -> StudyResult:
-        study = self.study
+        study, protection = self.study, protection_of(self.study)
         self._report("contacting the sites")
         with self._asker() as sites:
-            tasks = self._number_tasks(sites.ask_all(messages.Hello(study=study.hash, dmtrl=version("dmtrl"))))
-            sums = MaskedSums(study, sites) if study.privacy.masked else None
-            if study.privacy.private:
-                (prepared, coordinates), mean_square = preparation.declared(study), 1.0
-            elif sums is not None:
-                prepared, coordinates, mean_square = self._prepare(sums.ask_all, sums.rows())
-            else:
-                rows = sum(task.rows for task in tasks)
-                prepared, coordinates, mean_square = self._prepare(sites.ask_all, rows)
+            hello = messages.Hello(study=study.hash, protocol=PROTOCOL, dmtrl=version("dmtrl"))
+            tasks = self._number_tasks(sites.ask_all(hello))
+            half = protection.coordinator(CoordinatorSide(sites, self._report, self._engine, session))
+            found = half.prepare(sum(task.rows for task in tasks))
+            prepared, coordinates = found.preparation, found.coordinates
             self._begin(sites, tasks, prepared, coordinates)
-            model = models.unfitted(study, mean_square)
+            model = models.unfitted(study, found.mean_square)
             constant = np.array([task.constant for task in tasks])
             problem = models.problem_of(model, study, coordinates, [task.name for task in tasks], constant)
-            owner = np.array([task.site for task in tasks])
-            if sums is not None:
-                outcome = fit_masked_study(study, sites, sums, owner, model, problem, self._report_masked_round)
-            elif study.privacy.private:
-                outcome = fit_privately(study, sites, owner, model, problem, self._report_release)
-            else:
-                outcome = self._fit(model, problem, tasks, session)
+            outcome = half.fit(model, problem, np.array([task.site for task in tasks]))
         model.preparation_ = prepared
         self._report("sending results")
         W = coordinates.weights(np.zeros((len(tasks), len(coordinates.x_centre))), constant)
         W[constant == 0] = outcome.W
         with self._asker() as sites:
-            return self._result(model, tasks, self._finish(sites, model, outcome, tasks, W))
+            errors = self._finish(sites, model, outcome, tasks, W)
+            return self._result(model, tasks, errors, protection)
 
     def _asker(self) -> Asker:
         return Asker(self.carrier, self.names, self.patience)
 
-    def _fit(self, model: Any, problem: Problem, tasks: Sequence[_Task], session: CheckpointSession) -> Outcome:
-        """Choose lambda and fit, on the sites that have a task to fit."""
-        fitted = sorted({task.site for task in tasks if task.number >= 0})
-        names = [task.name for task in tasks if task.number >= 0]
-        model.set_params(callbacks=[_Watch(self._report, self.study.fit.tolerance)])
+    @contextmanager
+    def _engine(self, chosen: Sequence[int], tasks: Sequence[str]) -> Iterator[RecoveringEngine]:
+        """An engine over the workers of some sites. tasks: names of all that are fitted."""
         try:
-            with RecoveringEngine(Subset(self.carrier, fitted), self.patience, names) as engine:
-                outcome: Outcome = model.fit_problem(problem, engine, session)
+            with RecoveringEngine(Subset(self.carrier, chosen), self.patience, tasks) as engine:
+                yield engine
         except WorkerLostError as error:
-            error.worker = fitted[error.worker]
-            raise
-        model.set_params(callbacks=None)
-        return outcome
+            raise self._lost(chosen[error.worker], error) from error
 
-    def _report_masked_round(self, done: int, gap: float) -> None:
-        self._report("fitting all rows", 0.0, f"round {done}, relative gap {gap:.2%}", round=done, gap=gap)
+    def _lost(self, site: int, error: WorkerLostError) -> WorkerLostError:
+        """The loss of a site in the words of a study: an engine gives advice for workers of a cluster."""
+        reason, name = str(error.args[0]).split("; ")[0], self.names[site]
+        words = reason if repr(name) in reason else f"the site {name!r} was lost ({reason})"
+        advice = "see that it runs and reaches the server, then continue with 'dmtrl study run --resume'"
+        return WorkerLostError(f"{words}; {advice}", site, error.tasks, error.alive)
 
-    def _report_release(self, done: int, total: int) -> None:
-        self._report("collecting noisy releases", done / total, f"{done} of {total}")
-
-    def _report(self, stage: str, done: float = 0.0, detail: str = "", **more: Any) -> None:
-        self.progress(StudyEvent(stage, done, detail, sites=tuple(self.names), **more))
+    def _report(
+        self, stage: str, done: float = 0.0, detail: str = "", *, round: int | None = None, gap: float | None = None
+    ) -> None:
+        self.progress(StudyEvent(stage, done, detail, round, gap, tuple(self.names)))
 
     def _number_tasks(self, answers: Sequence[messages.Welcome]) -> list[_Task]:
-        tasks, fitted, own = list[_Task](), 0, version("dmtrl")
+        tasks, fitted = list[_Task](), 0
         for k, (site, answer) in enumerate(zip(self.names, answers, strict=True)):
             possible = self.study.task_names(site)
-            if answer.dmtrl != own:
+            if answer.protocol != PROTOCOL:
                 raise ValueError(
-                    f"{site} has dmtrl {answer.dmtrl}, but the coordinator has {own}; install the same version"
+                    f"{site} has the protocol number {answer.protocol} (dmtrl {answer.dmtrl}), but the coordinator has "
+                    f"{PROTOCOL} (dmtrl {version('dmtrl')}); install versions of dmtrl with the same number"
                 )
             if answer.rows.shape != (len(possible),) or answer.single.shape != (len(possible),):
                 raise RefusedBySiteError("answered with other tasks than those of the study", site=site)
@@ -222,27 +213,6 @@ class _Run:
             )
         sites.ask(requests)
 
-    def _prepare(self, ask: Callable[[Any], list[Any]], rows: int) -> tuple[Preparation, Coordinates, float]:
-        """How columns become features, the coordinates of the problem, and the mean squared norm of a row in them.
-
-        ask: returns the answers of all sites to a request, or only their sum.
-        """
-        study = self.study
-        stage = "adding up masked statistics" if study.privacy.masked else "adding up statistics"
-        self._report(stage, 0.2)
-        counts = ask(messages.CountCells())
-        spreads = ask(messages.MeasureSpread(means=preparation.means_of(counts)))
-        prepared = preparation.prepare(study, rows, counts, spreads)
-        if not prepared.feature_names:
-            raise ValueError("no column of the study can be used: all are empty or constant at the sites together")
-        self._report(stage, 0.6)
-        text = preparation.to_json(prepared)
-        sums = ask(messages.SumFeatures(preparation=text))
-        x_centre, y_centre = preparation.centres_of(study, rows, sums)
-        parts = ask(messages.MeasureNorms(preparation=text, x_centre=x_centre, y_centre=y_centre))
-        coordinates = preparation.coordinates_of(rows, x_centre, y_centre, parts)
-        return prepared, coordinates, preparation.mean_square(rows, coordinates, parts)
-
     def _finish(
         self, sites: Asker, model: Any, outcome: Outcome, tasks: Sequence[_Task], W: np.ndarray
     ) -> dict[int, messages.Finished]:
@@ -265,7 +235,9 @@ class _Run:
             )
         return sites.ask(requests)
 
-    def _result(self, model: Any, tasks: Sequence[_Task], errors: Mapping[int, messages.Finished]) -> StudyResult:
+    def _result(
+        self, model: Any, tasks: Sequence[_Task], errors: Mapping[int, messages.Finished], protection: Protection
+    ) -> StudyResult:
         study, certificate, unit = self.study, model.certificate_, self.study.limits.rows_per_task
         measure = "wrong" if study.classification else "squared_error"
         cv_errors, results = _cv_errors(model, measure), list[TaskResult]()
@@ -284,13 +256,13 @@ class _Run:
             lost=tuple(self.lost),
             tasks=tuple(results),
             reg_lambda=model.reg_lambda_,
-            tau=model.common_strength_,
+            common=model.common_strength_,
             primal=certificate.primal,
             dual=certificate.dual,
             relative_gap=certificate.relative_gap,
             rounds=model.n_rounds_,
-            noisy=study.privacy.private,
-            privacy=study.privacy.guarantee(),
+            noisy=protection.noisy,
+            privacy=protection.guarantee(),
             model=model if study.results.coordinator == "weights" else None,
         )
         model.study_ = result.as_dict()  # for the page about the model
@@ -304,22 +276,3 @@ def _cv_errors(model: Any, measure: str) -> np.ndarray | None:
         return None
     chosen = results.index_of(model.strengths_)
     return np.asarray(getattr(results, measure)[chosen].sum(axis=0) / results.weight[chosen].sum(axis=0))
-
-
-class _Watch:
-    """A callback of the estimator that reports the progress of the cross-validation and of the fit."""
-
-    def __init__(self, report: Callable[..., None], tol: float):
-        self._report, self._of_gap = report, GapProgress(tol)
-        self._done, self._fits = 0.0, ""  # of the cross-validation
-
-    def __call__(self, record: RoundRecord) -> None:
-        detail = f"round {record.round + 1}, relative gap {record.gap:.2%}"
-        self._report("fitting all rows", self._of_gap.share(record), detail, round=record.round + 1, gap=record.gap)
-
-    def on_cv_round(self, record: RoundRecord) -> None:
-        self._report("choosing lambda", self._done, self._fits, round=record.round + 1, gap=record.gap)
-
-    def on_cv_fit(self, done: int, total: int) -> None:
-        self._done, self._fits = done / total, f"{done} of {total} fits"
-        self._report("choosing lambda", self._done, self._fits)

@@ -5,13 +5,15 @@ Nothing here leaves the site. A finding has two texts: `text` for the site's sta
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dmtrl.federation.protection.choice import protection_of
+from dmtrl.federation.study.correlation import correlation
 from dmtrl.federation.study.study_file import SITE, Study, StudyColumn
 from dmtrl.tables import TableFiles, nearest, open_files
 from dmtrl.tables import columns as read
@@ -306,7 +308,7 @@ class _Checker:
                 text = f"{name} has {rows:,} rows with a target, fewer than {minimum_rows}"
                 self._check.add(level, text, f"{name} has fewer rows than the threshold")
             elif self._study.classification and len(np.unique(y[mine])) < 2:
-                if self._study.privacy.private or self._study.privacy.masked:  # not told: all rows have one class
+                if not protection_of(self._study).tells_classes:
                     continue
                 single[i] = int(y[mine][0])
                 only = self._study.class_names[int(single[i] > 0)]
@@ -314,19 +316,3 @@ class _Checker:
         if not usable.any() and level == WARNING:
             self._check.add(ERROR, "no task of this site has enough rows")
         return usable, single
-
-
-def correlation(column: StudyColumn, values: Sequence[Any] | np.ndarray, y: np.ndarray) -> tuple[float, int]:
-    """The correlation of a number, or of a category with two levels, with the target; and from how many rows."""
-    if column.kind == "number":
-        x = np.asarray(values, dtype=float)
-    elif column.kind == "category" and len(column.levels) == 2:
-        number = dict(zip(column.levels, (0.0, 1.0), strict=True))
-        x = np.array([number.get(word, np.nan) for word in values])
-    else:
-        return 0.0, 0
-    known = ~np.isnan(x)
-    n = int(known.sum())
-    if n < 3 or x[known].std() == 0 or y[known].std() == 0:
-        return 0.0, n
-    return float(np.corrcoef(x[known], y[known])[0, 1]), n

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import InputError, Note, Setting
-from dmtrl.federation.site.data_check import correlation
+from dmtrl.federation.study.correlation import correlation
 from dmtrl.federation.study.study_file import SITE, Study, StudyColumn, Target, Tasks, parse_study
 from dmtrl.federation.study.toml_fields import to_toml
 from dmtrl.losses import CLASSIFICATION, REGRESSION

@@ -34,6 +34,11 @@ def unfitted(study: Study, mean_square: float) -> Any:
     return kind(scoring=study.fit.scoring, **search, **shared)
 
 
+def intercept_ridge(study: Study, coordinates: Coordinates) -> float:
+    """The penalty on an intercept in the problem of the study."""
+    return float(unfitted(study, 1.0).intercept_ridge(coordinates))
+
+
 def received(
     study: Study,
     preparation: Preparation,
@@ -65,6 +70,19 @@ def problem_of(model: Any, study: Study, coordinates: Coordinates, names: list[s
     tasks = Tasks(np.array(names), np.flatnonzero(constant == 0), constant, classes_of(study))
     problem: Problem = model.describe(len(tasks.used), coordinates, tasks)
     return problem
+
+
+def most_features(study: Study) -> int:
+    """The largest number of features that the columns can become."""
+    return sum(column.moments + 1 if column.moments else len(column.levels) + 2 for column in study.used)
+
+
+def number_of_fits(study: Study) -> int:
+    """Fits of the cross-validation, and the final one."""
+    model = unfitted(study, 1.0)
+    if not hasattr(model, "lambdas"):
+        return 1
+    return len(model.lambdas) * len(model.commons) * study.fit.folds + 1
 
 
 def classes_of(study: Study) -> np.ndarray | None:

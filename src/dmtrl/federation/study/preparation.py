@@ -18,15 +18,11 @@ from dmtrl.estimators.base import SHIFT_INVARIANT
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.study.study_file import SITE, Study, StudyColumn
 from dmtrl.protocol.study import (
+    Begin,
     CellCounts,
-    CountCells,
     FeatureSums,
-    MeasureNorms,
-    MeasureSpread,
     Norms,
     Spread,
-    SumFeatures,
-    SumUp,
 )
 from dmtrl.tables import columns as read
 from dmtrl.tables.learning import SEASON, learn_category, number_from_moments
@@ -42,11 +38,11 @@ from dmtrl.tables.preparation import (
     days_since,
 )
 
-_PARTS = ("year sine", "year cosine", *WEEKDAYS)
+PARTS = ("year sine", "year cosine", *WEEKDAYS)
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Number, Category, Date, Dropped)}
 
 
-def _first(column: StudyColumn) -> str:
+def first_day(column: StudyColumn) -> str:
     """The day from which the days of a date column are counted: the first one of its range."""
     assert column.range is not None
     return str(np.datetime64(column.range[0], "us"))
@@ -58,7 +54,7 @@ def _moment_columns(column: StudyColumn, cells: Any) -> list[np.ndarray]:
         return [read.numbers(cells, column.name)]
     moments = read.dates(cells, column.name)
     missing, parts = np.isnat(moments), date_parts(moments)
-    return [days_since(_first(column), moments), *(np.where(missing, np.nan, parts[part]) for part in _PARTS)]
+    return [days_since(first_day(column), moments), *(np.where(missing, np.nan, parts[part]) for part in PARTS)]
 
 
 def _moments(study: Study, table: Any) -> list[np.ndarray]:
@@ -82,13 +78,6 @@ def cell_counts(study: Study, table: Any) -> CellCounts:
     )
 
 
-def split_counts(study: Study, sums: np.ndarray) -> CellCounts:
-    """The counts of all sites from one vector: present cells, sums of cells, and rows of levels."""
-    numbers = sum(column.moments for column in study.used)
-    present, totals, levels = np.split(sums, [numbers, 2 * numbers])
-    return CellCounts(present=np.round(present).astype(np.int64), sums=totals, levels=np.round(levels).astype(np.int64))
-
-
 def spread(study: Study, table: Any, means: np.ndarray) -> Spread:
     """A site's sums of squared distances from the means of all sites."""
     moments = _moments(study, table)
@@ -106,21 +95,6 @@ def feature_sums(X: np.ndarray, y: np.ndarray) -> FeatureSums:
 def norms(X: np.ndarray, y: np.ndarray, x_centre: np.ndarray, y_centre: float) -> Norms:
     """A site's sums of squared distances from the centres of all sites."""
     return Norms(features=float(((X - x_centre) ** 2).sum()), target=float(((y - y_centre) ** 2).sum()))
-
-
-def request_of(masked: SumUp) -> CountCells | MeasureSpread | SumFeatures | MeasureNorms:
-    """The request whose answer is a site's part in a masked sum."""
-    text, numbers = masked.text, masked.numbers
-    match masked.question:
-        case "cell_counts":
-            return CountCells()
-        case "spread":
-            return MeasureSpread(means=numbers)
-        case "feature_sums":
-            return SumFeatures(preparation=text)
-        case "norms":
-            return MeasureNorms(preparation=text, x_centre=numbers[:-1], y_centre=float(numbers[-1]))
-    raise RefusedBySiteError("the coordinator asked for a masked sum that the study does not have")
 
 
 def means_of(counts: Sequence[CellCounts]) -> np.ndarray:
@@ -149,10 +123,10 @@ def prepare(study: Study, rows: int, counts: Sequence[CellCounts], spreads: Sequ
             parts = slice(at, at + column.moments)
             columns.append(_date(column, rows, present[parts], means[parts], squares[parts]))
             at = parts.stop
-    return Preparation(tuple(columns), *_roles(study))
+    return Preparation(tuple(columns), *roles_of(study))
 
 
-def _roles(study: Study) -> tuple[str, str, bool, tuple[str, ...]]:
+def roles_of(study: Study) -> tuple[str, str, bool, tuple[str, ...]]:
     """The fields of a Preparation that the study says: task, target, whether tasks are sites, and missing texts."""
     return study.tasks.by, study.target.column, study.tasks.by == SITE, study.missing
 
@@ -174,39 +148,8 @@ def _date(column: StudyColumn, rows: int, present: np.ndarray, means: np.ndarray
     assert column.range is not None
     season = np.datetime64(column.range[1]) - np.datetime64(column.range[0]) >= SEASON
     varies = squares[1:] > 1e-9 * max(int(present[0]), 1)
-    parts = [part for part, some in zip(_PARTS, varies, strict=True) if some and (season or part in WEEKDAYS)]
-    return Date(column.name, _first(column), days, tuple(parts))
-
-
-def declared(study: Study) -> tuple[Preparation, Coordinates]:
-    """Features and coordinates of a private study: its ranges and levels, nothing from the rows.
-
-    A number in the middle of its range becomes 0 and its ends -1 and 1; a missing one counts as the middle.
-    """
-    columns: list[Column] = []
-    for column in study.columns:
-        if column.kind == "ignored":
-            columns.append(Dropped(column.name, "as requested"))
-        elif column.kind == "category":
-            columns.append(Category(column.name, column.levels, column.other))
-        elif column.kind == "number":
-            assert column.range is not None
-            columns.append(_scaled_by_range(column.name, *column.range))
-        else:
-            assert column.range is not None
-            days = float((np.datetime64(column.range[1]) - np.datetime64(column.range[0])) / np.timedelta64(1, "D"))
-            scaled = _scaled_by_range(f"{column.name} days", 0.0, max(days, 1.0))
-            columns.append(Date(column.name, _first(column), scaled, _PARTS))
-    prepared = Preparation(tuple(columns), *_roles(study))
-    low, high = study.target.range or (-1.0, 1.0)
-    centre = (low + high) / 2 if study.loss.name in SHIFT_INVARIANT else 0.0
-    x_centre = np.zeros(len(prepared.feature_names))
-    return prepared, Coordinates(x_centre, centre, intercept=True, y_scale=(high - low) / 2 or 1.0)
-
-
-def _scaled_by_range(name: str, low: float, high: float) -> Number:
-    middle = (low + high) / 2
-    return Number(name, middle, middle, (high - low) / 2, flagged=False)
+    parts = [part for part, some in zip(PARTS, varies, strict=True) if some and (season or part in WEEKDAYS)]
+    return Date(column.name, first_day(column), days, tuple(parts))
 
 
 def centres_of(study: Study, rows: int, sums: Sequence[FeatureSums]) -> tuple[np.ndarray, float]:
@@ -235,6 +178,14 @@ def coordinates_to_json(coordinates: Coordinates) -> str:
 def _total(parts: Sequence[np.ndarray]) -> np.ndarray:
     """The sum over sites, rounded once, so that it does not depend on their order."""
     return np.array([math.fsum(values) for values in np.stack(parts, axis=1)], dtype=float)
+
+
+def coordinates_from(begin: Begin) -> Coordinates:
+    """The coordinates of a problem."""
+    try:
+        return Coordinates(x_centre=begin.x_centre, **json.loads(begin.coordinates))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the coordinator sent coordinates that this dmtrl cannot read: {error}") from None
 
 
 def to_json(preparation: Preparation) -> str:
@@ -273,7 +224,7 @@ def check_against(study: Study, preparation: Preparation) -> None:
     if [column.name for column in preparation.columns] != list(listed):
         raise RefusedBySiteError("the coordinator sent a preparation with other columns than the study")
     asked = preparation.task, preparation.target, preparation.task_is_file_name, preparation.missing
-    if asked != _roles(study):
+    if asked != roles_of(study):
         raise RefusedBySiteError("the coordinator sent a preparation with another task, target or missing texts")
     for column in preparation.columns:
         if not _fits(listed[column.name], column):
@@ -289,9 +240,9 @@ def _fits(declared: StudyColumn, column: Column) -> bool:
         allowed = declared.kind == "category" and type(column.other) is bool
         return allowed and _is_part((*column.categories, *column.rare), {*declared.levels, None})
     if isinstance(column, Date):
-        allowed = declared.kind == "date" and column.first == _first(declared) and _is_plain(column.days)
+        allowed = declared.kind == "date" and column.first == first_day(declared) and _is_plain(column.days)
         allowed = allowed and column.format is None
-        return allowed and _is_part(column.parts, set(_PARTS))
+        return allowed and _is_part(column.parts, set(PARTS))
     return isinstance(column, Dropped)
 
 
@@ -319,14 +270,6 @@ def check_coordinates(study: Study, width: int, coordinates: Coordinates) -> Non
     scaled = are_finite(coordinates.y_scale, ()) and coordinates.y_scale > 0
     if not (coordinates.intercept is True and coordinates.column is False and scaled):
         raise RefusedBySiteError("the coordinator sent coordinates that do not fit the study")
-
-
-def check_declared(study: Study, text: str, coordinates: Coordinates) -> None:
-    """Refuse a preparation of a private study that is not the one that its file declares."""
-    prepared, declared_coordinates = declared(study)
-    same = coordinates_to_json(coordinates) == coordinates_to_json(declared_coordinates)
-    if text != to_json(prepared) or not same or coordinates.x_centre.any():
-        raise RefusedBySiteError("the coordinator prepared a private study in another way than its file declares")
 
 
 def are_finite(values: Any, shape: tuple[int, ...]) -> bool:

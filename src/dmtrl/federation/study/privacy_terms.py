@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dmtrl.federation.protection.noise.accounting import mu_of
 from dmtrl.federation.study.toml_fields import TomlTable
 from dmtrl.losses import AnyLoss
 
@@ -35,30 +34,6 @@ class Privacy:
     slope: float = math.inf  # bound of the slopes: that of the loss, or where they are clipped; squared loss: of labels
     releases: int = 0  # how often a site releases something
     aggregation: str = CLEAR  # whether the server sees what each site sends, or only sums over sites
-
-    @property
-    def private(self) -> bool:
-        """Whether noise is added."""
-        return self.mode != NONE
-
-    @property
-    def masked(self) -> bool:
-        return self.aggregation == MASKED
-
-    def mu(self, epsilon: float = math.inf) -> float:
-        """What the whole study costs, as mu of accounting.py; with a smaller epsilon if a site wants more privacy."""
-        return mu_of(min(epsilon, self.epsilon), self.delta)
-
-    def guarantee(self, epsilon: float = math.inf) -> str:
-        """The guarantee in one sentence."""
-        if self.masked:
-            return "The server reads only sums over all sites; no noise is added, so these sums are not private."
-        if not self.private:
-            return "No noise is added: nothing that leaves a site is differentially private."
-        return (
-            f"Everything that leaves a site about its rows is ({min(epsilon, self.epsilon):g}, {self.delta:g})-"
-            "differentially private for the replacement of one row of a task; the numbers of rows are not protected."
-        )
 
 
 def choose_mode(loss: AnyLoss, features: int) -> str:
@@ -96,7 +71,7 @@ def read_privacy(file: TomlTable, study: "Study") -> Privacy:
             if key in table.content:
                 table.fail(f"{key} is for a mode that adds noise, and mode is 'none'", key)
         if aggregation == MASKED:
-            _require_one_lambda(file, study, "sums of single folds are not masked")
+            _check_masked(file, study)
         return Privacy(aggregation=aggregation)
     if aggregation == MASKED:
         table.fail("aggregation = 'masked' cannot be combined with noise yet; use one of the two", "aggregation")
@@ -120,6 +95,19 @@ def read_privacy(file: TomlTable, study: "Study") -> Privacy:
         table.fail("releases must be 1 in mode 'moments': more tell nothing new", "releases")
     epsilon, delta = table.positive("epsilon", 100.0), table.positive("delta", 0.1, 1e-5)
     return Privacy(mode, epsilon, delta, table.positive("row_norm", 1e6), slope, releases)
+
+
+def _check_masked(file: TomlTable, study: "Study") -> None:
+    _require_one_lambda(file, study, "sums of single folds are not masked")
+    if (study.results.coordinator, study.results.sites) == ("summary", "all"):
+        file.fail(
+            "sites = 'all' needs coordinator = 'weights': otherwise nobody has all weights", "sites", ("results",)
+        )
+    if study.limits.on_lost == "go_on":
+        why = "the sums with and without a site would show its numbers"
+        file.fail(f"on_lost must be 'stop' with masked sums: {why}", "on_lost", ("limits",))
+    if study.limits.sites < 3:
+        file.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", at=("limits",))
 
 
 def _require_one_lambda(file: TomlTable, study: "Study", why: str) -> None:

@@ -140,6 +140,16 @@ class Study:
         return tuple(column for column in self.columns if column.kind != "ignored")
 
     @property
+    def moments(self) -> int:
+        """How many numbers of its rows are summed, for number and date columns."""
+        return sum(column.moments for column in self.used)
+
+    @property
+    def counted_levels(self) -> int:
+        """How many levels are counted, for category columns, with missing cells and other values."""
+        return sum(len(column.levels) + 2 for column in self.used if column.kind == "category")
+
+    @property
     def declared_features(self) -> int:
         """The number of features if the study alone says how columns become features, as in a private study."""
         return sum(column.moments or len(column.levels) + column.other for column in self.used)
@@ -222,10 +232,7 @@ def parse_study(source: bytes, where: str = "the study") -> Study:
         file.texts("missing", ()),
     )
     _check_roles(file, study)
-    study = replace(study, privacy=read_privacy(file, study))
-    if study.privacy.masked:
-        _check_masked(file, study)
-    return study
+    return replace(study, privacy=read_privacy(file, study))
 
 
 def _keys(kind: type, without: str = "") -> list[str]:
@@ -247,18 +254,6 @@ def _check_roles(file: TomlTable, study: Study) -> None:
         if column.name in special and column.name != SITE:
             problem = f"{column.name!r} is also used in [{special[column.name]}]; remove it here"
             file.fail(problem, at=("columns", column.name))
-
-
-def _check_masked(file: TomlTable, study: Study) -> None:
-    if study.results == Results("summary", "all"):
-        file.fail(
-            "sites = 'all' needs coordinator = 'weights': otherwise nobody has all weights", "sites", ("results",)
-        )
-    if study.limits.on_lost == "go_on":
-        why = "the sums with and without a site would show its numbers"
-        file.fail(f"on_lost must be 'stop' with masked sums: {why}", "on_lost", ("limits",))
-    if study.limits.sites < 3:
-        file.fail("sites must be at least 3 with masked sums: with two, each can compute the other's", at=("limits",))
 
 
 def _target(table: TomlTable) -> Target:

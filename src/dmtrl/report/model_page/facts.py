@@ -29,8 +29,8 @@ class ModelFacts:
 
     names: the tasks, one for each row of `covariance` and `coef`. coef: None if the features were mapped, so that
     coefficients do not belong to named features; with more than two classes those of all classes, one after the other.
-    common: the component that all tasks share. truth: the true correlations, if known. record: a line about the data
-    and the model for the footer.
+    common_coef: the component that all tasks share. truth: the true correlations, if known. record: a line about the
+    data and the model for the footer.
     """
 
     names: Sequence[str]
@@ -40,16 +40,16 @@ class ModelFacts:
     tol: float
     loss: str
     reg_lambda: float
-    tau: float
+    common: float
     features: int
     feature_names: Sequence[str] = ()
     coef: np.ndarray | None = None
-    common: np.ndarray | None = None
+    common_coef: np.ndarray | None = None
     scaled: bool = False  # whether the features were standardised
     history: Sequence[Mapping[str, Any]] = ()
     rows: int | None = None
     task_rows: np.ndarray | None = None  # the number of rows of each task
-    kappa: float = 0.0  # strength of the own parts
+    own: float = 0.0  # strength of the own parts
     shares: np.ndarray | None = None  # of each task: how much of its coefficients is common, related and its own
     classes: Sequence[str] = ()
     target: str = ""
@@ -110,13 +110,13 @@ def model_facts(
         tol=float(model.tol),
         loss=get_loss(model.loss).name.replace("_", " "),
         reg_lambda=float(model.reg_lambda_),
-        tau=float(model.common_strength_),
-        kappa=float(model.own_strength_),
+        common=float(model.common_strength_),
+        own=float(model.own_strength_),
         shares=model.weight_shares_,
         features=int(model.n_features_in_),
         feature_names=_coefficient_names(model, preparation),
         coef=None if mapped else np.asarray(model.coef_, dtype=float).reshape(len(names), -1),
-        common=None if mapped or model.common_strength_ == 0 else np.ravel(model.common_coef_).astype(float),
+        common_coef=None if mapped or model.common_strength_ == 0 else np.ravel(model.common_coef_).astype(float),
         scaled=preparation is not None and preparation.width is None,
         history=list(getattr(model, "history_", [])),
         rows=None if X is None else _count_rows(X, y),

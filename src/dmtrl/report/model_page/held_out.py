@@ -31,7 +31,7 @@ _STEPS = 100  # of a golden section search: the interval shrinks by 1e-21
 class HeldOut:
     """The mean error over held-out rows, or over tasks with equal weight.
 
-    measure: "error rate", "squared error" or another. over: "rows" or "tasks". tuned: whether lambda and tau were
+    measure: "error rate", "squared error" or another. over: "rows" or "tasks". tuned: whether the strengths were
     chosen on the same rows. baseline: the same mean for the baseline, None if it is not known.
     """
 

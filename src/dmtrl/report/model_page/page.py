@@ -135,8 +135,8 @@ def _accuracy(facts: ModelFacts) -> Section:
         *([("classes", f"{len(facts.classes):,}")] if facts.classes else []),
         ("loss", facts.loss),
         ("lambda", f"{facts.reg_lambda:.3g}"),
-        ("common component", f"{facts.tau:.3g}" if facts.tau > 0 else "none"),
-        *([("own parts", f"{facts.kappa:.3g}")] if facts.kappa > 0 else []),
+        ("common component", f"{facts.common:.3g}" if facts.common > 0 else "none"),
+        *([("own parts", f"{facts.own:.3g}")] if facts.own > 0 else []),
         *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and len(facts.names) > 1 else []),
         *facts.more,
     ]
@@ -237,13 +237,13 @@ def _coefficients(facts: ModelFacts, found: Relations) -> Section:
         found.short_names(facts.names),
     )
     items: list[Item] = [heat]
-    if facts.common is not None:
+    if facts.common_coef is not None:
         items.append(_common(facts))
-    common = [] if facts.common is None else ["common component"]
+    common = [] if facts.common_coef is None else ["common component"]
     rows = [
         [facts.feature_names[j], float(size[j])]
         + [float(value) for value in (facts.coef[:, j].mean(), facts.coef[:, j].min(), facts.coef[:, j].max())]
-        + ([] if facts.common is None else [float(facts.common[j])])
+        + ([] if facts.common_coef is None else [float(facts.common_coef[j])])
         for j in order[:200]
     ]
     heads = ["feature", "mean absolute", "mean", "smallest", "largest", *common]
@@ -253,7 +253,7 @@ def _coefficients(facts: ModelFacts, found: Relations) -> Section:
 
 
 def _common(facts: ModelFacts) -> DotPlot:
-    common = np.asarray(facts.common)
+    common = np.asarray(facts.common_coef)
     top = np.argsort(-np.abs(common), kind="stable")[:MAX_COMMON]
     return DotPlot(
         "What all tasks share",

@@ -1,6 +1,7 @@
 """Runs in the server's job process: the coordinator's side of a study."""
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,12 @@ class StudyController(Controller):
             reply = (replies or {}).get(name)
             return reply if reply is not None and reply.get_return_code() == ReturnCode.OK else None
 
-        sites = Sites(names, send, lambda: abort_signal.triggered, min(PATIENCE, patience))
+        sites = Sites(names, send, lambda: abort_signal.triggered, min(PATIENCE, patience), patience)
         study = read_study(folder / "study.toml")
         try:
             checkpoint, record = Checkpoint(run.folder / "checkpoint", every_seconds=5.0), ProgressRecord(run, sites)
-            run_study(study, sites, names, run.folder, record, resume=True, checkpoint=checkpoint, patience=patience)
+            # the carrier decides when a site is lost for good: it sees every sign of life
+            run_study(study, sites, names, run.folder, record, resume=True, checkpoint=checkpoint, patience=math.inf)
             run.set_state(FINISHED)
         except StudyStoppedError as stopped:
             run.set_state(STOPPED, str(stopped))

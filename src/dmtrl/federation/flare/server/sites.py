@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dmtrl.engines.recovery import Alive, Lost, Refused
-from dmtrl.exceptions import RefusedBySiteError, StudyStoppedError
+from dmtrl.exceptions import RefusedBySiteError, StudyStoppedError, WorkerLostError
 from dmtrl.federation.flare.exchange import ALIVE, BUSY, DONE, ERRORS, REFUSED, RESTARTED, WORKING, Reply, Request
 from dmtrl.protocol.message import Message
 
 PATIENCE = 40.0  # seconds without a reply after which a site counts as lost
+_TRIES = 3  # that must fail in a row before a site counts as lost, however long they took
 _RETRY = 0.5  # seconds between two tries to reach a silent site
 _TICK = 0.5  # seconds between two looks at `stopped`
 
@@ -27,18 +28,21 @@ class _Site:
     life: int = 0
     begun: bool = False  # whether anything was posted in the present life
     current: Request | None = None  # posted last
-    silent_since: float | None = None
+    silent_since: float | None = None  # the first of the tries without a reply; None: it replied to the last one
+    unanswered: int = 0  # tries without a reply, since the last reply
     outbox: queue.SimpleQueue[Request | None] = field(default_factory=queue.SimpleQueue)
 
 
 class Sites:
     """Carries messages to sites, with one thread per site.
 
-    A site that does not reply is asked again until it does. After `patience` seconds it counts as lost; who posted the
-    message then decides how long to wait for it to come back. A suspended site or a short network failure is therefore
-    no loss.
+    A site that does not reply is asked again until it does, so a suspended site or a short network failure is no loss.
+    Every reply is a sign of life, also "working" and "busy". A site that gave none for `patience` seconds counts as
+    lost (`Lost`) and is started again. If it then gives none for `recovery` seconds, it is lost for good
+    (`WorkerLostError`). Seconds alone decide nothing: on a busy machine a reply may take longer than one try, so
+    several tries must have failed as well.
 
-    names: the names of the sites, in the order of the workers. send: `send(name, fields)` delivers a request and
+    names: of the sites, in the order of the workers. send: `send(name, fields)` delivers a request and
     returns the fields of the reply, or None if there was none; it is called from several threads. stopped: whether the
     run is to end; `fetch` then raises StudyStoppedError.
     """
@@ -49,8 +53,9 @@ class Sites:
         send: Send,
         stopped: Callable[[], bool] = lambda: False,
         patience: float = PATIENCE,
+        recovery: float = 120.0,
     ):
-        self._send, self._stopped, self._patience = send, stopped, patience
+        self._send, self._stopped, self._patience, self._recovery = send, stopped, patience, recovery
         self._sites = [_Site(name) for name in names]
         self._arrived: queue.SimpleQueue[tuple[int, Request, Message | Exception]] = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -110,22 +115,42 @@ class Sites:
         """The answer or what went wrong; None if the request was replaced by another one."""
         site, request = self._sites[k], posted
         while posted is site.current and not self._closed.is_set():
+            tried = time.monotonic()
             fields = self._send(site.name, vars(request))
-            now = time.monotonic()
             if fields is None:
-                site.silent_since = since = site.silent_since or now
-                if now - since > self._patience and not request.begin:
-                    return Lost(k, f"site {site.name!r} did not reply for {now - since:.0f} s")
+                lost = self._silence(k, site, tried, request)
+                if lost is not None:
+                    return lost
                 self._closed.wait(_RETRY)
                 continue
-            site.silent_since = None
+            site.silent_since, site.unanswered = None, 0
             reply = Reply.read(fields)
             if reply.state == WORKING:
                 request = replace(request, begin=False, messages=[])  # the site has them
-            elif reply.state != BUSY:
+            elif reply.state == BUSY:
+                self._closed.wait(_RETRY)
+            else:
                 return _outcome(k, site.name, reply)
             if posted.begin:  # it is alive, however long the last work of its previous life takes
                 self._arrived.put((k, posted, Alive(k)))
+        return None
+
+    def _silence(self, k: int, site: _Site, tried: float, request: Request) -> Exception | None:
+        """Note a try without a reply; what to report if there were too many, for too long."""
+        site.silent_since = tried if site.silent_since is None else site.silent_since
+        site.unanswered += 1
+        seconds = time.monotonic() - site.silent_since
+        if not request.begin and seconds > self._patience and site.unanswered >= _TRIES:
+            site.silent_since, site.unanswered = time.monotonic(), 0  # from here on it is being started
+            return Lost(k, f"site {site.name!r} did not reply for {seconds:.0f} s")
+        if request.begin and seconds > self._recovery and site.unanswered >= _TRIES:
+            return WorkerLostError(
+                f"the site {site.name!r} did not respond for {seconds:.0f} s; see that 'dmtrl site start' runs there "
+                "and that it reaches the server, then continue with 'dmtrl study run --resume'",
+                k,
+                (),
+                len(self.present),
+            )
         return None
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.federation.coordinator.asking import Asker
+from dmtrl.federation.protection.base import Asking, CoordinatorHalf, CoordinatorSide, PreparedProblem
 from dmtrl.federation.protection.masks.masking import LEAST_SITES, unmasked
+from dmtrl.federation.protection.masks.questions import split_counts
+from dmtrl.federation.protection.sums import prepare_from_sums
 from dmtrl.federation.study import preparation
 from dmtrl.federation.study.study_file import Study
 from dmtrl.protocol.codec import name_of
@@ -34,7 +36,7 @@ _SHARE, _POWER = 0.8, 0.7  # of the balance (20)
 class MaskedSums:
     """Asks all sites for parts of sums, and adds them up. A new one has new keys."""
 
-    def __init__(self, study: Study, sites: Asker):
+    def __init__(self, study: Study, sites: Asking):
         if sites.n_workers < LEAST_SITES:
             raise ValueError(f"masked sums need at least {LEAST_SITES} sites, got {sites.n_workers}")
         self._study, self._sites, self._session = study, sites, secrets.token_hex(16)
@@ -66,7 +68,7 @@ class MaskedSums:
         kind = ANSWERS[type(request)]
         found = self.ask(name_of(kind), np.concatenate([*numbers, []]), getattr(request, "preparation", ""))
         if kind is CellCounts:
-            return [preparation.split_counts(self._study, found)]
+            return [split_counts(self._study, found)]
         if kind is Spread:
             return [Spread(squares=found)]
         features = found[:-1] if kind is FeatureSums else float(found[0])
@@ -172,34 +174,48 @@ def _map(V: np.ndarray, W: np.ndarray) -> np.ndarray:
     return np.asarray((right[clear].T / s[clear]) @ (left[:, clear].T @ W))
 
 
-def fit_masked_study(
-    study: Study,
-    sites: Asker,
-    sums: MaskedSums,
-    owner: np.ndarray,
-    model: Any,
-    problem: Problem,
-    report: Callable[[int, float], object],
-) -> Outcome:
-    """Fit the model from masked sums. The weights of the tasks are known only if the study publishes them; else they
-    are zero here, and the model is not given to anybody. owner: the site of each task."""
-    coordinates = problem.coordinates
-    assert coordinates is not None
-    m, width = len(owner), len(coordinates.x_centre) + 1
-    common, lam = 0.0 if m == 1 else (study.fit.common or (1.0,))[0], study.fit.reg_lambda[0]
-    settings = Settings(tol=study.fit.tolerance, seed=study.fit.seed)
-    ridge = model.intercept_ridge(coordinates)
-    w0, certificate, gaps = fit_masked(sums, width - 1, lam, common, ridge, settings, report)
-    W = np.zeros((m, width))
-    if study.results.coordinator == "weights":
-        for k, answer in sites.ask({k: Publish(study=study.hash) for k in np.unique(owner).tolist()}).items():
-            if not preparation.are_finite(answer.weights, W[owner == k].shape):
-                raise ValueError("a site published weights that do not fit the study")
-            W[owner == k] = answer.weights
-    covariance, ones = Learned().update((W - w0)[:, :-1]), np.ones(m)
-    dual, converged = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual), gaps[-1] <= settings.tol
-    outcome = Outcome(W, w0, covariance, certificate, dual, [], converged, "masked splitting", ones, ones)
-    warn_unless_converged(outcome, settings)
-    model.set_outcome(replace(problem, strengths=Strengths(lam, common)), outcome)
-    model.n_rounds_ = len(gaps)
-    return outcome
+class MasksCoordinator(CoordinatorHalf):
+    """Fits the model from masked sums. The weights of the tasks are known only if the study publishes them; else they
+    are zero here, and the model is not given to anybody."""
+
+    def __init__(self, study: Study, side: CoordinatorSide):
+        self._study, self._side = study, side
+        self._sums = MaskedSums(study, side.sites)
+
+    def prepare(self, rows: int) -> PreparedProblem:
+        """From masked sums; the numbers of rows that single sites tell are not the true ones."""
+        report = self._side.report
+        total = self._sums.rows()
+        return prepare_from_sums(self._study, total, self._sums.ask_all, report, "adding up masked statistics")
+
+    def fit(self, model: Any, problem: Problem, owner: np.ndarray) -> Outcome:
+        study = self._study
+        coordinates = problem.coordinates
+        assert coordinates is not None
+        m, width = len(owner), len(coordinates.x_centre) + 1
+        common, lam = 0.0 if m == 1 else (study.fit.common or (1.0,))[0], study.fit.reg_lambda[0]
+        settings = Settings(tol=study.fit.tolerance, seed=study.fit.seed)
+        ridge = model.intercept_ridge(coordinates)
+        w0, certificate, gaps = fit_masked(self._sums, width - 1, lam, common, ridge, settings, self._report)
+        W = self._weights(owner, width)
+        covariance, ones = Learned().update((W - w0)[:, :-1]), np.ones(m)
+        dual, converged = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual), gaps[-1] <= settings.tol
+        outcome = Outcome(W, w0, covariance, certificate, dual, [], converged, "masked splitting", ones, ones)
+        warn_unless_converged(outcome, settings)
+        model.set_outcome(replace(problem, strengths=Strengths(lam, common)), outcome)
+        model.n_rounds_ = len(gaps)
+        return outcome
+
+    def _report(self, done: int, gap: float) -> None:
+        self._side.report("fitting all rows", 0.0, f"round {done}, relative gap {gap:.2%}", round=done, gap=gap)
+
+    def _weights(self, owner: np.ndarray, width: int) -> np.ndarray:
+        """The weights of all tasks, if the study gives them to the coordinator; else zeros."""
+        study, W = self._study, np.zeros((len(owner), width))
+        if study.results.coordinator == "weights":
+            requests = {k: Publish(study=study.hash) for k in np.unique(owner).tolist()}
+            for k, answer in self._side.sites.ask(requests).items():
+                if not preparation.are_finite(answer.weights, W[owner == k].shape):
+                    raise ValueError("a site published weights that do not fit the study")
+                W[owner == k] = answer.weights
+        return W

@@ -6,8 +6,6 @@ mask is never used for two sums.
 
 import json
 import shutil
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,41 +13,69 @@ import numpy as np
 from dmtrl import storage
 from dmtrl.data.blocks import Blocks
 from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.protection.base import SiteHalf, SiteSide
 from dmtrl.federation.protection.masks.masking import KEY_BYTES, masked, new_key, public_part
-from dmtrl.federation.site.rows import ask_worker, first_request
+from dmtrl.federation.protection.masks.questions import request_of
+from dmtrl.federation.protection.worker import first_request
+from dmtrl.federation.study.models import intercept_ridge
 from dmtrl.federation.study.preparation import are_finite
-from dmtrl.federation.study.study_file import Study
 from dmtrl.protocol.rounds import Prepared, Restore, Round, Save
 from dmtrl.protocol.steps import Steps
-from dmtrl.protocol.study import Masked, SharedKey, ShareKey, SumUp
+from dmtrl.protocol.study import Masked, Publish, Published, SharedKey, ShareKey, SumUp
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
 _KEY, _STATE, _KIND = "key.json", "state.npz", "dmtrl masked sums 1"
 
 
-class MaskedSite:
-    """The part of one site in masked sums. Use it while holding the lock of the ledger.
+class MasksSite(SiteHalf):
+    """The part of one site in masked sums. Its handlers hold the lock of the site: two processes must not use the masks
+    of one sum for different numbers."""
 
-    statistics: returns the site's numbers for a question about the preparation. blocks, ridge: the rows of the prepared
-    problem, and the penalty on an intercept in it.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        study: Study,
-        statistics: Callable[[SumUp], np.ndarray],
-        blocks: Callable[[], Blocks],
-        ridge: Callable[[], float],
-    ):
-        self._folder, self._study, self._statistics = folder, study, statistics
-        self._blocks, self._ridge = blocks, ridge
+    def __init__(self, side: SiteSide):
+        self._side, self._study, self._folder = side, side.study, side.folder / "masked"
         self._worker: Worker | None = None
         self._at = ""  # the folder of the worker's file for the current question
+        self.handlers = {ShareKey: self.share_key, SumUp: self.sum_up, Publish: self.publish}
+
+    def withheld(self, request: str) -> str:
+        return f"the study has masked sums: the answer to {request!r} would show numbers of this site alone"
+
+    def told_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Whether a task takes part: at most the threshold of the study."""
+        return np.minimum(rows, self._study.limits.rows_per_task)
+
+    def own_weights(self) -> np.ndarray | None:
+        return self._weights() if self._study.results.sites == "own" else None
+
+    def publish(self, request: Publish) -> Published:
+        if self._study.results.coordinator != "weights":
+            raise RefusedBySiteError("the study does not give weights to the coordinator")
+        return Published(weights=self._weights())
 
     def share_key(self, request: ShareKey) -> SharedKey:
         """A new key for a new session; the same one for the same session."""
+        with self._side.locked():
+            return self._share_key(request)
+
+    def sum_up(self, request: SumUp) -> Masked:
+        """The part of this site in a masked sum."""
+        with self._side.locked():
+            return self._answer(request)
+
+    def _statistics(self, request: SumUp) -> np.ndarray:
+        """The numbers of this site for a sum about the preparation."""
+        if request.question == "rows":
+            return np.array([float(self._side.rows())])
+        answer = self._side.statistics(request_of(request))
+        # in the order of the fields, which the coordinator expects (questions.split_counts, MaskedSums.ask_all)
+        return np.concatenate([np.ravel(values) for values in vars(answer).values()])
+
+    def _ridge(self) -> float:
+        """The penalty on an intercept in the prepared problem."""
+        return intercept_ridge(self._study, self._side.coordinates())
+
+    def _share_key(self, request: ShareKey) -> SharedKey:
         key = self._key_of(request.session)
         if key is None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -66,7 +92,7 @@ class MaskedSite:
         stored = json.loads(path.read_bytes()) if path.exists() else {}
         return bytes.fromhex(stored["key"]) if stored.get("session") == session else None
 
-    def answer(self, request: SumUp) -> Masked:
+    def _answer(self, request: SumUp) -> Masked:
         key, header, state = self._load(request)
         if request.counter == header["counter"]:
             return Masked(counter=request.counter, values=state["answer"])
@@ -86,7 +112,7 @@ class MaskedSite:
                 shutil.rmtree(old, ignore_errors=True)
         return Masked(counter=request.counter, values=values)
 
-    def weights(self) -> np.ndarray:
+    def _weights(self) -> np.ndarray:
         """The weights that the coordinator's certificate is about."""
         path = self._folder / _STATE
         if not path.exists():
@@ -123,7 +149,7 @@ class MaskedSite:
         return self._statistics(request)
 
     def _start(self, state: dict[str, np.ndarray]) -> np.ndarray:
-        blocks = self._blocks()
+        blocks = self._side.blocks()
         self._worker = Worker(blocks, self._study.loss)
         prepared = self._prepare(self._worker, blocks)
         state |= {"Z": np.zeros_like(prepared.b), "B": prepared.b}
@@ -133,7 +159,7 @@ class MaskedSite:
 
     def _prepare(self, worker: Worker, blocks: Blocks, first_step: float = np.inf) -> Prepared:
         settings = Settings(seed=self._study.fit.seed)
-        prepared: Prepared = ask_worker(worker, first_request(blocks, settings, self._ridge(), first_step))
+        prepared: Prepared = worker.handle(first_request(blocks, settings, self._ridge(), first_step))
         return prepared
 
     def _improve(self, request: SumUp, state: dict[str, np.ndarray], worker: Worker) -> np.ndarray:
@@ -142,14 +168,13 @@ class MaskedSite:
         number, s, target, relax = request.numbers.tolist()
         self._require(s > 0 and relax in (0.0, Settings().relaxation - 1.0) and number >= 0)
         if number == 0:  # the first step size depends on the number of tasks, which no site knew at the start
-            intercept_step = self._prepare(worker, self._blocks(), s).intercept_step
+            intercept_step = self._prepare(worker, self._side.blocks(), s).intercept_step
             assert intercept_step is not None
             state["intercept_step"] = intercept_step
         Z, before = state["Z"], state["B"]
         step, intercept_step = np.full(len(Z), s), state["intercept_step"]
-        answer = ask_worker(
-            worker,
-            Round(round=int(number), target=target, relax=relax, w=Z, step=step, intercept_step=intercept_step),
+        answer = worker.handle(
+            Round(round=int(number), target=target, relax=relax, w=Z, step=step, intercept_step=intercept_step)
         )
         steps = Steps(step, intercept_step, np.full(len(Z), self._ridge()))
         anchor = Z if relax == 0.0 else Z + relax * (Z - state["U"])
@@ -177,12 +202,12 @@ class MaskedSite:
         """The worker of the run, from the disk after a restart."""
         if self._worker is None:
             self._require(bool(worker))
-            self._worker = Worker(self._blocks(), self._study.loss)
-            ask_worker(self._worker, Restore(source=str(self._folder / worker)))
+            self._worker = Worker(self._side.blocks(), self._study.loss)
+            self._worker.handle(Restore(source=str(self._folder / worker)))
         return self._worker
 
     def _save(self, worker: Worker) -> None:
-        ask_worker(worker, Save(to=str(self._folder / self._at)))
+        worker.handle(Save(to=str(self._folder / self._at)))
 
     def _require(self, fits: bool) -> None:
         if not fits:

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
+from dmtrl.federation.study.privacy_terms import Privacy
+
 
 def total_mu(mus: Iterable[float]) -> float:
     """mu of several releases on the same rows."""
@@ -49,6 +51,11 @@ def mu_of(epsilon: float, delta: float) -> float:
         high *= 2.0
     mu = float(brentq(lambda mu: delta_of(epsilon, mu) - delta, 0.0, high, xtol=1e-13, rtol=1e-13))
     return mu * (1.0 - 1e-12)  # on the private side of the root
+
+
+def cost_of(privacy: Privacy, epsilon: float = math.inf) -> float:
+    """What a whole study costs, as mu; with a smaller epsilon if a site wants more privacy."""
+    return mu_of(min(epsilon, privacy.epsilon), privacy.delta)
 
 
 def sigma_of(sensitivity: float, mu: float, releases: int = 1) -> float:

@@ -14,7 +14,9 @@ import numpy as np
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.exceptions import RefusedBySiteError
-from dmtrl.federation.coordinator.asking import Asker
+from dmtrl.federation.protection.base import CoordinatorHalf, CoordinatorSide, PreparedProblem
+from dmtrl.federation.protection.noise.accounting import cost_of
+from dmtrl.federation.protection.noise.declared import declared
 from dmtrl.federation.protection.noise.moments import MomentFormat, Noise, Quadratics, clip_rows, dense, system_noise
 from dmtrl.federation.protection.noise.releases import Releases, largest_entry, moment_format, release_size, step_size
 from dmtrl.federation.study.privacy_terms import MOMENTS, ROUNDS, Privacy
@@ -105,46 +107,56 @@ def _fit_rounds(problem: PrivateProblem, ask: Ask, report: Report) -> Outcome:
     return Outcome(kept, commons, sigma, unknown, dual, [], False, "private rounds", ones, ones)
 
 
-def fit_privately(
-    study: Study,
-    sites: Asker,
-    owner: np.ndarray,
-    model: Any,
-    problem: Problem,
-    report: Callable[[int, int], object],
-) -> Outcome:
-    """Fit the model from noisy releases, which the sites make once and for all. owner: the site of each task."""
-    tasks, coordinates = problem.tasks, problem.coordinates
-    assert tasks is not None
-    assert coordinates is not None
-    names = [str(name) for name in tasks.names]
-    size = release_size(study.privacy, study.loss, len(coordinates.x_centre))
-    largest = largest_entry(study.target.range)
+class NoiseCoordinator(CoordinatorHalf):
+    """Fits the model from noisy releases, which the sites make once and for all."""
 
-    def ask(number: int, point: np.ndarray, step: float) -> Answer:
-        point = np.clip(point, -largest, largest)  # noise can carry it far away; the answer tells where it was made
-        points = {k: point[owner == k] for k in np.unique(owner).tolist()}
-        requests = {k: Release(study=study.hash, number=number, point=part, step=step) for k, part in points.items()}
-        answers: dict[int, Released] = sites.ask(requests)
-        for k, part in points.items():
-            _check(answers[k], part, size, sites.names[k])
-        columns = (np.concatenate([getattr(answers[k], name) for k in points]) for name in ("point", "values", "std"))
-        return Answer(*columns)
+    def __init__(self, study: Study, side: CoordinatorSide):
+        self._study, self._side = study, side
 
-    common = 0.0 if len(names) == 1 else (study.fit.common or (1.0,))[0]
-    private = PrivateProblem(
-        study.privacy,
-        study.loss,
-        names,
-        len(coordinates.x_centre),
-        study.fit.reg_lambda[0],
-        common,
-        model.intercept_ridge(coordinates),
-        Settings(tol=study.fit.tolerance, seed=study.fit.seed),
-    )
-    outcome = fit(private, ask, report)
-    model.set_outcome(replace(problem, strengths=Strengths(private.reg_lambda, common)), outcome)
-    return outcome
+    def prepare(self, rows: int) -> PreparedProblem:
+        prepared, coordinates = declared(self._study)
+        return PreparedProblem(prepared, coordinates, 1.0)
+
+    def fit(self, model: Any, problem: Problem, owner: np.ndarray) -> Outcome:
+        tasks, coordinates = problem.tasks, problem.coordinates
+        assert tasks is not None
+        assert coordinates is not None
+        study, names = self._study, [str(name) for name in tasks.names]
+        common = 0.0 if len(names) == 1 else (study.fit.common or (1.0,))[0]
+        private = PrivateProblem(
+            study.privacy,
+            study.loss,
+            names,
+            len(coordinates.x_centre),
+            study.fit.reg_lambda[0],
+            common,
+            model.intercept_ridge(coordinates),
+            Settings(tol=study.fit.tolerance, seed=study.fit.seed),
+        )
+        outcome = fit(private, self._ask(owner, private.features), self._report)
+        model.set_outcome(replace(problem, strengths=Strengths(private.reg_lambda, common)), outcome)
+        return outcome
+
+    def _report(self, done: int, total: int) -> None:
+        self._side.report("collecting noisy releases", done / total, f"{done} of {total}")
+
+    def _ask(self, owner: np.ndarray, features: int) -> Ask:
+        """Asks every site for its part of a release. owner: the site of each task."""
+        study, sites = self._study, self._side.sites
+        size, largest = release_size(study.privacy, study.loss, features), largest_entry(study.target.range)
+
+        def ask(number: int, point: np.ndarray, step: float) -> Answer:
+            point = np.clip(point, -largest, largest)  # noise can carry it far away; the answer tells where it was made
+            points = {k: point[owner == k] for k in np.unique(owner).tolist()}
+            answers: dict[int, Released] = sites.ask(
+                {k: Release(study=study.hash, number=number, point=part, step=step) for k, part in points.items()}
+            )
+            for k, part in points.items():
+                _check(answers[k], part, size, sites.names[k])
+            columns = ([getattr(answers[k], name) for k in points] for name in ("point", "values", "std"))
+            return Answer(*map(np.concatenate, columns))
+
+        return ask
 
 
 def _check(answer: Released, point: np.ndarray, size: int, site: str) -> None:
@@ -159,7 +171,7 @@ def ask_in_process(privacy: Privacy, loss: AnyLoss, data: TaskData, noise: Noise
     absolute label, which for a guarantee must not be read from the data."""
     blocks = data.sources(1)[0]
     clipped = replace(blocks, X=clip_rows(dense(blocks.X), privacy.row_norm), sample_weight=None)
-    releases, mu = Releases(privacy, loss, clipped, label), privacy.mu()
+    releases, mu = Releases(privacy, loss, clipped, label), cost_of(privacy)
 
     def ask(number: int, point: np.ndarray, step: float) -> Answer:
         return Answer(point, *releases.exact(point, step).with_noise(mu, privacy.releases, noise))

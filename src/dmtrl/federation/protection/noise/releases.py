@@ -15,7 +15,7 @@ from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.protection.noise.accounting import sigma_of
 from dmtrl.federation.protection.noise.moments import MomentFormat, Noise
 from dmtrl.federation.protection.noise.sensitivity import MomentWeights, dual_sensitivity, gap_for, gap_rounding
-from dmtrl.federation.site.rows import ask_worker, first_request
+from dmtrl.federation.protection.worker import first_request
 from dmtrl.federation.study.privacy_terms import MOMENTS, ROUNDS, Privacy
 from dmtrl.losses import AnyLoss, scalar
 from dmtrl.protocol.rounds import Round
@@ -112,13 +112,13 @@ class Releases:
     def _solve(self, centre: np.ndarray, step: float, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """b and the computed duality gap f(u) + f*(-b) + <u, b> at u = c + s b, from dual variables zero. The gap is
         that of b only if it is allowed."""
-        ask_worker(self._worker, first_request(self._blocks, Settings(), ridge=-1.0))
+        self._worker.handle(first_request(self._blocks, Settings(), ridge=-1.0))
         m, target = len(centre), 0.2 * float(allowed.min())
         b, gap, steps = np.zeros_like(centre), np.full(m, np.inf), np.full(m, float(step))
         for number in range(_MOST_ROUNDS):
             # the worker's centre is w - s b (17); it evaluates brackets at w = u before it improves b
             request = Round(round=number, target=target, w=centre + step * b, step=steps, intercept_step=steps)
-            improved = ask_worker(self._worker, request)
+            improved = self._worker.handle(request)
             gap = np.maximum(improved.bracket_w, 0.0)
             if (gap <= allowed).all():
                 break

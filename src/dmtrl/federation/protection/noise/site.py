@@ -1,41 +1,44 @@
 """How a site makes a private release: once, charged to its budget, and stored before it leaves."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 
 from dmtrl.data.blocks import Blocks
 from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.protection.base import Bounds, SiteHalf, SiteSide
+from dmtrl.federation.protection.noise.accounting import cost_of
 from dmtrl.federation.protection.noise.moments import system_noise
 from dmtrl.federation.protection.noise.releases import Exact, Releases, largest_entry, step_size
-from dmtrl.federation.site.budget import Budget
-from dmtrl.federation.site.ledger import Ledger
-from dmtrl.federation.site.policy import Policy
 from dmtrl.federation.study.preparation import are_finite
 from dmtrl.federation.study.privacy_terms import MOMENTS
-from dmtrl.federation.study.study_file import Study
 from dmtrl.protocol.study import Release, Released
 
 _FAILED = "it could not make a private release, and makes no further ones in this study"
 
 
-class SiteReleases:
-    """The private releases of one study at one site. The lock of the ledger makes several processes take turns."""
+class NoiseSite(SiteHalf):
+    """The private releases of one study at one site. The lock of the site makes several processes take turns."""
 
-    def __init__(self, folder: Path, policy: Policy, study: Study, ledger: Ledger):
-        self._study, self._ledger = study, ledger
-        self._budget = Budget(folder, policy.epsilon, policy.delta)
-        self._epsilon = min(study.privacy.epsilon, policy.epsilon_per_study)
-        self._mu = study.privacy.mu(self._epsilon)
+    def __init__(self, side: SiteSide):
+        self._side, self._study, self._budget = side, side.study, side.budget
+        self._epsilon = min(side.study.privacy.epsilon, side.epsilon)
+        self._mu = cost_of(side.study.privacy, self._epsilon)
+        self.handlers = {Release: self.answer}
 
-    def check_budget(self) -> None:
+    def withheld(self, request: str) -> str:
+        return f"the study is private: the answer to {request!r} would leave without noise, and is withheld"
+
+    def admit(self) -> None:
         """Refuse the study if it would exceed the budget."""
-        with self._ledger.locked():
+        with self._side.locked():
             self._budget.check(self._study.hash, self._mu)
 
-    def answer(self, request: Release, blocks: Callable[[], Blocks]) -> Released:
-        """The release that is asked for; the stored one if it was made before. `blocks`: the clipped rows.
+    def _rows(self) -> Blocks:
+        """The clipped rows."""
+        privacy = self._study.privacy
+        return self._side.blocks(Bounds(privacy.row_norm, self._study.target.range))
+
+    def answer(self, request: Release) -> Released:
+        """The release that is asked for; the stored one if it was made before.
 
         Whether the computation succeeds can depend on the rows. It begins after the charge, and the first failure ends
         the releases of the study for good, so that it cannot be provoked again with other points.
@@ -43,13 +46,13 @@ class SiteReleases:
         study = self._study
         if not 0 <= request.number < study.privacy.releases:
             raise RefusedBySiteError(f"the study has {study.privacy.releases} releases; the coordinator asked for more")
-        with self._ledger.locked():
+        with self._side.locked():
             before = self._budget.stored(study.hash, request.number)
             if before is not None:
                 return before
             if self._budget.has_failed(study.hash):
                 raise RefusedBySiteError(_FAILED)
-            rows = blocks()
+            rows = self._rows()
             self._check(request, rows)
             point = np.zeros_like(request.point) if study.privacy.mode == MOMENTS else request.point
             self._budget.charge(study.hash, study.name, self._epsilon, study.privacy.delta, self._mu)

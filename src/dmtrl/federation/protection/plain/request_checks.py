@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from dmtrl.exceptions import RefusedBySiteError
+from dmtrl.federation.study.approval_text import MOST_FOLDS
 from dmtrl.federation.study.preparation import are_finite
 from dmtrl.federation.study.study_file import Study
 from dmtrl.protocol.rounds import Description, HoldOut, Prepare, Round, Score
 from dmtrl.solver.settings import Settings
-
-MOST_FOLDS = 20
 
 
 def check_request(study: Study, held: Description, request: Any) -> None:

@@ -17,10 +17,11 @@ from sklearn.datasets import dump_svmlight_file
 
 import dmtrl
 from conftest import SharedData
+from dmtrl.exceptions import CellError, NotAModelError, OutputExistsError
 from dmtrl.workflows.fit import fit
-from dmtrl.workflows.predict import PredictRequest, predict
-from dmtrl.workflows.prepare import FitRequest, prepare
-from support.shell_data import run, shops, write
+from dmtrl.workflows.predict import predict
+from dmtrl.workflows.requests import FitRequest, PredictRequest
+from support.shell_data import error_of, run, shops, write
 
 WORDS = ("--task", "shop", "--lambda", "0.01", "--quiet")
 
@@ -58,7 +59,7 @@ def test_predict_agrees_with_the_library(folder: Path, tmp_path: Path) -> None:
         assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
 
 
-def test_chunks_make_no_difference(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predictions_do_not_depend_on_chunks(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("predict", folder / "verdict.model", folder / "new.csv", "-q").stdout
     monkeypatch.setattr("dmtrl.tables.readers.BLOCK", 3000)
     monkeypatch.setattr("dmtrl.workflows.predict.CHUNK", 1)
@@ -76,7 +77,7 @@ def test_kept_columns(folder: Path) -> None:
     assert list(pd.read_csv(io.StringIO(everything.stdout)).columns) == [*new.column_names, "prediction"]
 
 
-def test_tasks_that_fit_never_saw(folder: Path, tmp_path: Path) -> None:
+def test_unknown_tasks(folder: Path, tmp_path: Path) -> None:
     new = shops(m=6, seed=5)
     data, model = write(new, tmp_path / "new.parquet"), dmtrl.load(folder / "sales.model")
     strange = np.array(new.column("shop").to_pylist()) == "006"
@@ -99,7 +100,7 @@ def test_tasks_that_fit_never_saw(folder: Path, tmp_path: Path) -> None:
     assert result.stdout.splitlines()[1] == '"006",,,'
 
 
-def test_unknown_tasks_without_a_common_part(folder: Path, tmp_path: Path) -> None:
+def test_unknown_tasks_without_a_common_component(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "m"
     words = (*WORDS, "--target", "sales", "--drop", "verdict", "--no-common", "-o", out)
     assert run("fit", folder / "shops.csv", *words).exit_code == 0
@@ -148,7 +149,7 @@ def test_unknown_categories_missing_and_extra_columns(folder: Path, tmp_path: Pa
     assert pd.read_parquet(tmp_path / "b.parquet")["prediction"].tolist() == expected.tolist()
 
 
-def test_codes_stay_text_and_numbers_find_their_task(tmp_path: Path) -> None:
+def test_task_numbers_match_across_file_types(tmp_path: Path) -> None:
     """A CSV with whole numbers as tasks, predicted from Parquet where a hole has made them floats."""
     table = shops()
     numbers = table.set_column(0, "shop", pa.array([int(name) for name in table.column("shop").to_pylist()]))
@@ -165,7 +166,7 @@ def test_codes_stay_text_and_numbers_find_their_task(tmp_path: Path) -> None:
     np.testing.assert_array_equal(pd.read_parquet(out)["prediction"], [np.nan, *expected[1:]])
 
 
-def test_a_folder_of_files_is_predicted_as_it_was_fitted(tmp_path: Path) -> None:
+def test_predict_a_folder_where_each_file_is_a_task(tmp_path: Path) -> None:
     table = shops(m=3, shuffled=False).drop_columns(["shop", "verdict"])
     for i in range(3):
         write(table.slice(40 * i, 40), tmp_path / "data" / f"00{i + 1}.csv")
@@ -177,7 +178,7 @@ def test_a_folder_of_files_is_predicted_as_it_was_fitted(tmp_path: Path) -> None
     assert one[1].startswith('"002",')
 
 
-def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
+def test_wrong_arguments_print_one_line_and_write_nothing(folder: Path, tmp_path: Path) -> None:
     model, data = folder / "sales.model", folder / "new.csv"
     X = np.random.default_rng(0).normal(size=(20, 2))
     dmtrl.MTRLRegressor().fit(X, X[:, 0]).save(tmp_path / "python.model")
@@ -187,24 +188,24 @@ def test_wrong_words_get_one_sentence(folder: Path, tmp_path: Path) -> None:
     text = write(shops().set_column(2, "price", pa.array(["cheap"] * 200)), tmp_path / "text.csv")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     new = tmp_path / "out.csv"
-    cases: list[tuple[tuple[object, ...], str]] = [
-        ((data, model, "-o", new), "is not a dmtrl model; the first argument must be a model file"),
-        ((model, model, "-o", new), "is a dmtrl model, not data"),
-        ((tmp_path / "cut.model", data, "-o", new), "cut short or damaged"),
-        ((tmp_path / "python.model", data, "-o", new), "cannot prepare the columns of data files"),
-        ((tmp_path / "none.model", data, "-o", new), "there is no model file"),
-        ((model, tmp_path / "none.csv", "-o", new), "there is no file"),
-        ((model, tmp_path / "header.csv", "-o", new), "has columns but no rows"),
-        ((model, data, "-o", tmp_path / "there.csv"), "already exists"),
-        ((model, data, "-o", tmp_path / "no" / "out.csv"), "there is no folder"),
-        ((model, data, "-o", tmp_path / "out.xlsx"), "has an unsupported extension"),
-        ((model, data, "-o", model.with_suffix(".csv"), "--keep", "remarks"), "did you mean 'remark'?"),
-        ((model, text, "-o", new), "column 'price' holds 'cheap' (line 2), which is not a number"),
+    cases: list[tuple[tuple[object, ...], type[Exception]]] = [
+        ((data, model, "-o", new), NotAModelError),
+        ((model, model, "-o", new), ValueError),
+        ((tmp_path / "cut.model", data, "-o", new), ValueError),
+        ((tmp_path / "python.model", data, "-o", new), ValueError),
+        ((tmp_path / "none.model", data, "-o", new), FileNotFoundError),
+        ((model, tmp_path / "none.csv", "-o", new), FileNotFoundError),
+        ((model, tmp_path / "header.csv", "-o", new), ValueError),
+        ((model, data, "-o", tmp_path / "there.csv"), OutputExistsError),
+        ((model, data, "-o", tmp_path / "no" / "out.csv"), FileNotFoundError),
+        ((model, data, "-o", tmp_path / "out.xlsx"), ValueError),
+        ((model, data, "-o", model.with_suffix(".csv"), "--keep", "remarks"), ValueError),
+        ((model, text, "-o", new), CellError),
     ]
-    for words, sentence in cases:
-        result = run("predict", *words)
-        assert result.exit_code == 1, (words, result.output)
-        assert sentence in result.stderr.splitlines()[-1]
+    for words, kind in cases:
+        assert isinstance(error_of("predict", *words), kind), words
+    lines = run("predict", model, text, "-o", new).stderr.splitlines()
+    assert lines[-1].startswith("Error: column 'price' holds 'cheap' (line 2), which is not a number")
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -235,21 +236,23 @@ def test_memory_does_not_grow_with_the_file(folder: Path, tmp_path: Path) -> Non
     assert peaks[1] - peaks[0] < sizes[1] - sizes[0], (peaks, sizes)
 
 
-def test_as_library_functions(folder: Path, tmp_path: Path) -> None:
-    request = FitRequest([folder / "shops.csv"], task="shop", target="sales", drop=["verdict"], reg_lambda=0.01)
-    prepared = prepare(request)
-    model = fit(prepared, request)
-    assert model.certificate_.relative_gap <= request.tol
-    np.testing.assert_array_equal(model.coef_, dmtrl.load(folder / "sales.model").coef_)
-    model.save(tmp_path / "m")
-    keep = ["kg", "kg", "shop"]
-    found = predict(PredictRequest(tmp_path / "m", [folder / "new.csv"], tmp_path / "out.parquet", keep=keep))
-    assert found["rows"] == 200
-    assert found["columns"] == ["shop", "kg", "prediction"]
+def test_fit_and_predict_as_functions(folder: Path, tmp_path: Path) -> None:
+    words = {"task": "shop", "target": "sales", "drop": ["verdict"], "reg_lambda": 0.01}
+    result = fit(FitRequest([folder / "shops.csv"], **words, out=tmp_path / "m"))
+    assert result.out == tmp_path / "m"
+    assert result.page is None
+    assert result.summary.model.certificate.relative_gap <= 1e-3
+    np.testing.assert_array_equal(result.model.coef_, dmtrl.load(folder / "sales.model").coef_)
+    request = PredictRequest(result.out, [folder / "new.csv"], tmp_path / "out.parquet", keep=["kg", "kg", "shop"])
+    found = predict(request)
+    assert found.rows == pd.read_parquet(found.out).shape[0] == 200
+    assert found.columns == ("shop", "kg", "prediction")
+    with pytest.raises(OutputExistsError):
+        predict(request)
 
 
 @pytest.mark.data
-def test_school_as_people_would_have_it(tmp_path: Path, shared_data: SharedData) -> None:
+def test_school_as_csv_with_text_and_missing_cells(tmp_path: Path, shared_data: SharedData) -> None:
     """School as CSV with names, two more columns of text, and holes: works the first time, and sharing still helps."""
     archive = np.load(shared_data / "school.npz")
     rng = np.random.default_rng(0)

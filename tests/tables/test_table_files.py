@@ -16,7 +16,7 @@ from dmtrl.tables.cells import summarize_cells
 from support.shell_data import run, shops, write
 
 
-def test_csv_text_comes_back_as_what_was_written(tmp_path: Path) -> None:
+def test_csv_round_trip_of_text(tmp_path: Path) -> None:
     table = shops()
     for ending in (".csv", ".csv.gz", ".tsv", ".parquet", ".feather", ".arrow"):
         source = open_files([write(table, tmp_path / f"shops{ending}")])
@@ -48,7 +48,7 @@ def test_csv_text_comes_back_as_what_was_written(tmp_path: Path) -> None:
         (["a", "1"], "text"),
     ],
 )
-def test_what_an_untyped_column_holds(values: list[str], kind: str) -> None:
+def test_kind_of_an_untyped_column(values: list[str], kind: str) -> None:
     assert summarize_cells(pa.chunked_array([values])).kind == kind
     assert columns.kind_of(pa.chunked_array([values])) == "text"
 
@@ -72,7 +72,7 @@ def test_labels_are_whole_numbers_or_text(array: pa.Array, names: list[object]) 
     assert found[:2].tolist() == names
 
 
-def test_types_that_files_bring_along(tmp_path: Path) -> None:
+def test_types_of_typed_files(tmp_path: Path) -> None:
     moments = [datetime(2020, 1, 31, 12), None]
     table = pa.table(
         {
@@ -104,7 +104,7 @@ def test_without_pyarrow_the_install_command_is_named(tmp_path: Path, monkeypatc
     assert 'pip install "dmtrl[frames]"' in result.stderr
 
 
-def test_words_in_quotes_are_not_missing(tmp_path: Path) -> None:
+def test_quoted_missing_words_are_text(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('name,x\nNA,1\n"NA",2\n"",3\n,4\n', encoding="utf-8")
     table = open_files([tmp_path / "a.csv"]).read().columns
     assert columns.texts(table.column("name")).tolist() == [None, "NA", None, None]
@@ -143,7 +143,7 @@ def test_a_folder_by_key_and_a_folder_of_files(tmp_path: Path) -> None:
     assert plain.read().columns.column("shop").to_pylist() == expected
 
 
-def test_files_that_disagree(tmp_path: Path) -> None:
+def test_files_with_different_columns(tmp_path: Path) -> None:
     write(pa.table({"a": [1, 2], "b": ["x", "y"]}), tmp_path / "1.parquet")
     write(pa.table({"b": [3.5], "c": [1]}), tmp_path / "2.parquet")
     source = open_files([tmp_path / "1.parquet", tmp_path / "2.parquet"])
@@ -165,7 +165,7 @@ def test_npz_and_libsvm(tmp_path: Path) -> None:
     np.testing.assert_allclose(batch.block.toarray()[:, 1:], X)
 
 
-def test_libsvm_in_pieces_is_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libsvm_batches_join_to_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(200, 5)) * (rng.random((200, 5)) < 0.4)
     dump_svmlight_file(X, X[:, 0], str(tmp_path / "a.svm"))
@@ -176,7 +176,7 @@ def test_libsvm_in_pieces_is_the_whole(tmp_path: Path, monkeypatch: pytest.Monke
     np.testing.assert_allclose(np.vstack([piece.block.toarray() for piece in pieces]), X[:, :4])
 
 
-def test_batches_know_how_far_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_report_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dmtrl.tables.readers.BLOCK", 4096)
     monkeypatch.setattr("dmtrl.tables.readers.ROWS", 50)
     table = shops()
@@ -195,7 +195,7 @@ def _refused(path: Path, match: str) -> None:
         open_files([path]).read()
 
 
-def test_files_that_are_not_what_they_say(tmp_path: Path) -> None:
+def test_files_whose_content_contradicts_their_extension(tmp_path: Path) -> None:
     table = shops()
     parquet = write(table, tmp_path / "a.parquet").read_bytes()
     feather = write(table, tmp_path / "a.feather").read_bytes()

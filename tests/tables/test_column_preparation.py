@@ -19,7 +19,7 @@ from dmtrl.tables.preparation import Dropped, Replacements
 from support.shell_data import shops
 
 
-def test_numbers_and_categories_are_those_of_scikit_learn() -> None:
+def test_numbers_and_categories_match_scikit_learn() -> None:
     """SimpleImputer gives the indicator after the value; StandardScaler leaves it to us to scale only the value."""
     table, new = shops(m=8, rows=60), shops(m=8, rows=20, seed=1)
     table, new = table.select(["shop", "sales", "size", "price", "colour"]), new.select(["size", "price", "colour"])
@@ -45,7 +45,7 @@ def test_numbers_and_categories_are_those_of_scikit_learn() -> None:
     assert preparation.feature_names[-1] == "colour = (other)"
 
 
-def test_frames_of_every_kind_give_the_same_features() -> None:
+def test_all_kinds_of_data_frames_give_the_same_features() -> None:
     table = shops()
     preparation = learn(table, "shop", "sales")
     X = preparation.transform(table)
@@ -57,7 +57,7 @@ def test_frames_of_every_kind_give_the_same_features() -> None:
     np.testing.assert_array_equal(preparation.transform(pl.from_arrow(table)), X)
 
 
-def test_a_loaded_model_makes_the_same_features(tmp_path: Path) -> None:
+def test_loaded_model_gives_the_same_features(tmp_path: Path) -> None:
     table, new = shops(), shops(seed=3)
     preparation = learn(table, "shop", "sales", choices=Choices(number=["row_id"], drop=["verdict"]))
     X, shop = preparation.transform(table), table.column("shop").to_pylist()
@@ -70,7 +70,7 @@ def test_a_loaded_model_makes_the_same_features(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded.preparation_.transform(rows), preparation.transform(rows))
 
 
-def test_what_becomes_of_columns() -> None:
+def test_kinds_of_columns() -> None:
     kinds = {name: (kind, done, count) for name, kind, done, count in learn(shops(), "shop", "sales").table()}
     assert {name for name, (kind, _, _) in kinds.items() if kind == "left out"} == {"remark", "row_id", "kg"}
     assert "200 different values in 200 rows" in kinds["remark"][1]
@@ -93,7 +93,7 @@ def test_rare_unknown_and_missing_categories() -> None:
     assert (X.sum(axis=1) == 1).all()
 
 
-def test_a_category_without_rare_ones_ignores_what_it_never_saw() -> None:
+def test_category_without_rare_levels_ignores_unknown_levels() -> None:
     table = pa.table({"t": ["x", "y", "z"] * 30, "y": np.arange(90.0), "c": ["a", "b", "d"] * 30})
     tally = Replacements()
     X = learn(table, "t", "y").transform({"c": pa.array(["a", "new", None])}, tally=tally)
@@ -143,7 +143,7 @@ def test_dates() -> None:
     assert np.isfinite(gone).all()
 
 
-def test_columns_that_cannot_be_used() -> None:
+def test_unusable_columns_are_left_out() -> None:
     n = 60
     table = pa.table(
         {

@@ -19,15 +19,18 @@ import pytest
 
 import dmtrl
 from dmtrl import MTRLRegressor, storage
-from dmtrl.progress import NoProgress
+from dmtrl.cli.display import Silent
+from dmtrl.exceptions import NoCheckpointError
+from dmtrl.progress import NoProgress, Progress
 from dmtrl.solver.checkpoint import newest
-from dmtrl.workflows.fit import Interrupted, fit
-from dmtrl.workflows.predict import PredictRequest, predict
-from dmtrl.workflows.prepare import FitRequest, Prepared, prepare
-from support.shell_data import run, shops, write
+from dmtrl.workflows.fit import Interrupted, fit_table
+from dmtrl.workflows.predict import predict
+from dmtrl.workflows.prepare import TrainingTable, prepare
+from dmtrl.workflows.requests import FitRequest, PredictRequest
+from support.shell_data import error_of, run, shops, write
 
 
-class StopsAt(NoProgress):
+class StopsAt(Silent):
     """Somebody who presses Ctrl-C when a word has been shown so many times."""
 
     def __init__(self, word: str, times: int):
@@ -55,8 +58,15 @@ def request_(tmp_path_factory: pytest.TempPathFactory) -> FitRequest:
 
 
 @pytest.fixture(scope="module")
-def prepared(request_: FitRequest) -> Prepared:
+def table(request_: FitRequest) -> TrainingTable:
     return prepare(request_)
+
+
+def fit(
+    table: TrainingTable, request: FitRequest, progress: Progress | None = None, out: Path | None = None, **places: Any
+) -> Any:
+    """The model that is fitted to a prepared table. places: `resume` and `checkpoint`."""
+    return fit_table(table, replace(request, out=out, **places), progress).model
 
 
 def same_bits(model: Any, other: Any) -> None:
@@ -74,37 +84,39 @@ def same_bits(model: Any, other: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(request_: FitRequest, prepared: Prepared) -> Any:
-    return fit(prepared, request_)
+def whole(request_: FitRequest, table: TrainingTable) -> Any:
+    return fit(table, request_)
 
 
 @pytest.mark.parametrize(("word", "times"), [("fits", 1), ("fits", 17), ("fits", 23), ("fits", -1), ("round", 3)])
-def test_an_interrupted_fit_goes_on(
-    tmp_path: Path, request_: FitRequest, prepared: Prepared, whole: Any, word: str, times: int
+def test_interrupted_fit_resumes_to_the_same_bits(
+    tmp_path: Path, request_: FitRequest, table: TrainingTable, whole: Any, word: str, times: int
 ) -> None:
     out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
     times = int((whole.cv_results_.rounds > 0).sum()) if times < 0 else times  # the last one
     with pytest.raises(Interrupted) as stopped:
-        fit(prepared, request_, StopsAt(word, times), out)
+        fit(table, request_, StopsAt(word, times), out)
     assert stopped.value.checkpoint == keep
     assert [path.name for path in tmp_path.iterdir()] == ["m.checkpoint"]
-    resumed = fit(prepared, request_, None, out, resume=keep)
+    resumed = fit(table, request_, None, out, resume=keep)
     same_bits(resumed, whole)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     assert "_keeper" not in vars(resumed)
 
 
-def test_a_fit_may_be_interrupted_many_times(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+def test_fit_interrupted_many_times_resumes_to_the_same_bits(
+    tmp_path: Path, request_: FitRequest, table: TrainingTable
+) -> None:
     request = replace(request_, reg_lambda=0.01, common=None, tol=1e-7)
     keep, times = None, 0
     while True:
         try:
-            resumed = fit(prepared, request, StopsAt("round", 6), tmp_path / "m", keep)
+            resumed = fit(table, request, StopsAt("round", 6), tmp_path / "m", resume=keep)
             break
         except Interrupted as stopped:
             keep, times = stopped.checkpoint, times + 1
     assert times > 2
-    same_bits(resumed, fit(prepared, request))
+    same_bits(resumed, fit(table, request))
 
 
 def kinds_of_places(folder: Path) -> dict[str, str]:
@@ -117,7 +129,7 @@ def kinds_of_places(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", ["folder", "file URL", "memory URL"])
 @pytest.mark.parametrize("again", ["as printed", "resume alone", "a version"])
-def test_a_checkpoint_is_kept_where_that_is_said(
+def test_checkpoint_option_and_its_resume_command(
     tmp_path: Path, request_: FitRequest, monkeypatch: pytest.MonkeyPatch, kind: str, again: str
 ) -> None:
     """A folder or a URL: what Ctrl-C prints goes on from there and is kept there, and in the end only versions go."""
@@ -149,17 +161,17 @@ def test_a_checkpoint_is_kept_where_that_is_said(
     assert storage.names(storage.join(place, "version-7")) == ["data.csv"]
 
 
-def test_a_place_that_is_taken_or_cannot_be(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+def test_checkpoint_locations_that_are_refused(tmp_path: Path, request_: FitRequest, table: TrainingTable) -> None:
     taken = f"memory://{tmp_path}/taken"
     with pytest.raises(Interrupted) as stopped:
-        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m", checkpoint=taken)
+        fit(table, request_, StopsAt("fits", 2), tmp_path / "m", checkpoint=taken)
     assert stopped.value.checkpoint == taken
     before = storage.names(taken)
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1")
     words = (*words, "--no-page", "-o", tmp_path / "m")
     go_on = f"{taken} holds the checkpoint of an interrupted fit; pass --resume {taken} to continue it"
     with pytest.raises(Interrupted):
-        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "other")
+        fit(table, request_, StopsAt("fits", 2), tmp_path / "other")
     cases = {
         ("--checkpoint", taken): go_on,
         ("--checkpoint", taken, "--resume", tmp_path / "other.checkpoint"): go_on,
@@ -179,10 +191,12 @@ def test_a_place_that_is_taken_or_cannot_be(tmp_path: Path, request_: FitRequest
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "other.checkpoint"]
 
 
-def test_ctrl_c_at_once_leaves_what_was_there(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+def test_ctrl_c_before_the_first_round_keeps_the_old_checkpoint(
+    tmp_path: Path, request_: FitRequest, table: TrainingTable
+) -> None:
     """A fit that takes the place of another, but is stopped before it has got anywhere."""
     with pytest.raises(Interrupted):
-        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m")
+        fit(table, request_, StopsAt("fits", 2), tmp_path / "m")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     request = replace(request_, reg_lambda=0.1)
 
@@ -195,61 +209,58 @@ def test_ctrl_c_at_once_leaves_what_was_there(tmp_path: Path, request_: FitReque
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(Interrupted) as stopped:
-        fit(prepared, request, AtOnce(), tmp_path / "m")
+        fit(table, request, AtOnce(), tmp_path / "m")
     assert stopped.value.checkpoint is None
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_what_is_kept_is_not_computed_again(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+def test_finished_fits_are_read_from_the_checkpoint(tmp_path: Path, request_: FitRequest, table: TrainingTable) -> None:
     """A mark in a kept score is found in the cross-validation path, so it was read and not made anew."""
     keep = tmp_path / "m.checkpoint"
     with pytest.raises(Interrupted):
-        fit(prepared, request_, StopsAt("fits", 17), tmp_path / "m")
+        fit(table, request_, StopsAt("fits", 17), tmp_path / "m")
     file = Path(str(newest(str(keep)))) / "coordinator.npz"
     header, arrays = storage.load(str(file), "dmtrl checkpoint")
     assert arrays["score.wrong"].shape == (17, 5)
     arrays["score.wrong"][:] = 123.0
     storage.save(str(file), header, arrays)
-    path = fit(prepared, request_, None, resume=keep).cv_results_
+    path = fit(table, request_, None, resume=keep).cv_results_
     assert int((path.wrong == 123.0).sum()) == 17 * 5
     assert (path.rounds[..., :2] > 0).all(), "every candidate is tried on the first folds"
 
 
-def test_a_new_fit_does_not_write_over_an_interrupted_one(
-    tmp_path: Path, request_: FitRequest, prepared: Prepared
-) -> None:
+def test_new_fit_does_not_overwrite_a_checkpoint(tmp_path: Path, request_: FitRequest, table: TrainingTable) -> None:
     out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
     with pytest.raises(Interrupted):
-        fit(prepared, request_, StopsAt("fits", 2), out)
+        fit(table, request_, StopsAt("fits", 2), out)
     before = {path: path.read_bytes() for path in keep.rglob("*") if path.is_file()}
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", out)
     result = run(*words, "--lambda", "0.1", "--no-page")
     assert result.exit_code == 1
-    assert "holds the checkpoint of an interrupted fit; pass --resume" in result.stderr
     assert {path: path.read_bytes() for path in keep.rglob("*") if path.is_file()} == before
     assert run(*words, "--lambda", "0.1", "--no-page", "--force").exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_a_resumed_fit_that_is_interrupted_at_once_keeps_its_checkpoint(
-    tmp_path: Path, request_: FitRequest, prepared: Prepared
+def test_resumed_fit_interrupted_at_once_keeps_its_checkpoint(
+    tmp_path: Path, request_: FitRequest, table: TrainingTable
 ) -> None:
     """The first fits of the resumed run are read from the checkpoint, so that nothing new is written yet."""
     with pytest.raises(Interrupted) as first:
-        fit(prepared, request_, StopsAt("fits", 5), tmp_path / "m")
+        fit(table, request_, StopsAt("fits", 5), tmp_path / "m")
     kept = newest(str(first.value.checkpoint))
     with pytest.raises(Interrupted) as second:
-        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m", resume=first.value.checkpoint)
+        fit(table, request_, StopsAt("fits", 2), tmp_path / "m", resume=first.value.checkpoint)
     assert newest(str(second.value.checkpoint)) == kept
-    whole = fit(prepared, request_, NoProgress(), tmp_path / "whole")
-    resumed = fit(prepared, request_, NoProgress(), tmp_path / "m", resume=second.value.checkpoint)
+    whole = fit(table, request_, NoProgress(), tmp_path / "whole")
+    resumed = fit(table, request_, NoProgress(), tmp_path / "m", resume=second.value.checkpoint)
     assert resumed.coef_.tobytes() == whole.coef_.tobytes()
 
 
-def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+def test_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: FitRequest, table: TrainingTable) -> None:
     keep = tmp_path / "m.checkpoint"
     with pytest.raises(Interrupted):
-        fit(prepared, request_, StopsAt("fits", 2), tmp_path / "m")
+        fit(table, request_, StopsAt("fits", 2), tmp_path / "m")
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", tmp_path / "m")
     cases = {
         ("--no-common", "--seed", "1"): "",
@@ -261,8 +272,8 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: Fi
         result = run(*words, *more, "--resume", keep)
         assert result.exit_code == 1
         assert f"is a checkpoint of another problem or of other settings{found}" in result.stderr
-    table = shops()
-    changed = write(table.set_column(1, "size", table["size"].combine_chunks()[::-1]), tmp_path / "changed.parquet")
+    other = shops()
+    changed = write(other.set_column(1, "size", other["size"].combine_chunks()[::-1]), tmp_path / "changed.parquet")
     result = run("fit", changed, *words[2:], "--no-common", "--resume", keep)
     assert result.exit_code == 1
     assert "was saved with other rows" in result.stderr or "another problem" in result.stderr
@@ -271,9 +282,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path: Path, request_: Fi
     result = run(*words, "--no-common", "--resume", keep)
     assert result.exit_code == 1
     assert "is damaged or is not a dmtrl checkpoint file" in result.stderr
-    result = run(*words, "--no-common", "--resume", tmp_path / "nothing")
-    assert result.exit_code == 1
-    assert "no complete checkpoint at" in result.stderr
+    assert isinstance(error_of(*words, "--no-common", "--resume", tmp_path / "nothing"), NoCheckpointError)
 
 
 # Runs dmtrl, which waits after 40 fits until SIGINT has reached the handler: it cannot finish first on a busy machine.
@@ -281,8 +290,10 @@ WAITS_FOR_SIGINT = """
 import signal, sys, time
 from dmtrl.cli import display, main
 
+update_display = display.Live.update
+
 def update(self, done, detail=""):
-    display.Display.update(self, done, detail)
+    update_display(self, done, detail)
     while detail.startswith("40 of") and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         time.sleep(0.01)
 
@@ -292,7 +303,7 @@ sys.exit(main.main(sys.argv[1:]))
 
 
 @pytest.mark.subprocess
-def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
+def test_ctrl_c_on_a_terminal_prints_a_resume_command_that_works(tmp_path: Path) -> None:
     """The real command on a real terminal: the test reads the live line and sends SIGINT once some folds are done."""
     data = write(shops(m=8, rows=60), tmp_path / "my shops.csv")
     words = ["fit", str(data), "--task", "shop", "--target", "sales", "--drop", "verdict", "-o", str(tmp_path / "m")]
@@ -334,33 +345,31 @@ def test_ctrl_c_on_a_terminal_and_the_command_it_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("--force",)])
-def test_a_checkpoint_that_does_not_exist_is_refused_before_rows_are_read(
+def test_missing_checkpoint_is_refused_before_rows_are_read(
     tmp_path: Path, request_: FitRequest, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
     read: list[object] = []
-    monkeypatch.setattr("dmtrl.workflows.prepare.prepare", lambda *_: read.append(1))
+    monkeypatch.setattr("dmtrl.workflows.fit.prepare", lambda *_: read.append(1))
     words = ("fit", *request_.data, "--task", "shop", "--target", "sales", "-o", tmp_path / "m", *more)
-    result = run(*words, "--resume", tmp_path / "nowhere")
-    assert result.exit_code == 1
-    assert f"no complete checkpoint at {tmp_path / 'nowhere'}" in result.stderr
+    assert isinstance(error_of(*words, "--resume", tmp_path / "nowhere"), NoCheckpointError)
     assert not read
 
 
-def test_an_interrupted_predict_leaves_nothing(tmp_path: Path, request_: FitRequest, prepared: Prepared) -> None:
+def test_interrupted_predict_writes_nothing(tmp_path: Path, request_: FitRequest, table: TrainingTable) -> None:
     request = replace(request_, reg_lambda=0.1)
-    fit(prepared, request, None, tmp_path / "m")
+    fit(table, request, None, tmp_path / "m")
     with pytest.raises(KeyboardInterrupt):
         predict(PredictRequest(tmp_path / "m", request.data, tmp_path / "out.csv"), StopsAt("rows", 1))
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_ctrl_c_before_anything_is_found_writes_nothing(
+def test_ctrl_c_while_reading_writes_nothing(
     tmp_path: Path, request_: FitRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dmtrl.workflows.prepare.prepare", pressed)
+    monkeypatch.setattr("dmtrl.workflows.fit.prepare", pressed)
     result = run("fit", *request_.data, "--task", "shop", "--target", "sales", "-o", tmp_path / "m")
     assert result.exit_code == 130
     assert "nothing was written" in result.stderr
@@ -372,7 +381,7 @@ def test_ctrl_c_before_anything_is_found_writes_nothing(
     [
         ("dmtrl.workflows.demo.run_demo", ("demo", "--no-page")),
         ("dmtrl.workflows.study.simulate_study", ("study", "simulate", "s.toml", "a=a.csv", "-o", "out")),
-        ("dmtrl.cli.export.check_model", ("export", "m.dmtrl", "-o", "m.csv")),
+        ("dmtrl.workflows.requests.ExportRequest.check", ("export", "m.dmtrl", "-o", "m.csv")),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )

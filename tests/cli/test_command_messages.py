@@ -69,13 +69,13 @@ def test_tasks_with_one_row_need_a_lambda(tmp_path: Path, more: tuple[str, ...])
 
 @pytest.mark.parametrize("option", ["--own", "--tol", "--lambda", "--task-weight"])
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_number_that_is_not_finite_is_wrong_usage(tmp_path: Path, option: str, value: str) -> None:
+def test_options_refuse_numbers_that_are_not_finite(tmp_path: Path, option: str, value: str) -> None:
     data = _few_rows(tmp_path / "few.csv", 5)
     assert f"Invalid value for '{option}': " in _last_line("fit", data, *WORDS, option, value, code=2)
 
 
 @pytest.mark.parametrize("more", [(), ("--by-task",), ("--by-task", "--sample", "20")])
-def test_a_negative_count_is_named_with_its_line(tmp_path: Path, counts: Path, more: tuple[str, ...]) -> None:
+def test_error_about_a_negative_count_has_its_line(tmp_path: Path, counts: Path, more: tuple[str, ...]) -> None:
     words = ("--task", "shop", "--target", "n", "--loss", "poisson", "--lambda", "1", "-o", tmp_path / "m.dmtrl")
     assert _last_line("fit", counts, *words, *more) == (
         "Error: the target 'n' holds '-3' (line 19), but the poisson loss needs non-negative counts; correct it, or "
@@ -84,7 +84,7 @@ def test_a_negative_count_is_named_with_its_line(tmp_path: Path, counts: Path, m
 
 
 @pytest.mark.parametrize("more", [(), ("--by-task",), ("--by-task", "--sample", "20")])
-def test_a_negative_weight_is_named_with_its_line(tmp_path: Path, counts: Path, more: tuple[str, ...]) -> None:
+def test_error_about_a_negative_weight_has_its_line(tmp_path: Path, counts: Path, more: tuple[str, ...]) -> None:
     words = ("--task", "shop", "--target", "price", "--weights", "n", "--lambda", "1", "-o", tmp_path / "m.dmtrl")
     assert _last_line("fit", counts, *words, *more) == (
         "Error: the column of weights 'n' holds '-3' (line 19), but a weight must not be negative; correct it, or "
@@ -92,7 +92,7 @@ def test_a_negative_weight_is_named_with_its_line(tmp_path: Path, counts: Path, 
     )
 
 
-def test_a_target_that_may_be_classes_names_the_option(tmp_path: Path) -> None:
+def test_note_about_whole_numbers_names_the_kind_option(tmp_path: Path) -> None:
     prices = np.random.default_rng(0).normal(size=60).round(3).tolist()
     rows = {"shop": ["a", "b"] * 30, "price": prices, "grade": [1, 2, 3] * 20, "colour": ["red", "blue"] * 30}
     data = _table(tmp_path / "grades.csv", **rows)
@@ -105,7 +105,7 @@ def test_a_target_that_may_be_classes_names_the_option(tmp_path: Path) -> None:
     assert line.endswith("regression needs numbers; for classes, pass --kind classification")
 
 
-def test_a_checkpoint_of_another_fit_names_the_option(tmp_path: Path) -> None:
+def test_error_about_a_foreign_checkpoint_names_the_resume_option(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 2))
     place = tmp_path / "checkpoint"
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_another_fit_names_the_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["export", "report", "predict"])
-def test_a_table_or_nothing_instead_of_a_model(tmp_path: Path, command: str) -> None:
+def test_error_when_the_model_is_a_table_or_missing(tmp_path: Path, command: str) -> None:
     table = _few_rows(tmp_path / "few.csv", 5)
     more = (table,) if command == "predict" else ()
     out = ("-o", tmp_path / ("out.html" if command == "report" else "out.csv"))
@@ -132,7 +132,7 @@ def test_a_table_or_nothing_instead_of_a_model(tmp_path: Path, command: str) -> 
     )
 
 
-def test_files_that_are_not_there_and_files_that_are_no_studies(tmp_path: Path) -> None:
+def test_errors_about_missing_files_and_invalid_study_files(tmp_path: Path) -> None:
     table, missing = _few_rows(tmp_path / "few.csv", 5), tmp_path / "none.toml"
     advice = "check its name and folder, or draft one with 'dmtrl study new'"
     for words in (("site", "check", table, "--study"), ("site", "approve"), ("study", "simulate")):
@@ -149,7 +149,7 @@ def test_files_that_are_not_there_and_files_that_are_no_studies(tmp_path: Path) 
     assert line == f"Error: {twice}, line 2: this key or table is defined twice; remove one of them"
 
 
-def test_a_policy_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
+def test_error_about_invalid_policy_toml_has_its_line(tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text('site = "north"\ndata = north.csv\n')
     line = _last_line("site", "log", "--site", tmp_path)
     assert line.startswith(f"Error: {tmp_path / 'policy.toml'}, line 2: this is not TOML")

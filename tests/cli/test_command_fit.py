@@ -21,9 +21,10 @@ from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import InputError, NotAModelError, Setting
 from dmtrl.solver.checkpoint import newest, options
 from dmtrl.workflows.fit import estimator
-from dmtrl.workflows.prepare import FitRequest, Prepared, prepare
+from dmtrl.workflows.prepare import prepare
+from dmtrl.workflows.requests import FitRequest
 from support.fragile import Fragile
-from support.shell_data import run, shops, write
+from support.shell_data import error_of, run, shops, write
 
 QUICK = ("--task", "shop", "--target", "sales", "--drop", "verdict", "--lambda", "0.1", "--quiet")
 
@@ -63,7 +64,7 @@ def test_every_format_gives_the_same_model(tmp_path: Path) -> None:
         assert model.certificate_ == first.certificate_
 
 
-def test_the_fit_is_that_of_the_library(tmp_path: Path, csv: Path, table: pa.Table) -> None:
+def test_fit_command_matches_the_estimator(tmp_path: Path, csv: Path, table: pa.Table) -> None:
     options = ["--task", "shop", "--target", "sales", "--drop", "verdict", "--no-common", "--json"]
     result = run("fit", csv, *options, "-o", tmp_path / "model")
     assert result.exit_code == 0, result.output
@@ -94,7 +95,7 @@ def test_the_fit_is_that_of_the_library(tmp_path: Path, csv: Path, table: pa.Tab
     assert value == pytest.approx(np.triu(correlation, 1).max())
 
 
-def test_the_summary_says_what_was_done(tmp_path: Path, csv: Path) -> None:
+def test_summary_lists_columns_and_figures(tmp_path: Path, csv: Path) -> None:
     words = [word for word in QUICK if word != "--quiet"]
     result = run("fit", csv, *words, "--compare", "-o", tmp_path / "model")
     assert result.exit_code == 0, result.output
@@ -176,7 +177,7 @@ def test_rows_without_task_target_or_weight_are_left_out_and_counted(tmp_path: P
     assert found["columns"][1]["features"] == 0
 
 
-def test_weights_count_as_repetition(tmp_path: Path) -> None:
+def test_weights_are_equivalent_to_repeated_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     n = 60
     t, x, w = np.repeat(["u", "v"], n // 2), rng.normal(size=n), rng.integers(1, 4, n)
@@ -194,7 +195,7 @@ def test_weights_count_as_repetition(tmp_path: Path) -> None:
     np.testing.assert_allclose(slope[0], slope[1], rtol=1e-3)
 
 
-def test_npz_and_libsvm_need_no_names(tmp_path: Path) -> None:
+def test_npz_and_libsvm_have_default_columns(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     X, task = rng.normal(size=(90, 4)), np.repeat([3, 4, 5], 30)
     y = X[:, 0] * task
@@ -215,7 +216,7 @@ def test_npz_and_libsvm_need_no_names(tmp_path: Path) -> None:
         )
 
 
-def test_tasks_with_one_class_are_said(tmp_path: Path) -> None:
+def test_tasks_with_one_class_are_noted(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     label = np.array([0, 1] * 40 + [1] * 40)
     data = pa.table({"t": np.repeat(["u", "v", "w"], 40), "x": rng.normal(size=120), "y": label})
@@ -231,9 +232,7 @@ def _with_default(kind: type, **changed: object) -> tuple[object, ...]:
     return tuple(changed.get(one.name, one.default) for one in parameters)
 
 
-def test_a_fit_that_does_not_reach_its_tolerance_says_so(
-    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_note_when_the_tolerance_is_not_reached(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MTRLClassifier.__init__, "__defaults__", _with_default(MTRLClassifier, max_rounds=2))
     words = ("--task", "shop", "--target", "verdict", "--drop", "sales", "--lambda", "0.001", "--tol", "1e-6")
     result = run("fit", csv, *words, "--loss", "logistic", "-o", tmp_path / "m")
@@ -242,7 +241,7 @@ def test_a_fit_that_does_not_reach_its_tolerance_says_so(
     assert "was not reached" in result.stdout
 
 
-def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
+def test_wrong_options_print_one_line_and_write_nothing(tmp_path: Path, csv: Path) -> None:
     """Exit code 1, one line that helps, and nothing written."""
     model = tmp_path / "there.model"
     assert run("fit", csv, *QUICK, "-o", model).exit_code == 0
@@ -290,7 +289,6 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         (*ok, "-o", str(tmp_path / "no" / "model")): "there is no folder",
         (*ok, "-o", str(tmp_path)): "is a folder",
         (*ok, "-o", str(csv), "--force"): "is an input file",
-        (*ok, "--resume", str(csv)): "no complete checkpoint at",
         (*ok, "--resume", str(tmp_path / "none")): "or leave out --resume to start again",
         (*ok, "--drop", "shop"): "column 'shop' is in both --task and --drop; pass it to one of them",
         (*ok, "--date", "sales"): "column 'sales' is in both --target and --date; pass it to one of them",
@@ -310,7 +308,7 @@ def test_wrong_words_get_one_sentence(tmp_path: Path, csv: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_errors_name_options_in_the_shell_and_parameters_in_python(csv: Path) -> None:
+def test_errors_name_parameters_in_python_and_options_on_the_command_line(csv: Path) -> None:
     with pytest.raises(InputError, match="the target column is not known; pass target with one of shop"):
         prepare(FitRequest([csv], task="shop"))
     with pytest.raises(InputError, match="or pass many_tasks=True to use it"):
@@ -322,7 +320,7 @@ def test_errors_name_options_in_the_shell_and_parameters_in_python(csv: Path) ->
     assert error.value.path == str(csv)
 
 
-def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
+def test_unusable_files_print_one_line_and_exit_with_1(tmp_path: Path, csv: Path) -> None:
     model = tmp_path / "there.model"
     assert run("fit", csv, *QUICK, "-o", model).exit_code == 0
     files = {
@@ -334,42 +332,35 @@ def test_wrong_files_get_one_sentence(tmp_path: Path, csv: Path) -> None:
         "large.csv": b"shop,sales,x\na,1,2\nb,2,1e300\na,3,1\n",
         "largest.csv": b"shop,sales,x\na,1,2\nb,1e300,2\na,3,1\n",
     }
-    sentences = (
-        "has columns but no rows",
-        "is empty",
-        "no row has both",
-        "is a dmtrl model, not data",
-        "holds infinity",
-        "column 'x' holds numbers as large as 1e+300",
-        "the target 'sales' holds numbers as large as 1e+300",
-    )
-    for (name, content), sentence in zip(files.items(), sentences, strict=True):
+    words = ("--task", "shop", "--target", "sales", "-o", tmp_path / "new")
+    sentences = {
+        "header.csv": "has columns but no rows",
+        "empty.csv": "is empty",
+        "holes.csv": "no row has both",
+        "inf.csv": "holds infinity",
+        "large.csv": "column 'x' holds numbers as large as 1e+300",
+        "largest.csv": "the target 'sales' holds numbers as large as 1e+300",
+    }
+    for name, content in files.items():
         (tmp_path / name).write_bytes(content)
-        result = run("fit", tmp_path / name, "--task", "shop", "--target", "sales", "-o", tmp_path / "new")
-        assert result.exit_code == 1
-        assert sentence in result.stderr.splitlines()[-1]
-    for path, sentence in ((model, "is a dmtrl model, not data"), (tmp_path / "nowhere.csv", "there is no file")):
-        result = run("fit", path, "--task", "shop", "--target", "sales", "-o", tmp_path / "new")
-        assert result.exit_code == 1
-        assert sentence in result.stderr
+        error = error_of("fit", tmp_path / name, *words)
+        assert isinstance(error, ValueError), name
+        assert sentences.get(name, "") in str(error)
+    assert isinstance(error_of("fit", model, *words), ValueError)
+    assert isinstance(error_of("fit", tmp_path / "nowhere.csv", *words), FileNotFoundError)
     assert not (tmp_path / "new").exists()
 
 
-def test_rounds_without_a_barrier_can_be_asked_for(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def enough(prepared: Prepared, request: FitRequest, *_: object, **places: object) -> None:
-        asked.append(estimator(prepared, request).engine.max_staleness)
-        raise ValueError("that is all that was to be known")
-
-    monkeypatch.setattr("dmtrl.workflows.fit.fit", enough)
-    for more in ((), ("--max-staleness", "8"), ("--max-staleness", "3", "--lambda", "auto")):
-        result = run("fit", csv, *QUICK, *more, "-o", tmp_path / "m")
-        assert "that is all" in result.stderr, result.output
-    assert asked == [0, 8, 3]
+def test_max_staleness_reaches_the_estimator(csv: Path) -> None:
+    words = {"task": "shop", "target": "sales"}
+    table = prepare(FitRequest([csv], **words))
+    for reg_lambda in (0.1, None):
+        for staleness in (0, 8):
+            request = FitRequest([csv], **words, reg_lambda=reg_lambda, max_staleness=staleness)
+            assert estimator(table, request).engine.max_staleness == staleness
 
 
-def test_a_worker_that_stays_lost_ends_in_one_message(
+def test_lost_worker_error_has_a_resume_command_that_works(
     tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real workers, which are lost again and again; the command that is told then goes on."""
@@ -398,9 +389,7 @@ def test_a_worker_that_stays_lost_ends_in_one_message(
     assert [path.name for path in folder.iterdir()] == ["m"]
 
 
-def test_an_error_of_the_program_keeps_its_traceback(
-    tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unexpected_error_keeps_its_traceback(tmp_path: Path, csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **places: object) -> None:
         raise RuntimeError("a bug")
 
@@ -417,7 +406,7 @@ def test_no_permission(tmp_path: Path, csv: Path) -> None:
     assert "Permission denied" in result.stderr
 
 
-def test_a_million_tasks_are_refused_and_many_allowed(tmp_path: Path) -> None:
+def test_too_many_tasks_are_refused_unless_many_tasks(tmp_path: Path) -> None:
     n = 1_000_000
     big = pa.table({"t": np.arange(n), "x": np.arange(n) % 7, "y": np.arange(n) % 11})
     result = run("fit", write(big, tmp_path / "big.parquet"), "--task", "t", "--target", "y", "-o", tmp_path / "m")
@@ -442,7 +431,7 @@ def test_a_million_tasks_are_refused_and_many_allowed(tmp_path: Path) -> None:
         "predict m a.csv --json",
     ],
 )
-def test_misspelt_commands_exit_with_2(words: str) -> None:
+def test_usage_errors_exit_with_2(words: str) -> None:
     result = run(*words.split())
     assert result.exit_code == 2
     assert "Usage:" in result.stderr

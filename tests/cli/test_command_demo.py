@@ -1,4 +1,4 @@
-"""The shell: what is printed is what the library computed, and mistakes end in a sentence and an exit code."""
+"""dmtrl demo and the top level: what is printed is what the library computed; errors have an exit code."""
 
 import io
 import re
@@ -12,7 +12,7 @@ from rich.console import Console
 
 import dmtrl
 from dmtrl import Settings, TaskData
-from dmtrl.cli.demo_summary import HEAT_KEY, heat_map, print_demo
+from dmtrl.cli import demo_summary
 from dmtrl.cli.main import main
 from dmtrl.datasets import SyntheticTasks, make_synthetic
 from dmtrl.workflows import demo
@@ -81,7 +81,7 @@ def test_quick_demo_prints_a_certificate_that_holds_and_writes_a_page(
 
 
 @pytest.mark.usefixtures("tiny")
-def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_fits_do_not_depend_on_test_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     straight = demo.run_demo(seed=1, quick=True)
 
     def flipped(**size: int) -> SyntheticTasks:
@@ -99,7 +99,7 @@ def test_test_labels_play_no_part_in_the_fits(monkeypatch: pytest.MonkeyPatch) -
         assert other.fits[name].error == pytest.approx(1 - fit.error)
 
 
-def test_the_demos_page_shows_learned_beside_true_and_every_tasks_error(tiny_demo: demo.DemoResult) -> None:
+def test_demo_page_shows_learned_and_true_correlations_and_task_errors(tiny_demo: demo.DemoResult) -> None:
     from dmtrl.report.content import HeatMap, KeyFigures, Table
     from dmtrl.report.content import Text as TextItem
 
@@ -132,7 +132,7 @@ def test_the_demo_shows_a_gain_that_is_not_chance() -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_papers_problem_keeps_all_training_rows(tiny_demo: demo.DemoResult) -> None:
+def test_demo_paper_keeps_all_training_rows(tiny_demo: demo.DemoResult) -> None:
     paper = demo.run_demo(quick=True, paper=True)
     assert np.diff(tiny_demo.problem.train.starts).max() <= demo.TRAIN_ROWS
     assert np.diff(paper.problem.train.starts).max() > demo.TRAIN_ROWS
@@ -141,7 +141,7 @@ def test_the_papers_problem_keeps_all_training_rows(tiny_demo: demo.DemoResult) 
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_demos_page_goes_where_it_is_asked_to_or_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_out_and_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run("demo", "--quick", "--no-page").exit_code == 0
     assert list(tmp_path.iterdir()) == []
@@ -154,9 +154,7 @@ def test_the_demos_page_goes_where_it_is_asked_to_or_nowhere(tmp_path: Path, mon
 
 
 @pytest.mark.usefixtures("tiny")
-def test_without_plotly_the_demo_succeeds_and_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_without_plotly_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
@@ -166,29 +164,29 @@ def test_without_plotly_the_demo_succeeds_and_says_what_to_install(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_heat_maps_only_where_they_fit(tiny_demo: demo.DemoResult) -> None:
+def test_heat_maps_are_left_out_on_narrow_terminals(tiny_demo: demo.DemoResult) -> None:
     wide, narrow = io.StringIO(), io.StringIO()
-    print_demo(tiny_demo, Console(file=wide, width=100))
-    print_demo(tiny_demo, Console(file=narrow, width=60))
+    demo_summary.print_demo(tiny_demo, Console(file=wide, width=100))
+    demo_summary.print_demo(tiny_demo, Console(file=narrow, width=60))
     assert "true correlation  " in wide.getvalue() + "  "
-    assert HEAT_KEY in wide.getvalue()
-    assert HEAT_KEY not in narrow.getvalue()
+    assert demo_summary.HEAT_KEY in wide.getvalue()
+    assert demo_summary.HEAT_KEY not in narrow.getvalue()
     assert max(map(len, narrow.getvalue().splitlines())) <= 60
 
 
 def test_heat_map_shows_sign_and_size_without_colour() -> None:
-    rows = heat_map(np.array([[1.0, -0.5, 0.1], [-0.5, 1.0, -0.9], [0.1, -0.9, 1.0]])).plain.split("\n")
+    rows = demo_summary.heat_map(np.array([[1.0, -0.5, 0.1], [-0.5, 1.0, -0.9], [0.1, -0.9, 1.0]])).plain.split("\n")
     assert rows == ["++- . ", "- ++--", ". --++"]
 
 
 @pytest.mark.parametrize("words", [("demo", "--seed", "-1"), ("demo", "--seed", "x"), ("dmo",), ("demo", "--fast")])
-def test_misspelt_commands_exit_with_2(words: tuple[str, ...]) -> None:
+def test_usage_errors_exit_with_2(words: tuple[str, ...]) -> None:
     result = run(*words)
     assert result.exit_code == 2
     assert "Usage:" in result.stderr
 
 
-def test_an_error_is_one_sentence_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_error_prints_one_line_and_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise ValueError("the data is no good")
 

@@ -8,11 +8,12 @@ import pyarrow as pa
 import pytest
 
 import dmtrl
-from dmtrl.progress import NoProgress
+from dmtrl.exceptions import NotAModelError
 from dmtrl.workflows.fit import fit
-from dmtrl.workflows.prepare import FitRequest, prepare
-from dmtrl.workflows.report import read_rows
-from support.shell_data import run, shops, write
+from dmtrl.workflows.prepare import prepare
+from dmtrl.workflows.report import read_known_rows
+from dmtrl.workflows.requests import FitRequest
+from support.shell_data import error_of, run, shops, write
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +22,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     write(shops(m=4), folder / "shops.csv")
     for target, drop in (("sales", "verdict"), ("verdict", "sales")):
-        request = FitRequest([folder / "shops.csv"], task="shop", target=target, drop=(drop,), reg_lambda=0.01)
-        fit(prepare(request), request).save(folder / f"{target}.dmtrl")
+        words = {"task": "shop", "target": target, "drop": (drop,), "reg_lambda": 0.01}
+        fit(FitRequest([folder / "shops.csv"], **words, out=folder / f"{target}.dmtrl"))
     return folder
 
 
-def test_without_data_the_page_lies_beside_the_model(folder: Path) -> None:
+def test_report_without_data_writes_the_page_beside_the_model(folder: Path) -> None:
     result = run("report", folder / "sales.dmtrl")
     assert result.exit_code == 0, result.output
     assert result.stdout == f"page: {folder / 'sales.html'}\n"
@@ -41,18 +42,17 @@ def test_without_data_the_page_lies_beside_the_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["sales", "verdict"])
-def test_data_goes_through_the_models_preparation(folder: Path, target: str, tmp_path: Path) -> None:
+def test_report_prepares_data_as_the_fit_did(folder: Path, target: str, tmp_path: Path) -> None:
     result = run("report", folder / f"{target}.dmtrl", folder / "shops.csv", "-o", tmp_path / "page.html")
     assert result.exit_code == 0, result.output
     model = dmtrl.load(folder / f"{target}.dmtrl")
-    request = FitRequest([folder / "shops.csv"], task="shop", target=target)
     data = prepare(
         FitRequest([folder / "shops.csv"], "shop", target, drop=("sales" if target == "verdict" else "verdict",))
     )
-    X, y, tasks = read_rows(model, request.data, [], NoProgress(), None)
-    assert np.array_equal(X, data.X)
-    assert np.array_equal(y, data.y)
-    assert np.array_equal(tasks, data.tasks)
+    rows = read_known_rows(model, [folder / "shops.csv"])
+    assert np.array_equal(rows.X, data.X)
+    assert np.array_equal(rows.y, data.y)
+    assert np.array_equal(rows.tasks, data.tasks)
     comparison = model.compare(data.X, data.y, data.tasks)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     keys = {float(key) for key in re.findall(r'data-key="([^"]+)"', page)}
@@ -60,7 +60,7 @@ def test_data_goes_through_the_models_preparation(folder: Path, target: str, tmp
         assert set(errors.tolist()) <= keys
 
 
-def test_rows_that_cannot_be_used_are_counted(folder: Path, tmp_path: Path) -> None:
+def test_report_counts_rows_that_it_leaves_out(folder: Path, tmp_path: Path) -> None:
     table = shops(m=5)  # shop 005 is new
     sales = table.column("sales").to_pylist()
     sales[:3] = [None] * 3
@@ -75,28 +75,22 @@ def test_rows_that_cannot_be_used_are_counted(folder: Path, tmp_path: Path) -> N
     assert f"left out: {strangers} rows with a task that the model does not have" in result.stderr
 
 
-def test_what_cannot_be_done_is_said_in_a_sentence(folder: Path, tmp_path: Path) -> None:
+def test_report_errors_print_one_line(folder: Path, tmp_path: Path) -> None:
     X = np.random.default_rng(0).normal(size=(20, 2))
     dmtrl.MTRLRegressor().fit(X, X[:, 0], tasks=np.arange(20) % 2).save(tmp_path / "python.dmtrl")
     write(shops(m=4).drop_columns(["price"]), tmp_path / "less.csv")
     write(shops(m=2), tmp_path / "few.csv")
-    for words, sentence in (
-        ((tmp_path / "python.dmtrl", folder / "shops.csv"), "was fitted on arrays"),
-        (
-            (folder / "shops.csv",),
-            "is not a dmtrl model; the first argument must be a model file, which 'dmtrl fit' writes",
-        ),
-        ((tmp_path / "none.dmtrl",), "there is no model file"),
-        ((folder / "sales.dmtrl", tmp_path / "less.csv"), "there is no column 'price'"),
-        (
-            (folder / "sales.dmtrl", tmp_path / "few.csv"),
-            "the data has no row of task '003'; use data of all 4 tasks of the model",
-        ),
-        ((folder / "sales.dmtrl", "-o", tmp_path / "no" / "page.html"), "there is no folder"),
-    ):
-        result = run("report", *words, *(() if "-o" in words else ("-o", tmp_path / "out.html")))
-        assert result.exit_code == 1, words
-        assert sentence in result.stderr
-        assert len(re.findall("^Error: ", result.stderr, flags=re.MULTILINE)) == 1
+    cases: list[tuple[tuple[object, ...], type[Exception], str]] = [
+        ((tmp_path / "python.dmtrl", folder / "shops.csv"), ValueError, "was fitted on arrays"),
+        ((folder / "shops.csv",), NotAModelError, ""),
+        ((tmp_path / "none.dmtrl",), FileNotFoundError, ""),
+        ((folder / "sales.dmtrl", tmp_path / "less.csv"), ValueError, "'price'"),
+        ((folder / "sales.dmtrl", tmp_path / "few.csv"), ValueError, "the data has no row of task '003'; use data of"),
+        ((folder / "sales.dmtrl", "-o", tmp_path / "no" / "page.html"), FileNotFoundError, ""),
+    ]
+    for words, kind, sentence in cases:
+        error = error_of("report", *words, *(() if "-o" in words else ("-o", tmp_path / "out.html")))
+        assert isinstance(error, kind), words
+        assert sentence in str(error)
     assert not (tmp_path / "out.html").exists()
     assert run("report", tmp_path / "python.dmtrl").exit_code == 0, "without data any model has a page"

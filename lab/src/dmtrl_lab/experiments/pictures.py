@@ -1,4 +1,6 @@
-"""Render content as SVG images with matplotlib.
+"""Write the content of a page as files: each figure as an SVG image, each table as CSV and Markdown.
+
+The pictures of the documentation come from here; matplotlib draws them.
 
 The same content gives the same bytes: no date is written, and pyplot and the settings of the caller are not used. Text
 stays text, so that names in every script are shown with the fonts of the viewer.
@@ -7,13 +9,16 @@ stays text, so that names in every script are shown with the fonts of the viewer
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, LineChart, Series
+from dmtrl.report.content import ChartGrid, DotPlot, Figure, HeatMap, KeyFigures, LineChart, Page, Series, Table, Text
+from dmtrl.report.files import csv_text, markdown_text, named_items, write_atomic
 from dmtrl.report.theme import (
     FEW_POINTS,
     LABELLED_CELLS,
@@ -52,13 +57,28 @@ STYLE: Any = {  # Any: mypy would require literal names of settings
 }
 
 
+def write_files(page: Page, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write each figure as SVG and each table as .csv and .md to the folder. Returns the paths in page order."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, item in named_items(page):
+        item = item.table() if isinstance(item, KeyFigures) else item
+        if isinstance(item, Table):
+            written += [write_atomic(folder / f"{name}.csv", csv_text(item).encode("utf-8", "replace"))]
+            written += [write_atomic(folder / f"{name}.md", markdown_text(item).encode("utf-8", "replace"))]
+        elif not isinstance(item, Text):
+            written.append(write_atomic(folder / f"{name}.svg", render(item)))
+    return written
+
+
 def render(item: Figure) -> bytes:
     """The bytes of an SVG image."""
     try:
         import matplotlib
         from matplotlib.figure import Figure as Canvas
     except ImportError as error:
-        raise ImportError('images need matplotlib: pip install "dmtrl[report]".') from error
+        raise ImportError('images need matplotlib: pip install "dmtrl[plot]".') from error
     out = io.BytesIO()
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()  # the style of the caller must not change the image

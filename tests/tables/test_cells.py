@@ -2,9 +2,6 @@
 
 import gzip
 import io
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,44 +11,12 @@ import pyarrow as pa
 import pytest
 
 import dmtrl
-from dmtrl.cli.errors import printable
-from dmtrl.cli.fit_summary import MAX_NAME
 from dmtrl.tables.cells import summarize_cells
-from support.shell_data import run, write
-
-N = 120
-WORDS = ("--task", "t", "--target", "y", "--lambda", "0.1")
+from support.cell_tables import WORDS, N, columns, found, refusal, save
+from support.shell_data import bad_cell, run, write
 
 
-def columns(seed: int = 0) -> dict[str, list[str]]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(N, 2)).round(4)
-    y = (x @ [1.0, -2.0] + 0.1 * rng.normal(size=N)).round(3)
-    numbers = {"x1": x[:, 0], "x2": x[:, 1], "y": y}
-    return {"t": ["u", "v", "w"] * (N // 3)} | {name: [str(v) for v in values] for name, values in numbers.items()}
-
-
-def save(path: Path, table: dict[str, list[str]], separator: str = ",") -> Path:
-    rows = [list(table), *zip(*table.values(), strict=True)]
-    path.write_text("".join(separator.join(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def refusal(*words: object) -> str:
-    result = run("fit", *words)
-    assert result.exit_code == 1, result.output
-    last = str(result.stderr.splitlines()[-1])
-    assert last.startswith("Error: ")
-    return last
-
-
-def found(*words: object) -> dict[str, object]:
-    result = run("fit", *words, "--json")
-    assert result.exit_code == 0, result.output
-    return dict(json.loads(result.stdout))
-
-
-def test_a_mistyped_cell_is_named_with_its_line(tmp_path: Path) -> None:
+def test_error_about_a_mistyped_cell_has_its_line(tmp_path: Path) -> None:
     table = columns()
     table["x1"][40] = "n/k"
     sentence = refusal(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m")
@@ -60,11 +25,11 @@ def test_a_mistyped_cell_is_named_with_its_line(tmp_path: Path) -> None:
         assert way in sentence
     table["x1"][50] = "two"
     table["t"][3] = ""  # this row is left out, and the lines are still those of the file
-    sentence = refusal(save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m")
-    assert "except for 2 of 119 cells; the first is 'n/k' (line 42)" in sentence
+    data = save(tmp_path / "a.csv", table)
+    assert bad_cell("fit", data, *WORDS, "-o", tmp_path / "m") == ("n/k", "line 42")
 
 
-def test_lines_are_those_an_editor_shows(tmp_path: Path) -> None:
+def test_line_numbers_match_an_editor(tmp_path: Path) -> None:
     table = columns()
     table["x1"][40] = "n/k"
     table["note"] = ["plain"] * 10 + ['"two\nlines"'] + ["plain"] * (N - 11)
@@ -72,18 +37,17 @@ def test_lines_are_those_an_editor_shows(tmp_path: Path) -> None:
     lines = ["", "  ", *lines[:20], "", *lines[20:]]
     line = next(i for i, text in enumerate(lines, 1) if "n/k" in text)
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    assert f"'n/k' (line {line})" in refusal(tmp_path / "a.csv.gz", *WORDS, "-o", tmp_path / "m")
+    assert bad_cell("fit", tmp_path / "a.csv.gz", *WORDS, "-o", tmp_path / "m") == ("n/k", f"line {line}")
 
 
-def test_of_several_files_the_one_with_the_cell_is_named(tmp_path: Path) -> None:
+def test_error_names_the_file_of_the_cell(tmp_path: Path) -> None:
     good, bad = columns(), columns(1)
     bad["x2"][7] = "oops"
     first, second = save(tmp_path / "1.csv", good), save(tmp_path / "2.csv", bad)
-    sentence = refusal(first, second, *WORDS, "-o", tmp_path / "m")
-    assert f"except for 1 of 240 cells: 'oops' (line 9 of {second})" in sentence
+    assert bad_cell("fit", first, second, *WORDS, "-o", tmp_path / "m") == ("oops", f"line 9 of {second}")
 
 
-def test_missing_texts_are_kept_with_the_model(tmp_path: Path) -> None:
+def test_missing_texts_are_saved_with_the_model(tmp_path: Path) -> None:
     """As if the cells were empty, in fit and in predict."""
     marked, empty = columns(), columns()
     for name, rows in (("x1", (3, 40, 50)), ("x2", (8,)), ("y", (9,)), ("t", (11,))):
@@ -117,7 +81,7 @@ def test_missing_numbers_of_a_typed_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dmtrl.load(tmp_path / "a").coef_, dmtrl.load(tmp_path / "b").coef_)
 
 
-def test_common_marks_count_as_missing_among_numbers_and_are_said(tmp_path: Path) -> None:
+def test_common_missing_marks_in_number_columns_are_noted(tmp_path: Path) -> None:
     table, empty = columns(), columns()
     for row, mark in enumerate(("-", "?", "n.a.", "#DIV/0!", "Unknown")):
         table["x1"][row], empty["x1"][row] = mark, ""
@@ -173,7 +137,7 @@ def test_kind_of_cells(cells: Sequence[str], semicolons: bool, kind: str, mostly
     assert (summary.kind, summary.mostly) == (kind, mostly)
 
 
-def test_a_target_is_refused_by_the_cell_that_is_no_number(tmp_path: Path) -> None:
+def test_error_about_a_target_names_the_cell_that_is_not_a_number(tmp_path: Path) -> None:
     table = columns()
     table["y"][60] = "1.5.2"
     data = save(tmp_path / "a.csv", table)
@@ -192,17 +156,17 @@ def test_a_target_is_refused_by_the_cell_that_is_no_number(tmp_path: Path) -> No
     assert "40 of its 120 cells are not numbers; the first is 'word 50' (line 52)" in sentence
 
 
-def test_predict_names_the_line_of_a_cell_that_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_error_has_the_line_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = columns()
     assert run("fit", save(tmp_path / "a.csv", table), *WORDS, "-q", "-o", tmp_path / "m").exit_code == 0
     table["x2"][100] = "oops"
     save(tmp_path / "a.csv", table)
     monkeypatch.setattr("dmtrl.tables.readers.BLOCK", 500)
-    result = run("predict", tmp_path / "m", tmp_path / "a.csv", "-o", tmp_path / "p.csv")
-    assert "column 'x2' holds 'oops' (line 102), which is not a number" in result.stderr
+    words = (tmp_path / "m", tmp_path / "a.csv", "-o", tmp_path / "p.csv")
+    assert bad_cell("predict", *words) == ("oops", "line 102")
 
 
-def test_free_text_and_identifiers_are_left_out_with_a_way_to_keep_them(tmp_path: Path) -> None:
+def test_notes_say_how_to_keep_free_text_and_identifiers(tmp_path: Path) -> None:
     table = columns()
     table["remark"] = [f"all is well {i % 40}" if i % 2 else f"the roof leaks {i}" for i in range(N)]
     table["invoice"] = [f"INV-{i:05}" for i in range(N)]
@@ -225,101 +189,7 @@ def test_free_text_and_identifiers_are_left_out_with_a_way_to_keep_them(tmp_path
     assert kinds["row_id"] == "number"
 
 
-def test_names_cannot_command_the_terminal(tmp_path: Path) -> None:
-    table = columns()
-    table["t"] = [f"\x1b[31m{name}" for name in table["t"]]
-    table["x\x1b[2J"] = table.pop("x1")
-    data = save(tmp_path / "a.csv", table)
-    result = run("fit", data, *WORDS, "-o", tmp_path / "m")
-    assert result.exit_code == 0, result.output
-    assert "u and" in result.stdout
-    assert "\x1b" not in result.output
-    result = run("fit", data, "--task", "x\x1b", "--target", "y", "-o", tmp_path / "n")
-    assert result.exit_code == 1
-    assert "\x1b" not in result.output
-    result = run("predict", tmp_path / "m", data, "--keep", "x\x1b[2J", "-o", tmp_path / "p.csv")
-    assert result.exit_code == 0, result.output
-    assert "\x1b" not in result.output
-    assert printable("caf\u00e9 \u65e5\u672c\x07\u202e") == "caf\u00e9 \u65e5\u672c\ufffd\ufffd"
-
-
-def test_long_names_and_names_with_commas_stay_readable(tmp_path: Path) -> None:
-    table = columns()
-    names = {"u": "x" * 60 + "1", "v": "x" * 60 + "2", "w": "third"}
-    table["t"] = [names[name] for name in table["t"]]
-    result = run("fit", save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "m", columns="200")
-    alike = next(line for line in result.stdout.splitlines() if line.strip().startswith("alike"))
-    assert "xx1" in alike
-    assert "xx2" in alike
-    assert "'" not in alike
-    assert max(map(len, alike.split())) <= MAX_NAME
-    table["t"] = ['"Smith, John"' if name == "third" else name for name in table["t"]]
-    result = run("fit", save(tmp_path / "a.csv", table), *WORDS, "-o", tmp_path / "n", columns="200")
-    assert "'Smith, John' and " in result.stdout or " and 'Smith, John'" in result.stdout
-
-
-def test_relations_near_zero_are_not_told(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(400, 2))
-    task = np.arange(400) % 4
-    slope = np.array([[1, 0], [1, 0], [0, 1], [0, 1]])[task]  # two and two alike, and nobody opposed
-    y = (x * slope).sum(axis=1)
-    data = pa.table({"t": [f"t{i}" for i in task], "x1": x[:, 0], "x2": x[:, 1], "y": y})
-    outcome = found(write(data, tmp_path / "a.parquet"), *WORDS, "--no-common", "-o", tmp_path / "m")
-    relations = outcome["relations"]
-    assert {tuple(pair[:2]) for pair in relations["alike"]} == {("t0", "t1"), ("t2", "t3")}
-    assert relations["opposed"] == []
-
-
-def test_the_summary_has_no_blanks_at_the_right_and_tells_times_apart(tmp_path: Path) -> None:
-    table = columns()
-    result = run("fit", save(tmp_path / "a.csv", table), *WORDS[:4], "-o", tmp_path / "m", columns="80")
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert [line for line in lines if line != line.rstrip()] == []
-    certificate = next(line for line in lines if "certificate" in line)
-    assert certificate.endswith(" rounds)")
-    time = next(line for line in lines if line.strip().startswith("time"))
-    assert time.endswith("s choosing lambda")
-    assert "baseline, each task's mean" in " ".join(result.stdout.split())
-
-
-def test_what_guessing_would_give(tmp_path: Path) -> None:
-    table = columns()
-    outcome = found(save(tmp_path / "a.csv", table), *WORDS[:4], "-o", tmp_path / "m")
-    y, t = np.array(table["y"], dtype=float), np.array(table["t"])
-    errors = [y[i] - np.mean([y[j] for j in range(N) if j != i and t[j] == t[i]]) for i in range(N)]
-    assert outcome["baseline"] == pytest.approx(np.mean(np.square(errors)), rel=0.1)  # folds leave out a fifth
-    assert outcome["baseline"] == pytest.approx(outcome["metrics"]["rmse"]["baseline"] ** 2)
-    assert outcome["held_out"]["squared_error"] < outcome["baseline"]
-    table["y"] = ["yes" if value > 0.5 else "no" for value in y]
-    outcome = found(save(tmp_path / "a.csv", table), *WORDS[:4], "-o", tmp_path / "n")
-    usual = [max((np.array(table["y"])[t == name] == word).sum() for word in ("yes", "no")) for name in "uvw"]
-    assert outcome["baseline"] == pytest.approx(1 - sum(usual) / N)
-
-
-@pytest.mark.subprocess
-def test_what_is_cheap_to_see_is_said_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
-    there = save(tmp_path / "a.csv", columns())
-    cases = {
-        ("fit", "none.csv", *WORDS): "there is no file",
-        ("fit", str(there), *WORDS, "-o", "no/m"): "there is no folder",
-        ("predict", "none", str(there)): "there is no model file",
-        ("predict", str(there), str(there)): "the first argument must be a model file",
-    }
-    code = (
-        "import sys\nfrom dmtrl.cli.main import main\n"
-        "try: main(sys.argv[1:])\n"
-        "finally: print(sorted({'sklearn', 'scipy', 'numba', 'pyarrow'} & set(sys.modules)))"
-    )
-    for words, sentence in cases.items():
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 1
-        assert sentence in done.stderr
-        assert done.stdout == "[]\n"
-
-
-def test_models_and_utf16_given_as_data(tmp_path: Path) -> None:
+def test_models_and_utf16_files_are_refused_as_data(tmp_path: Path) -> None:
     data = save(tmp_path / "a.csv", columns())
     assert run("fit", data, *WORDS, "-q", "-o", tmp_path / "good.dmtrl").exit_code == 0
     sentence = refusal(tmp_path / "good.dmtrl", *WORDS, "-o", tmp_path / "m")

@@ -24,18 +24,18 @@ def test_help_fits_a_screen_and_shows_an_example(command: str | None) -> None:
     assert f"dmtrl {command or 'fit'} " in result.output.split("Usage:")[1].split("\n", 1)[1]
 
 
-def test_where_a_fit_is_kept_and_whom_it_waits_for_are_offered() -> None:
+def test_fit_help_lists_checkpoint_and_staleness_options() -> None:
     words = " ".join(run("fit", "--help", columns="80").output.split())
     assert "--max-staleness N Answers by which workers may be ahead of the slowest [0]." in words
     assert "--checkpoint PATH|URL Checkpoint folder, visible to all machines [beside the model]." in words
     assert "--resume PATH|URL Resume from the checkpoint of a fit." in words
 
 
-def test_exit_codes_are_told() -> None:
+def test_help_lists_exit_codes() -> None:
     assert "130 interrupted" in " ".join(run("--help").output.split())
 
 
-def test_every_loss_is_offered() -> None:
+def test_fit_accepts_every_loss() -> None:
     assert sorted(LOSSES) == sorted(BUILTIN)
 
 
@@ -45,7 +45,7 @@ def _completions(*words: str) -> list[str]:
     return [f"{found.type},{found.value}" for found in shell.get_completions(before, incomplete)]
 
 
-def test_completion_gives_commands_options_losses_and_files() -> None:
+def test_completion_of_commands_options_losses_and_files() -> None:
     assert _completions("f") == ["plain,fit"]
     assert "plain,--target" in _completions("fit", "a.csv", "--ta")
     assert _completions("fit", "a.csv", "--loss", "squared_") == ["plain,squared_hinge"]
