@@ -30,7 +30,6 @@ from dmtrl import (
 )
 from dmtrl.data.folds import TEST, draw_splits
 from dmtrl.solver.cv_results import CvResults
-from dmtrl.solver.settings import Settings
 
 
 def _rows(n: int = 60, m: int = 3, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -44,13 +43,11 @@ def _rows(n: int = 60, m: int = 3, d: int = 4, seed: int = 0) -> tuple[np.ndarra
 class Accurate(MTRLRegressorCV):
     """Searches with `tol`, where MTRLRegressorCV needs less accuracy."""
 
-    def _settings(self, seed: int, tol: float | None = None) -> Settings:
-        return super()._settings(seed)
+    _search_tol = 0.0
 
 
 class AccurateClassifier(MTRLClassifierCV):
-    def _settings(self, seed: int, tol: float | None = None) -> Settings:
-        return super()._settings(seed)
+    _search_tol = 0.0
 
 
 GROUPS = np.arange(60) // 3 % 10
