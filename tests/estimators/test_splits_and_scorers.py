@@ -18,7 +18,7 @@ from sklearn.model_selection import (
     TimeSeriesSplit,
 )
 
-from dmtrl import (
+from dmtrl import Strengths, (
     LocalOptions,
     MTRLClassifier,
     MTRLClassifierCV,
@@ -315,12 +315,12 @@ def _path(error: list[list[float]], weight: float = 1.0) -> CvResults:
 
 def test_one_standard_error_takes_the_strongest_lambda_that_is_not_clearly_worse() -> None:
     path = _path([[9.0, 9.0, 9.0], [2.2, 2.3, 2.6], [1.0, 2.0, 3.0], [1.5, 2.4, 2.9]])
-    assert path.best("loss") == (0.01, 0.0, 0.0)
+    assert path.best("loss") == Strengths(0.01)
     assert path.standard_error("loss")[0, 2] == pytest.approx(1 / np.sqrt(3))  # of 1, 2, 3
-    assert path.best("loss", rule="one_se") == (0.1, 0.0, 0.0)  # 2.37 <= 2 + 0.58 < 9
-    assert path.best("score", rule="one_se") == (0.1, 0.0, 0.0)
+    assert path.best("loss", rule="one_se") == Strengths(0.1)  # 2.37 <= 2 + 0.58 < 9
+    assert path.best("score", rule="one_se") == Strengths(0.1)
     one = _path([[2.0], [1.0]])
-    assert one.best("loss", rule="one_se") == one.best("loss") == (0.1, 0.0, 0.0)
+    assert one.best("loss", rule="one_se") == one.best("loss") == Strengths(0.1)
 
 
 def test_one_standard_error_is_stronger_or_equal() -> None:
