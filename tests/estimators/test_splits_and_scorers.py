@@ -18,12 +18,13 @@ from sklearn.model_selection import (
     TimeSeriesSplit,
 )
 
-from dmtrl import Strengths, (
+from dmtrl import (
     LocalOptions,
     MTRLClassifier,
     MTRLClassifierCV,
     MTRLRegressor,
     MTRLRegressorCV,
+    Strengths,
     load,
     per_task_scores,
     task_scorer,
