@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dmtrl.data.sources import SourcePlan
     from dmtrl.data.task_data import TaskData
-    from dmtrl.engines import RayOptions
+    from dmtrl.engines import LocalOptions, RayOptions
     from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
     from dmtrl.estimators.export import export
     from dmtrl.estimators.feature_maps import RFF, Splines
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from dmtrl.solver.api import solve
     from dmtrl.solver.certificate import Certificate
     from dmtrl.solver.checkpoint import Checkpoint
+    from dmtrl.solver.execution import Execution
     from dmtrl.solver.outcome import Outcome, RoundRecord
+    from dmtrl.solver.problem import Problem, Strengths
     from dmtrl.solver.settings import Settings
 
 __version__ = "0.1.0.dev0"
@@ -51,12 +53,14 @@ _HOMES = {
     ],
     "solver.certificate": ["Certificate"],
     "solver.checkpoint": ["Checkpoint"],
+    "solver.execution": ["Execution"],
     "solver.outcome": ["Outcome", "RoundRecord"],
+    "solver.problem": ["Problem", "Strengths"],
     "relationship.check": ["check_relationship"],
     "relationship.covariance": ["TaskCovariance"],
     "data.task_data": ["TaskData"],
     "report.displays": ["ConvergenceDisplay", "TaskComparisonDisplay", "TaskCorrelationDisplay"],
-    "engines": ["RayOptions"],
+    "engines": ["LocalOptions", "RayOptions"],
     "estimators.mtrl": ["MTRLClassifier", "MTRLRegressor"],
     "estimators.export": ["export"],
     "estimators.feature_maps": ["RFF", "Splines"],
@@ -79,6 +83,8 @@ __all__ = [
     "CheckpointWarning",
     "ConvergenceDisplay",
     "CustomLoss",
+    "Execution",
+    "LocalOptions",
     "Loss",
     "LossError",
     "MTRLClassifier",
@@ -87,6 +93,7 @@ __all__ = [
     "MTRLRegressorCV",
     "NotConvergedWarning",
     "Outcome",
+    "Problem",
     "RayOptions",
     "RelationshipError",
     "RoundRecord",
@@ -94,6 +101,7 @@ __all__ = [
     "Settings",
     "SourcePlan",
     "Splines",
+    "Strengths",
     "TaskComparisonDisplay",
     "TaskCorrelationDisplay",
     "TaskCovariance",

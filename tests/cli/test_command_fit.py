@@ -16,8 +16,7 @@ from sklearn.datasets import dump_svmlight_file
 import dmtrl
 from dmtrl import MTRLClassifier, load
 from dmtrl.cli.errors import option
-from dmtrl.engines import recovery
-from dmtrl.engines.choice import Local, Pieces
+from dmtrl.engines import LocalOptions, recovery
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import InputError, NotAModelError, Setting
 from dmtrl.solver.checkpoint import newest, options
@@ -83,8 +82,8 @@ def test_fit_command_matches_the_estimator(tmp_path: Path, csv: Path, table: pa.
     assert [row["task"] for row in found["per_task"]] == own.tasks_.tolist()
     errors = [row["held_out_error"] for row in found["per_task"]]
     np.testing.assert_allclose(errors, own.metrics_.per_task["rmse"] ** 2)
-    j = int(np.argmax(own.cv_path_.lambdas == own.reg_lambda_))
-    searched = own.cv_path_.squared_error[0, j].sum(axis=0) / own.cv_path_.weight[0, j].sum(axis=0)
+    j = int(np.argmax(own.cv_results_.lambdas == own.reg_lambda_))
+    searched = own.cv_results_.squared_error[0, j].sum(axis=0) / own.cv_results_.weight[0, j].sum(axis=0)
     np.testing.assert_allclose(errors, searched, rtol=0.1)
     for name in ("r2", "mae", "rmse"):
         assert found["metrics"][name] == {"model": own.metrics_.overall[name], "baseline": own.metrics_.baseline[name]}
@@ -358,7 +357,7 @@ def test_max_staleness_reaches_the_estimator(csv: Path) -> None:
     for reg_lambda in (0.1, None):
         for staleness in (0, 8):
             request = FitRequest([csv], **words, reg_lambda=reg_lambda, max_staleness=staleness)
-            assert estimator(table, request).max_staleness == staleness
+            assert estimator(table, request).engine.max_staleness == staleness
 
 
 def test_lost_worker_error_has_a_resume_command_that_works(
@@ -369,12 +368,12 @@ def test_lost_worker_error_has_a_resume_command_that_works(
     folder.mkdir()
     words = ("fit", csv, *QUICK, "--jobs", "2", "--tol", "1e-8", "--no-page", "-o", folder / "m")
 
-    def start(local: Local, pieces: Pieces, losses: Any, names: Any = None) -> RecoveringEngine:
+    def start(local: LocalOptions, sources: Any, losses: Any, names: Any = None) -> RecoveringEngine:
         fate = dict.fromkeys(range(30, 400), "before")
-        return RecoveringEngine(Fragile(pieces(local.threads), losses, local.threads, fate), 9, names)
+        return RecoveringEngine(Fragile(sources(local.n_jobs), losses, 2, fate), 9, names)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Local, "start", start)
+        patch.setattr(LocalOptions, "start", start)
         patch.setattr(recovery, "_RETRY_DELAY", 0.0)
         patch.setattr(options, "_DEFAULT_SECONDS", 0.0)
         result = run(*words)

@@ -78,9 +78,9 @@ def same_bits(model: Any, other: Any) -> None:
     assert np.asarray(model.task_covariance_).tobytes() == np.asarray(other.task_covariance_).tobytes()
     for one, two in zip(model.history_, other.history_, strict=True):
         assert repr(one | {"seconds": 0}) == repr(two | {"seconds": 0})
-    if hasattr(model, "cv_path_"):
-        for name, values in vars(model.cv_path_).items():
-            assert values.tobytes() == getattr(other.cv_path_, name).tobytes(), name
+    if hasattr(model, "cv_results_"):
+        for name, values in vars(model.cv_results_).items():
+            assert values.tobytes() == getattr(other.cv_results_, name).tobytes(), name
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_interrupted_fit_resumes_to_the_same_bits(
     tmp_path: Path, request_: FitRequest, table: TrainingTable, whole: Any, word: str, times: int
 ) -> None:
     out, keep = tmp_path / "m", tmp_path / "m.checkpoint"
-    times = int((whole.cv_path_.rounds > 0).sum()) if times < 0 else times  # the last one
+    times = int((whole.cv_results_.rounds > 0).sum()) if times < 0 else times  # the last one
     with pytest.raises(Interrupted) as stopped:
         fit(table, request_, StopsAt(word, times), out)
     assert stopped.value.checkpoint == keep
@@ -224,7 +224,7 @@ def test_finished_fits_are_read_from_the_checkpoint(tmp_path: Path, request_: Fi
     assert arrays["score.wrong"].shape == (17, 5)
     arrays["score.wrong"][:] = 123.0
     storage.save(str(file), header, arrays)
-    path = fit(table, request_, None, resume=keep).cv_path_
+    path = fit(table, request_, None, resume=keep).cv_results_
     assert int((path.wrong == 123.0).sum()) == 17 * 5
     assert (path.rounds[..., :2] > 0).all(), "every candidate is tried on the first folds"
 

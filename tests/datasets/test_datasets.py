@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from scipy import sparse
 
 from conftest import SharedData
-from dmtrl import Outcome, TaskData, solve
+from dmtrl import Outcome, Problem, TaskData, solve
 from dmtrl.datasets import (
     SyntheticTasks,
     cache_folder,
@@ -29,7 +29,7 @@ PAPER_RHO = {1: 6.24, 2: 12.95}
 def learned() -> dict[int, tuple[SyntheticTasks, Outcome]]:
     """Both synthetic problems at full size, learned as the constants of the generator were calibrated."""
     problems = {kind: make_synthetic(kind) for kind in (1, 2)}
-    return {kind: (p, solve(p.train, loss="hinge", reg_lambda=1e-4)) for kind, p in problems.items()}
+    return {kind: (p, solve(Problem.of(p.train, loss="hinge", reg_lambda=1e-4))) for kind, p in problems.items()}
 
 
 def test_synthetic_sizes_are_the_papers() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dmtrl import MTRLRegressorCV, Settings, TaskData, solve
+from dmtrl import Execution, MTRLRegressorCV, Problem, Settings, TaskData, solve
 from dmtrl.engines import LocalEngine, RayEngine, RayOptions
 from dmtrl.engines.base import Engine
 from dmtrl.engines.conformance import check_engine
@@ -28,6 +28,7 @@ from dmtrl_lab.experiments.experiment import Record
 from support import clusters
 from support.losses_by_hand import halved_absolute
 from support.problems import random_problem
+from support.solving import solve_data
 from support.waiting import CEILING
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning")]
@@ -81,8 +82,8 @@ def same_bits(a: Outcome, b: Outcome) -> None:
 def compare_with_one_process(engine: Engine, data: TaskData, workers: int, shards: int = 1) -> None:
     for settings in PRESETS.values():
         common = {"loss": LOSSES, "reg_lambda": 0.01, "settings": settings}
-        plain = solve(data, workers=workers, shards=shards, **common)
-        same_bits(solve(data, engine=engine, **common), plain)
+        plain = solve_data(data, workers=workers, shards=shards, **common)
+        same_bits(solve_data(data, engine=engine, **common), plain)
         assert np.isfinite(plain.certificate.gap)
 
 
@@ -108,7 +109,7 @@ def test_held_out_rows_and_scores_are_the_same(pair: Engine) -> None:
     with LocalEngine(data.sources(2), LOSSES) as alone:
         for engine in (alone, pair):
             described = engine.broadcast(HoldOut(fold=1, folds=3, seed=4))
-            solve(data, loss=LOSSES, reg_lambda=0.1, engine=engine, settings=Settings(max_rounds=2))
+            solve(Problem.of(data, loss=LOSSES, reg_lambda=0.1), Execution(engine, settings=Settings(max_rounds=2)))
             requests = {k: Score(w=np.ones((len(one.tasks), 6))) for k, one in described.items()}
             answers = dict(engine.exchange(requests))
             scores.append([array.tobytes() for k in sorted(answers) for array in vars(answers[k]).values()])
@@ -200,8 +201,8 @@ def test_estimators_and_choice_of_lambda(how: dict[str, Any]) -> None:
     threads = MTRLRegressorCV(**how, n_jobs=2).fit(data.X, data.y, tasks=tasks)
     apart = MTRLRegressorCV(**how, engine=RayOptions(workers=2, cpus=0.1)).fit(data.X, data.y, tasks=tasks)
     assert apart.coef_.tobytes() == threads.coef_.tobytes()
-    for name, values in vars(threads.cv_path_).items():
-        assert values.tobytes() == getattr(apart.cv_path_, name).tobytes(), name
+    for name, values in vars(threads.cv_results_).items():
+        assert values.tobytes() == getattr(apart.cv_results_, name).tobytes(), name
 
 
 def test_the_benchmark_of_actors() -> None:

@@ -12,15 +12,29 @@ import numpy as np
 import psutil
 import pytest
 
-from dmtrl import MTRLClassifierCV, MTRLRegressor, RayOptions, RoundRecord, Settings, SourcePlan, TaskData, solve
+from dmtrl import (
+    Execution,
+    LocalOptions,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    Problem,
+    RayOptions,
+    RoundRecord,
+    Settings,
+    SourcePlan,
+    TaskData,
+    solve,
+)
 from dmtrl.engines import LocalEngine, RayEngine, choose_engine
 from dmtrl.engines.ray import cpu_share
 from dmtrl.losses import get_loss
-from dmtrl.solver.api import ProblemSpec
-from dmtrl.solver.cross_validation import cross_validate
+from dmtrl.solver.grid import Grid
+from dmtrl.solver.search import search
 from support import clusters
+from support.checkpoints import CVCallback
 from support.problems import random_problem
 from support.shell_data import run
+from support.solving import solve_data
 from support.waiting import CEILING
 
 pytestmark = pytest.mark.ray
@@ -86,7 +100,9 @@ def test_rows_pass_through_neither_driver_nor_coordinator(cluster: Any, tmp_path
     for sent, received in printed["messages"]:  # d numbers a task down, d up, and sums
         assert sent < 8 * 8 * 40 + 2000
         assert received < 8 * 8 * 40 + 4000
-    plain = solve(data, loss="squared", reg_lambda=0.1, workers=2, settings=Settings(tol=0.1))
+    plain = solve(
+        Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=Settings(tol=0.1))
+    )
     assert np.array(printed["W"]).tobytes() == plain.W.tobytes()
 
 
@@ -98,8 +114,8 @@ def test_one_task_per_actor_and_one_task_over_several(cluster: Any) -> None:
         assert clusters.no_actors()
         counted: list[int] = []
         count = [lambda _, counted=counted: counted.append(len(clusters.actors()))]
-        there = solve(data, engine=options, callbacks=count, **layout, **common)
-        here = solve(data, **layout, **common)
+        there = solve_data(data, engine=options, callbacks=count, **layout, **common)
+        here = solve_data(data, **layout, **common)
         assert there.W.tobytes() == here.W.tobytes()
         assert set(counted) == {layout["workers"]}
     assert clusters.no_actors()
@@ -111,8 +127,8 @@ def test_several_classes_and_own_parts(cluster: Any, multi_class: str) -> None:
     tasks, X = np.repeat(np.arange(4), 40), rng.normal(size=(160, 5))
     y = np.argmax(X[:, :3] + 0.5 * rng.normal(size=(160, 3)), axis=1)
     options: dict[str, Any] = {"multi_class": multi_class, "lambdas": [0.1, 0.01], "owns": (0.0, 2.0), "cv": 3}
-    here = MTRLClassifierCV(**options, workers=2).fit(X, y, tasks=tasks)
-    there = MTRLClassifierCV(**options, workers=2, engine=RayOptions(cluster.address)).fit(X, y, tasks=tasks)
+    here = MTRLClassifierCV(**options, engine=LocalOptions(workers=2)).fit(X, y, tasks=tasks)
+    there = MTRLClassifierCV(**options, engine=RayOptions(cluster.address, workers=2)).fit(X, y, tasks=tasks)
     assert there.coef_.tobytes() == here.coef_.tobytes()
     assert there.weight_shares_.tobytes() == here.weight_shares_.tobytes()
     assert (there.predict(X, tasks) == y).mean() > 0.7
@@ -123,8 +139,8 @@ def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: boo
     """With the bits of the local engine, also if an actor that all paths use is killed. The engine itself, which had a
     run of its own before, continues it on the new actor."""
     data, loss = random_problem("logistic", m=4, d=4, rows=15), get_loss("logistic")
-    spec = ProblemSpec(data, loss, "learned", Settings(tol=1e-4))
-    grid = {"lambdas": (1.0, 0.1, 0.01), "commons": (0.0, 0.5), "folds": 4}
+    problem, settings = Problem.of(data, loss=loss, reg_lambda=0.1), Settings(tol=1e-4)
+    grid = Grid((1.0, 0.1, 0.01), (0.0, 0.5), folds=4)
     seen: set[str] = set()
     left = [clusters.kill] if killed else []
 
@@ -134,12 +150,12 @@ def test_folds_run_at_the_same_time_on_the_same_actors(cluster: Any, killed: boo
             left.pop()(clusters.actors()[0])
 
     with LocalEngine(data.sources(1), loss) as engine:
-        here = cross_validate(engine, spec, **grid)
-        alone = solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+        here = search(problem, grid, Execution(engine, settings)).results
+        alone = solve(problem, Execution(engine, settings))
     with RayEngine(data.sources(2), loss, RayOptions(cluster.address)) as engine:
-        solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
-        there = cross_validate(engine, spec, **grid, on_round=watch)
-        again = solve(data, loss=loss, reg_lambda=0.1, engine=engine, settings=spec.settings)
+        solve(problem, Execution(engine, settings))
+        there = search(problem, grid, Execution(engine, settings, callbacks=[CVCallback(on_round=watch)])).results
+        again = solve(problem, Execution(engine, settings))
         assert len(clusters.actors()) == 2
     assert engine.paths == 3
     assert len(seen) > 1
@@ -163,14 +179,14 @@ def test_an_error_in_an_actor_comes_back_with_its_message(cluster: Any, tmp_path
     invalid = TaskData.from_list([(data.X[:5], data.y[:5]), (data.X[5:9] * np.nan, data.y[5:9])], ["north", "south"])
     options = RayOptions(cluster.address)
     with pytest.raises(ValueError, match="task 'south', row 0, column 0: X holds NaN"):
-        solve(invalid, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(invalid, loss="squared", reg_lambda=1.0), Execution(options))
     plan = SourcePlan.from_callable("no.such.module:load", ["a"])
     with pytest.raises(ModuleNotFoundError, match=r"a machine of the Ray cluster lacks a package: .*'no'"):
-        solve(plan, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(plan, loss="squared", reg_lambda=1.0), Execution(options))
     (tmp_path / "a.csv").write_text("t,y,x\nn,1,2\nn,2,two\n")
     plan = SourcePlan.from_files(tmp_path / "a.csv", "y", "t")
     with pytest.raises(ValueError, match=r"column 'x' holds 'two' \(in task 'n'\), which is not a number"):
-        solve(plan, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(plan, loss="squared", reg_lambda=1.0), Execution(options))
     assert clusters.no_actors()
 
 
@@ -178,13 +194,13 @@ def test_resources_that_no_node_has(cluster: Any) -> None:
     data = random_problem("squared", m=2)
     options = RayOptions(cluster.address, resources={"harp": 1}, recovery_timeout=1.0)
     with pytest.raises(RuntimeError, match=r"worker 0 could not be started within 1 seconds; give the cluster room"):
-        solve(data, loss="squared", reg_lambda=1.0, engine=options)
+        solve(Problem.of(data, loss="squared", reg_lambda=1.0), Execution(options))
 
 
 def test_no_cluster_at_the_address() -> None:
     data = random_problem("squared", m=2)
     with pytest.raises(ConnectionError, match=r"no Ray cluster at '127.0.0.1:9'"):
-        solve(data, loss="squared", reg_lambda=1.0, engine=RayOptions("127.0.0.1:9"))
+        solve(Problem.of(data, loss="squared", reg_lambda=1.0), Execution(RayOptions("127.0.0.1:9")))
 
 
 def test_a_source_that_cannot_be_pickled_is_refused_before_anything_starts() -> None:

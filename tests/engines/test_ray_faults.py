@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import RoundRecord, Settings, SourcePlan, TasksLeftOutWarning, solve
+from dmtrl import Execution, LocalOptions, Problem, RoundRecord, Settings, SourcePlan, TasksLeftOutWarning, solve
 from dmtrl.engines import RayEngine, RayOptions
 from dmtrl.engines.ray import cluster as connection
 from dmtrl.losses import get_loss
 from support import clusters
 from support.problems import random_problem
-from support.ray_faults import Killer, Problem, mds_shaped, runs, same_bits, school, synthetic
+from support.ray_faults import Killer, MakeProblem, mds_shaped, runs, same_bits, school, synthetic
+from support.solving import solve_data
 from support.waiting import CEILING, wait_for
 
 pytestmark = [
@@ -32,7 +33,9 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("problem", "times", "rounds"), [(school, 6, 20), (synthetic, 3, 10)])
-def test_actors_killed_in_one_run(problem: Problem, times: int, rounds: int, cluster: Any, shared_data: Any) -> None:
+def test_actors_killed_in_one_run(
+    problem: MakeProblem, times: int, rounds: int, cluster: Any, shared_data: Any
+) -> None:
     killer = Killer(times, rounds)
     plain, disturbed, losses = runs(problem(shared_data), rounds, killer, cluster.address)
     killer.join()
@@ -70,10 +73,10 @@ def test_an_actor_that_hangs_and_rows_that_cannot_be_read_for_a_while(cluster: A
         back.start()
 
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": Settings(tol=0.0, max_rounds=6)}
-    plain = solve(plan, workers=2, **common)
+    plain = solve_data(plan, workers=2, **common)
     options = RayOptions(cluster.address, recovery_timeout=CEILING)
     with RayEngine(plan.sources(2), get_loss("squared"), options) as engine:
-        same_bits(plain, solve(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
+        same_bits(plain, solve_data(plan, engine=engine, callbacks=[once_at_round(2, disturb)], **common))
     assert not back.is_alive(), "no worker was lost twice"
     assert clusters.no_actors()
 
@@ -83,7 +86,7 @@ def test_asynchronous_rounds(cluster: Any, shared_data: Any) -> None:
     more accurate optimum."""
     ray = pytest.importorskip("ray")
     data, loss, lam = synthetic(shared_data)
-    best = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6)).certificate
+    best = solve(Problem.of(data, loss=loss, reg_lambda=lam), Execution(settings=Settings(tol=1e-6))).certificate
     seen, squatters = [], []
 
     class Squatter:
@@ -100,11 +103,12 @@ def test_asynchronous_rounds(cluster: Any, shared_data: Any) -> None:
             squatters.append(ray.remote(num_cpus=1)(Squatter).remote())
             ray.get(squatters[0].sits.remote())
 
-    options = Settings(max_staleness=8, tol=1e-4)
+    options, ray_options = Settings(tol=1e-4), RayOptions(cluster.address, recovery_timeout=CEILING, max_staleness=8)
     nodes = len(cluster.list_all_nodes())  # each has one processor: all are taken
-    patient = RayOptions(cluster.address, recovery_timeout=CEILING)
-    with RayEngine(data.sources(nodes), get_loss(loss), patient) as engine:
-        outcome = solve(data, loss=loss, reg_lambda=lam, engine=engine, callbacks=[watch], settings=options)
+    with RayEngine(data.sources(nodes), get_loss(loss), ray_options) as engine:
+        outcome = solve(
+            Problem.of(data, loss=loss, reg_lambda=lam), Execution(engine, settings=options, callbacks=[watch])
+        )
         assert engine.losses >= 2
     ray.kill(squatters[0])
     assert outcome.converged
@@ -125,8 +129,8 @@ def test_actors_run_where_the_options_say(cluster: Any) -> None:
         assert clusters.no_actors()
         found: list[list[int]] = []
         count = [lambda _, found=found: found.append([len(clusters.actors_below(node)) for node in nodes])]
-        plain = solve(data, loss="squared", reg_lambda=0.1, workers=2)
-        same_bits(plain, solve(data, loss="squared", reg_lambda=0.1, engine=options, callbacks=count))
+        plain = solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2)))
+        same_bits(plain, solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(options, callbacks=count)))
         assert found
         assert all(counts == expected for counts in found)
 
@@ -161,10 +165,10 @@ def test_a_run_continues_with_one_node_less(cluster: Any) -> None:
     data = random_problem("squared", m=2 * workers)
     lose = once_at_round(1, lambda: clusters.lose(cluster, fullest(cluster)))
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
-    engine = Hasty(cluster.address, cpus=1.0)
+    engine = Hasty(cluster.address, workers, on_lost="go_on", cpus=1.0)
     assert clusters.no_actors()
     with pytest.warns(TasksLeftOutWarning, match=f"with workers={workers - 1}"):
-        rest = solve(data, engine=engine, workers=workers, on_lost="go_on", callbacks=[lose], **common)
+        rest = solve_data(data, engine=engine, callbacks=[lose], **common)
     assert rest.tasks is not None
     assert len(rest.tasks) == data.m - 2
-    same_bits(rest, solve(data.only(rest.tasks), workers=workers - 1, **common))
+    same_bits(rest, solve_data(data.only(rest.tasks), workers=workers - 1, **common))

@@ -5,7 +5,6 @@ No cluster is needed: real workers in this process, behind a carrier that loses 
 
 import pickle
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dmtrl import Checkpoint, Settings, TaskCovariance, TaskData, TasksLeftOutWarning, solve
+from dmtrl import (
+    Checkpoint,
+    Execution,
+    LocalOptions,
+    Problem,
+    Settings,
+    TaskCovariance,
+    TaskData,
+    TasksLeftOutWarning,
+    solve,
+)
 from dmtrl.engines import LocalEngine, recovery
 from dmtrl.engines.base import Engine
-from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import CheckpointWarning, WorkerLostError
-from dmtrl.losses import AnyLoss, get_loss
+from dmtrl.losses import get_loss
 from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe, Save
@@ -31,8 +39,10 @@ from dmtrl.relationship import Learned, covariance
 from dmtrl.solver.checkpoint.versions import newest
 from dmtrl.solver.outcome import Outcome, StartPoint
 from support import fragile
+from support.engine_options import Losses, Pieces, StartedBy
 from support.fragile import Fragile
 from support.problems import random_problem
+from support.solving import solve_data
 from support.virtual_time import ManualClock
 
 FAULTS = ("before", "after", "unreachable before", "unreachable after", "nan", "shape", "name")
@@ -42,7 +52,7 @@ PRECISE = Settings(tol=1e-10)
 
 def _run(engine: Engine, data: TaskData, options: Settings = STANDARD, **more: Any) -> Outcome:
     """The workers of the engine hold the losses; `loss` is not used."""
-    return solve(data, loss="squared", reg_lambda=0.1, settings=options, engine=engine, **more)
+    return solve_data(data, loss="squared", reg_lambda=0.1, engine=engine, settings=options, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -77,9 +87,10 @@ def test_whatever_is_lost_the_bits_are_the_same(faults: dict[int, str], loss: st
 def test_workers_lost_in_an_asynchronous_run(fault: str) -> None:
     """A loss changes the order of answers, so bits differ; the certificates hold."""
     data = random_problem("hinge", m=6)
-    best = solve(data, loss="hinge", reg_lambda=0.1, settings=Settings(tol=1e-7)).certificate
+    best = solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(settings=Settings(tol=1e-7))).certificate
     with RecoveringEngine(Fragile(data, "hinge", 3, {11: fault, 25: fault})) as engine:
-        outcome = _run(engine, data, Settings(tol=1e-4, max_staleness=4))
+        engine.max_staleness = 4
+        outcome = _run(engine, data, Settings(tol=1e-4))
         assert engine.losses == 2
     assert outcome.converged
     assert all(record.primal >= best.dual and record.dual <= best.primal for record in outcome.history)
@@ -88,7 +99,9 @@ def test_workers_lost_in_an_asynchronous_run(fault: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS[4:])
 def test_a_damaged_answer_is_requested_again_once(fault: str) -> None:
     data = random_problem("squared", m=4)
-    plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=2)
+    plain = solve(
+        Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD)
+    )
     with RecoveringEngine(Fragile(data, "squared", 2, {8: fault, 20: fault})) as engine:
         assert _run(engine, data).W.tobytes() == plain.W.tobytes()
         assert engine.losses == 2
@@ -169,7 +182,9 @@ def test_a_repeated_number_is_not_worked_on_twice() -> None:
 
 def test_a_worker_lost_after_a_save_is_restored_from_it(tmp_path: Path) -> None:
     data = random_problem("logistic", m=4)
-    plain = solve(data, loss="logistic", reg_lambda=0.1, settings=STANDARD, workers=2)
+    plain = solve(
+        Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD)
+    )
     carrier = Fragile(data, "logistic", 2, {14: "before", 15: "after"})
     with RecoveringEngine(carrier) as engine:
 
@@ -200,7 +215,7 @@ class SecondWorkerCannotSave(Fragile):
 def test_a_first_checkpoint_that_is_incomplete_restores_no_worker(tmp_path: Path) -> None:
     """Its folder is removed, so a worker that is lost then must be replayed from the beginning."""
     data = random_problem("hinge", m=4)
-    plain = solve(data, loss="hinge", reg_lambda=0.1, settings=STANDARD, workers=2)
+    plain = solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD))
     carrier = SecondWorkerCannotSave(data, "hinge", 2, {15: "before"})
     with RecoveringEngine(carrier, recovery_timeout=0.2) as engine:
         with pytest.warns(CheckpointWarning, match="could not be written"):
@@ -210,15 +225,12 @@ def test_a_first_checkpoint_that_is_incomplete_restores_no_worker(tmp_path: Path
 
 
 class Wreck:
-    """An engine choice whose worker `dead` is lost for good in the first round, once for each of `data`."""
+    """An engine whose worker `dead` is lost for good in the first round, once for each of `data`."""
 
     def __init__(self, *data: TaskData, workers: int = 3, dead: int = 2):
         self._data, self._workers, self._dead = list(data), workers, dead
 
-    def session(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+    def begin(self, pieces: Pieces, losses: Losses, names: Sequence[str] | None) -> Engine:
         if not self._data:
             return LocalEngine(pieces(2), losses)
         moment = 3 * self._workers + self._dead + 1  # after introducing, describing and preparing all
@@ -252,10 +264,10 @@ def test_a_run_continues_without_the_tasks_of_a_lost_worker(words: dict[str, Any
     data = random_problem("squared", m=6, weighted=True)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": PRECISE}
     with pytest.warns(TasksLeftOutWarning, match="starts again without task '4', '5'") as caught:
-        rest = solve(data, engine=Wreck(data), on_lost="go_on", **common | words)
+        rest = solve_data(data, engine=StartedBy(Wreck(data).begin, on_lost="go_on"), **common | words)
     assert [warning.message.tasks for warning in caught] == [[4, 5]]  # type: ignore[union-attr]
     assert caught[0].filename == __file__
-    alone = solve(data.only(np.arange(4)), workers=2, **common | remaining)
+    alone = solve_data(data.only(np.arange(4)), workers=2, **common | remaining)
     np.testing.assert_allclose(rest.W, alone.W, rtol=1e-4, atol=1e-5)
     assert rest.tasks is not None
     assert rest.tasks.tolist() == [0, 1, 2, 3]
@@ -267,12 +279,15 @@ def test_tasks_keep_their_first_numbers_when_workers_are_lost_twice(tmp_path: Pa
     wreck = Wreck(data, data.only(np.arange(3, 6)), workers=2, dead=0)  # 0 to 2 first
     checkpoint = Checkpoint(tmp_path, every_rounds=1)
     with pytest.warns(TasksLeftOutWarning) as caught:
-        rest = solve(data, loss="squared", reg_lambda=0.1, engine=wreck, on_lost="go_on", checkpoint=checkpoint)
+        rest = solve(
+            Problem.of(data, loss="squared", reg_lambda=0.1),
+            Execution(StartedBy(wreck.begin, on_lost="go_on"), checkpoint=checkpoint),
+        )
     first, second = [warning.message.tasks for warning in caught]  # type: ignore[union-attr]
     assert rest.tasks is not None
     assert first + second + rest.tasks.tolist() == list(range(6))
     assert rest.tasks.tolist() == [int(name) for name in data.names[rest.tasks]]
-    alone = solve(data.only(rest.tasks), loss="squared", reg_lambda=0.1, workers=2)
+    alone = solve(Problem.of(data.only(rest.tasks), loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2)))
     assert rest.W.tobytes() == alone.W.tobytes()
     assert newest(str(tmp_path / "again-1" / "again-1")) is not None
 
@@ -280,14 +295,14 @@ def test_tasks_keep_their_first_numbers_when_workers_are_lost_twice(tmp_path: Pa
 def test_checkpoints_stay_when_a_run_starts_again(tmp_path: Path) -> None:
     data = random_problem("squared", m=6)
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "workers": 3}
-    solve(data, **how, settings=Settings(tol=0.5), checkpoint=tmp_path)
+    solve_data(data, settings=Settings(tol=0.5), checkpoint=tmp_path, **how)
     old = newest(str(tmp_path))
     with pytest.warns(TasksLeftOutWarning, match="starts again without task"):
-        solve(data, **how, engine=Wreck(data), on_lost="go_on", checkpoint=tmp_path, resume=True)
+        solve_data(data, engine=StartedBy(Wreck(data).begin, on_lost="go_on"), checkpoint=tmp_path, resume=True, **how)
     assert newest(str(tmp_path)) == old
     rest = newest(str(tmp_path / "again-1"))
     assert rest is not None
-    solve(data.only(np.arange(4)), **how | {"workers": 2}, resume=rest)
+    solve_data(data.only(np.arange(4)), resume=rest, **how | {"workers": 2})
 
 
 class Indivisible(Learned):
@@ -298,11 +313,9 @@ def test_on_lost_is_checked_before_the_run() -> None:
     data = random_problem("squared", m=6)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1}
     with pytest.raises(WorkerLostError, match=r"worker 2 \(tasks '4', '5'\)"):
-        solve(data, engine=Wreck(data), **common)
-    with pytest.raises(ValueError, match="on_lost must be 'stop' or 'go_on'"):
-        solve(data, on_lost="shrug", **common)
+        solve_data(data, engine=StartedBy(Wreck(data).begin), **common)
     with pytest.raises(ValueError, match="but Indivisible cannot be restricted to some tasks"):
-        solve(data, on_lost="go_on", relationship=Indivisible(), **common)
+        solve_data(data, engine=StartedBy(Wreck().begin, on_lost="go_on"), relationship=Indivisible(), **common)
     with pytest.raises(ValueError, match="the task covariance of these tasks is zero"):
         TaskCovariance.from_dense(np.diag([1.0, 0.0, 0.0])).only(np.array([1, 2]))
 

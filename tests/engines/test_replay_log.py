@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Settings, solve
+from dmtrl import Settings
 from dmtrl.engines import recovery
 from dmtrl.engines.log import IN_MEMORY, ReplayLog
 from dmtrl.engines.recovery import RecoveringEngine
@@ -22,6 +22,7 @@ from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score
 from support.fragile import Fragile
 from support.problems import random_problem
+from support.solving import solve_data
 
 OK = Message("answer")
 HOLD_OUT = HoldOut(fold=0, folds=3, seed=0)
@@ -166,11 +167,11 @@ def test_a_full_disk_ends_a_run_only_if_a_worker_is_lost(
     monkeypatch.setattr(recovery, "IN_MEMORY", 10)
     data, options = random_problem("squared", m=4), Settings(tol=1e-5)
     common: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.1, "settings": options}
-    plain = solve(data, workers=2, **common)
+    plain = solve_data(data, workers=2, **common)
 
     def run(faults: dict[int, str]) -> Any:
         with RecoveringEngine(Fragile(data, "squared", 2, faults)) as engine:
-            return solve(data, engine=engine, **common)
+            return solve_data(data, engine=engine, **common)
 
     assert run({}).W.tobytes() == plain.W.tobytes()
     logged = [record.getMessage() for record in caplog.records]

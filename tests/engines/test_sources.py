@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Settings, SourcePlan, TaskData, solve
+from dmtrl import Settings, SourcePlan, TaskData
 from dmtrl.data.sources import TaskSource
+from support.solving import solve_data
 
 pa = pytest.importorskip("pyarrow")
 from pyarrow import csv, dataset, parquet  # noqa: E402
@@ -89,7 +90,7 @@ def test_the_same_bits_as_from_arrays(make: Any, tmp_path: Path) -> None:
     plan, data = make(tmp_path), TaskData.from_long(X, Y, TASK, WEIGHT)
     assert [str(name) for name in plan.names] == [str(name) for name in data.names]
     for layout in ({"workers": 2}, {"workers": plan.m}, {"workers": 3, "shards": [2, 1, 3, 1, 1]}):
-        here, there = solve(data, **layout, **COMMON), solve(plan, **layout, **COMMON)
+        here, there = solve_data(data, **layout, **COMMON), solve_data(plan, **layout, **COMMON)
         assert there.W.tobytes() == here.W.tobytes()
 
 

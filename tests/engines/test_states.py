@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, TaskData, solve
 from dmtrl.engines import recovery
 from dmtrl.engines.base import Engine
 from dmtrl.engines.recovery import Alive, Lost, RecoveringEngine, Refused
@@ -35,12 +35,15 @@ def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(engine: Engine, data: TaskData = DATA) -> Outcome:
-    return solve(data, loss="squared", reg_lambda=0.1, settings=Settings(tol=1e-5), engine=engine)
+    return solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(engine, settings=Settings(tol=1e-5)))
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Outcome:
-    return solve(DATA, loss="squared", reg_lambda=0.1, settings=Settings(tol=1e-5), workers=2)
+    return solve(
+        Problem.of(DATA, loss="squared", reg_lambda=0.1),
+        Execution(LocalOptions(workers=2), settings=Settings(tol=1e-5)),
+    )
 
 
 def documented() -> dict[tuple[State, Event], tuple[State, Action]]:
@@ -177,7 +180,10 @@ def test_a_worker_that_is_lost_while_it_is_idle_catches_up_at_once() -> None:
     with RecoveringEngine(carrier, TIMEOUT) as engine:
         outcome = run(engine)
         assert carrier.reports == engine.losses == 1
-    plain = solve(DATA, loss="squared", reg_lambda=0.1, settings=Settings(tol=1e-5), workers=2)
+    plain = solve(
+        Problem.of(DATA, loss="squared", reg_lambda=0.1),
+        Execution(LocalOptions(workers=2), settings=Settings(tol=1e-5)),
+    )
     assert outcome.W.tobytes() == plain.W.tobytes()
 
 

@@ -4,28 +4,27 @@ No cluster is needed: the workers are in this process, as in test_recovery.py. T
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dmtrl import Settings, TaskData, TasksLeftOutWarning, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, TaskData, TasksLeftOutWarning, solve
 from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines import recovery
 from dmtrl.engines.base import Engine
-from dmtrl.engines.choice import Pieces
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.losses import AnyLoss
 from dmtrl.protocol.codec import encode
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe, Restore, Save
 from dmtrl.solver.outcome import Outcome
 from dmtrl.worker.worker import Worker
 from support import fragile
+from support.engine_options import Losses, Pieces, StartedBy
 from support.fragile import Fragile
 from support.problems import random_problem
+from support.solving import solve_data
 from support.virtual_time import ManualClock
 
 STANDARD = Settings(tol=1e-5)
@@ -46,12 +45,14 @@ def _simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(engine: Engine, data: TaskData = DATA, **more: Any) -> Outcome:
-    return solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, engine=engine, **more)
+    return solve_data(data, loss="squared", reg_lambda=0.1, engine=engine, settings=STANDARD, **more)
 
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Outcome:
-    return solve(DATA, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=2)
+    return solve(
+        Problem.of(DATA, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD)
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,9 @@ class Slow(Fragile):
 def test_the_timeout_of_a_replay_grows_with_its_messages() -> None:
     """The limit is for one answer; a batch of the replay has many."""
     data = random_problem("squared", m=2)
-    plain = solve(data, loss="squared", reg_lambda=0.1, settings=STANDARD, workers=1)
+    plain = solve(
+        Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=1), settings=STANDARD)
+    )
     carrier = Slow(data, "squared", 1, {8: "before"})
     carrier.pace = TIMEOUT / 2
     with RecoveringEngine(carrier, answer_timeout=TIMEOUT) as engine:
@@ -267,16 +270,13 @@ def test_a_worker_that_raised_is_no_longer_pending() -> None:
 
 
 class Slots:
-    """An engine choice whose cluster shrinks: `room` is the number of workers that fit, for each start. The workers
+    """An engine whose cluster shrinks: `room` is the number of workers that fit, for each start. The workers
     `dead` of the first engine are lost for good in the first round."""
 
     def __init__(self, room: Sequence[int], dead: Sequence[int]):
         self._room, self._dead, self.started = iter(room), dead, list[int]()
 
-    def session(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+    def begin(self, pieces: Pieces, losses: Losses, names: Sequence[str] | None) -> Engine:
         sources, room = pieces(3), next(self._room)
         n, dead = len(sources), self._dead if not self.started else ()
         self.started.append(n)
@@ -298,12 +298,17 @@ def test_a_run_continues_where_there_is_less_room(
 ) -> None:
     data, slots = random_problem("squared", m=6), Slots(room, dead)
     with pytest.warns(TasksLeftOutWarning, match=rf"without task '2', '3', with workers={started[1]}") as caught:
-        rest = solve(data, loss="squared", reg_lambda=0.1, engine=slots, workers=workers, on_lost="go_on")
+        rest = solve(
+            Problem.of(data, loss="squared", reg_lambda=0.1),
+            Execution(StartedBy(slots.begin, workers, on_lost="go_on")),
+        )
     assert [warning.message.tasks for warning in caught] == [left_out]  # type: ignore[union-attr]
     assert slots.started == started
     assert rest.tasks is not None
     assert rest.tasks.tolist() == [0, 1, 4, 5]
-    alone = solve(data.only(rest.tasks), loss="squared", reg_lambda=0.1, workers=started[-1])
+    alone = solve(
+        Problem.of(data.only(rest.tasks), loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=started[-1]))
+    )
     assert rest.W.tobytes() == alone.W.tobytes()
 
 
@@ -315,5 +320,8 @@ def test_no_room_ends_the_run(room: Sequence[int], words: str) -> None:
     """Also if there was not enough room at the beginning: no worker was lost then."""
     slots = Slots(room, [1])
     with pytest.raises(WorkerLostError, match=words):
-        solve(random_problem("squared", m=6), loss="squared", reg_lambda=0.1, engine=slots, on_lost="go_on")
+        solve(
+            Problem.of(random_problem("squared", m=6), loss="squared", reg_lambda=0.1),
+            Execution(StartedBy(slots.begin, on_lost="go_on")),
+        )
     assert len(slots.started) == len(room)

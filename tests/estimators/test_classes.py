@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLClassifierCV, load, verify
+from dmtrl import LocalOptions, MTRLClassifier, MTRLClassifierCV, load, verify
 from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.export import formulas
 
@@ -55,7 +55,7 @@ def test_comparison_and_warm_start(multi_class):
         {"fit_intercept": "penalised"},
         {"fit_intercept": False},
         {"own": 1.0},
-        {"shards": 2, "workers": 2},
+        {"engine": LocalOptions(workers=2, shards=2)},
         {"relationship": "independent"},
     ],
     ids=lambda options: ",".join(options),

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLRegressor, MTRLRegressorCV, solve
+from dmtrl import Execution, LocalOptions, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, Problem, solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.relationship import FreeIntercept, Learned
-from dmtrl.solver.race import Race
+from dmtrl.solver.race import contenders
 
 
 def _problem(m: int, n: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -51,7 +51,9 @@ def test_sparse_rows_too_many_for_an_exact_solver() -> None:
 def test_tasks_in_shards_agree_on_their_intercepts(loss: str) -> None:
     X, y, tasks = _problem(5, 40, 8)
     model = MTRLRegressor("squared") if loss == "squared" else MTRLClassifier("hinge")
-    model.set_params(workers=4, shards=2, max_rounds=200).fit(X, y if loss == "squared" else y > 0, tasks=tasks)
+    model.set_params(engine=LocalOptions(workers=4, shards=2), max_rounds=200).fit(
+        X, y if loss == "squared" else y > 0, tasks=tasks
+    )
     assert model.certificate_.relative_gap <= model.tol
 
 
@@ -62,9 +64,9 @@ def test_an_engine_serves_runs_with_and_without_an_intercept() -> None:
     X, y, tasks = _problem(4, 30, 5)
     data = TaskData.from_long(X, y, tasks)
     with LocalEngine(data.sources(1), get_loss("squared"), 1) as engine:
-        first = solve(data, loss="squared", reg_lambda=0.1, engine=engine, intercept_ridge=1e-6)
-        plain = solve(data, loss="squared", reg_lambda=0.1, engine=engine)
-        again = solve(data, loss="squared", reg_lambda=0.1, engine=engine, intercept_ridge=1e-6)
+        first = solve(Problem.of(data, loss="squared", reg_lambda=0.1, intercept_ridge=1e-6), Execution(engine))
+        plain = solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(engine))
+        again = solve(Problem.of(data, loss="squared", reg_lambda=0.1, intercept_ridge=1e-6), Execution(engine))
     assert plain.W.shape == (4, 5)
     np.testing.assert_array_equal(again.W, first.W)
 
@@ -84,8 +86,7 @@ def test_a_shared_intercept_is_one_number() -> None:
 
 
 def test_a_race_without_finite_errors_drops_nobody() -> None:
-    race = Race("loss")
     weight = np.ones((3, 4))
-    assert race.contenders(np.full((3, 4), np.inf), weight).all()
+    assert contenders(np.full((3, 4), np.inf), weight).all()
     total = np.vstack([np.full(4, np.nan), np.arange(4.0), np.arange(4.0) + 10.0])
-    assert race.contenders(total, weight).tolist() == [False, True, False]
+    assert contenders(total, weight).tolist() == [False, True, False]

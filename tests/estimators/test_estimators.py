@@ -20,9 +20,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import dmtrl.estimators.mtrl
 from dmtrl import (
     RFF,
+    Execution,
     MTRLClassifier,
     MTRLRegressor,
     NotConvergedWarning,
+    Problem,
     Splines,
     per_task_scores,
     solve,
@@ -108,7 +110,7 @@ def test_robust_losses_withstand_outliers():
 
 def test_estimator_and_functional_api_agree():
     data = TaskData.from_long(X, Y, TASKS)
-    outcome = solve(data, loss="squared", reg_lambda=0.1, settings=Settings(tol=1e-9))
+    outcome = solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(settings=Settings(tol=1e-9)))
     model = MTRLRegressor(reg_lambda=0.1, common=0, fit_intercept=False, tol=1e-9).fit(X, Y, tasks=TASKS)
     np.testing.assert_allclose(model.coef_, outcome.W, rtol=1e-6)
     np.testing.assert_allclose(model.task_covariance_, outcome.covariance.dense(), rtol=1e-6)

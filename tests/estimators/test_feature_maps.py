@@ -124,10 +124,10 @@ def test_cross_validation_chooses_the_map(truth, expected, tmp_path):
     chosen = {"features": None, "random": False, "side by side": True}[expected]
     assert (model.feature_map_ is None) if chosen is None else (model.feature_map_.linear == chosen)
     alone = [MTRLRegressorCV(feature_map=one, **options).fit(x, y, tasks=tasks) for one in maps]
-    best = int(np.argmin([one.cv_path_.mean("squared_error").min() for one in alone]))
+    best = int(np.argmin([one.cv_results_.mean("squared_error").min() for one in alone]))
     assert model.predict(x, tasks=tasks).tobytes() == alone[best].predict(x, tasks=tasks).tobytes()
-    for path, one in zip(model.cv_paths_, alone, strict=True):
-        assert path.squared_error.tobytes() == one.cv_path_.squared_error.tobytes()
+    for path, one in zip(model.map_results_, alone, strict=True):
+        assert path.squared_error.tobytes() == one.cv_results_.squared_error.tobytes()
     assert model.metrics_.overall == alone[best].metrics_.overall
     model.save(tmp_path / "model")
     assert load(tmp_path / "model").predict(x, tasks=tasks).tobytes() == model.predict(x, tasks=tasks).tobytes()

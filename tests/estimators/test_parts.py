@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import dmtrl
-from dmtrl import MTRLClassifier, MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV, verify
+from dmtrl import MTRLClassifier, MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV, Strengths, verify
 from dmtrl.relationship import Learned
 from dmtrl.report.model_page import model_page
 from support.model_pages import table, words
@@ -97,7 +97,7 @@ def test_cross_validation_over_owns() -> None:
     owns, lambdas = (0.0, 1.0, 5.0), (1.0, 0.1, 0.01)
     search = MTRLRegressorCV(lambdas=lambdas, commons=(0.0, 1.0), owns=owns, cv=3, exhaustive=True)
     model = search.fit(Z, y, tasks=TASKS)
-    path = model.cv_path_
+    path = model.cv_results_
     assert path.loss.shape == (6, 3, 3, 5)
     pairs = set(zip(path.commons.tolist(), path.owns.tolist(), strict=True))
     assert pairs == {(common, own) for common in (0.0, 1.0) for own in owns}
@@ -107,7 +107,7 @@ def test_cross_validation_over_owns() -> None:
     twin = MTRLRegressor(reg_lambda=chosen[0], common=chosen[1], own=chosen[2]).fit(Z, y, tasks=TASKS)
     np.testing.assert_allclose(twin.coef_, model.coef_, atol=1e-2)
     with pytest.raises(ValueError, match="with common 1 and own 2 is not on the grid"):
-        path.cell(0.1, 1.0, 2.0)
+        path.index_of(Strengths(0.1, 1.0, 2.0))
     single = MTRLClassifierCV(lambdas=lambdas, cv=3).fit(Z, y > 0)
     assert (single.common_strength_, single.own_strength_) == (0.0, 0.0)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 from test_persistence import LABELS, TASKS, D, M, assert_same, make
 
-from dmtrl import MTRLClassifier, MTRLRegressor, storage
+from dmtrl import LocalOptions, MTRLClassifier, MTRLRegressor, storage
 from dmtrl.estimators.model_file import FORMAT, load, save
 
 
@@ -114,23 +114,23 @@ def test_a_newer_format_says_what_to_do(whole: bytes, scratch: Path) -> None:
 def test_a_file_from_before_a_parameter_has_its_default(whole: bytes, scratch: Path) -> None:
     def forget(header: Any) -> None:
         parameters = header["model"][1]["dict"]
-        parameters.remove(["max_staleness", 0])
+        parameters.remove(["max_rounds", 1000])
 
     scratch.write_bytes(whole)
     rewrite(scratch, forget)
     model = load(scratch)
-    assert model.max_staleness == 0
+    assert model.max_rounds == 1000
     X, y = make("two")
     model.set_params(warm_start=True).fit(X, y, tasks=LABELS["text"][TASKS])
 
 
 def test_a_model_that_waited_for_nobody(tmp_path: Path) -> None:
     X, y = make()
-    model = MTRLRegressor(tol=0.01, max_staleness=8, n_jobs=2).fit(X, y, tasks=TASKS)
+    model = MTRLRegressor(tol=0.01, engine=LocalOptions(max_staleness=8), n_jobs=2).fit(X, y, tasks=TASKS)
     save(model, tmp_path / "model.dmtrl")
     loaded = load(tmp_path / "model.dmtrl")
-    assert_same(vars(model), vars(loaded))
-    assert loaded.max_staleness == 8
+    assert loaded.engine == "local", "options of an engine are not saved"
+    assert_same(vars(model.set_params(engine="local")), vars(loaded))
 
 
 @pytest.mark.parametrize(

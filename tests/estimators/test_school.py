@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dmtrl import MTRLRegressorCV, Settings, TaskData, solve
+from dmtrl import Execution, MTRLRegressorCV, Problem, Settings, TaskData, solve
 
 
 def _school(path: Path, standardise: bool) -> TaskData:
@@ -22,30 +22,30 @@ def _school(path: Path, standardise: bool) -> TaskData:
 @pytest.mark.parametrize("reg_lambda", [1e-3, 1e-2, 1e-1, 1.0])
 def test_default_preset_is_certified(shared_data, reg_lambda: float) -> None:
     data = _school(shared_data / "school.npz", standardise=True)
-    outcome = solve(data, loss="squared", reg_lambda=reg_lambda)
+    outcome = solve(Problem.of(data, loss="squared", reg_lambda=reg_lambda))
     assert outcome.certificate.relative_gap <= 1e-3
     assert len(outcome.history) <= 20
 
 
 def test_weak_regularisation_on_raw_features(shared_data) -> None:
     data = _school(shared_data / "school.npz", standardise=False)
-    outcome = solve(data, loss="squared", reg_lambda=1e-6, settings=Settings(tol=1e-5))
+    outcome = solve(Problem.of(data, loss="squared", reg_lambda=1e-6), Execution(settings=Settings(tol=1e-5)))
     assert outcome.history[-1].w_gap <= 1e-4
     assert outcome.certificate.relative_gap <= 1e-5
 
 
 def test_the_papers_alternation_stalls_and_the_certificate_shows_it(shared_data) -> None:
     data = _school(shared_data / "school.npz", standardise=True)
-    ours = solve(data, loss="squared", reg_lambda=0.1)
+    ours = solve(Problem.of(data, loss="squared", reg_lambda=0.1))
     paper = Settings.paper(T=5, P=30, local_solver="gram", rho="spectral")
-    stalled = solve(data, loss="squared", reg_lambda=0.1, settings=paper)
+    stalled = solve(Problem.of(data, loss="squared", reg_lambda=0.1), Execution(settings=paper))
     assert stalled.certificate.primal > ours.certificate.primal * 1.01
     assert stalled.certificate.relative_gap > 0.01
 
 
 def test_a_common_component_helps_and_is_certified(shared_data) -> None:
     data = _school(shared_data / "school.npz", standardise=True)
-    outcome = solve(data, loss="squared", reg_lambda=0.3, common=1.0)
+    outcome = solve(Problem.of(data, loss="squared", reg_lambda=0.3, common=1.0))
     assert outcome.certificate.relative_gap <= 1e-3
     assert outcome.covariance.trace() == pytest.approx(1.0)
     assert np.abs(outcome.common).max() > 0.1

@@ -48,7 +48,7 @@ def test_weights_are_repetitions_in_a_classifier_too(classes: int) -> None:
     weighted = MTRLClassifierCV(cv=splits, **options).fit(X3, y3, sample_weight=times)
     splits = list(LeaveOneGroupOut().split(repeated, groups=group[repeated]))
     again = MTRLClassifierCV(cv=splits, **options).fit(X3[repeated], y3[repeated])
-    assert np.allclose(weighted.cv_path_.loss, again.cv_path_.loss, rtol=5e-3)
+    assert np.allclose(weighted.cv_results_.loss, again.cv_results_.loss, rtol=5e-3)
     assert weighted.reg_lambda_ == again.reg_lambda_
     assert np.allclose(weighted.decision_function(X), again.decision_function(X), rtol=1e-6, atol=1e-6)
 
@@ -57,10 +57,10 @@ def test_the_choice_is_the_best_of_the_path() -> None:
     X, y, tasks = _long(m=5, d=6, rows=25)
     search = MTRLRegressorCV(lambdas=[0.001, 0.1, 10.0], commons=[0.0, 1.0], owns=[0.0], cv=3)
     model = search.fit(X, y, tasks=tasks)
-    mean = model.cv_path_.mean("squared_error")
+    mean = model.cv_results_.mean("squared_error")
     assert mean.shape == (2, 3)
     i, j = np.unravel_index(mean.argmin(), mean.shape)
-    assert (model.reg_lambda_, model.common_strength_) == (model.cv_path_.lambdas[j], model.cv_path_.commons[i])
+    assert (model.reg_lambda_, model.common_strength_) == (model.cv_results_.lambdas[j], model.cv_results_.commons[i])
     twin = MTRLRegressor(reg_lambda=model.reg_lambda_, common=model.common_strength_).fit(X, y, tasks=tasks)
     assert np.allclose(model.predict(X, tasks=tasks), twin.predict(X, tasks=tasks), rtol=1e-6)
     assert model.certificate_.relative_gap <= 1e-3
@@ -70,7 +70,7 @@ def test_scale_of_the_features_does_not_change_the_choice() -> None:
     X, y, tasks = _long(m=4, d=5, rows=25)
     a = MTRLRegressorCV(commons=[0.0], cv=3).fit(X, y, tasks=tasks)
     b = MTRLRegressorCV(commons=[0.0], cv=3).fit(1000 * X, y, tasks=tasks)
-    assert np.argmin(a.cv_path_.mean("squared_error")) == np.argmin(b.cv_path_.mean("squared_error"))
+    assert np.argmin(a.cv_results_.mean("squared_error")) == np.argmin(b.cv_results_.mean("squared_error"))
 
 
 def test_classifier_on_digits() -> None:
@@ -105,8 +105,8 @@ def test_several_classes_are_chosen_by_wrong_answers(multi_class: str) -> None:
     model = MTRLClassifierCV(lambdas=[1e-4, 1.0], commons=[1.0], cv=3, multi_class=multi_class)
     model.fit(X, y, tasks=tasks)
     assert model.scoring_ == "wrong"
-    assert float(model.cv_path_.mean("wrong").min()) > 0.5
-    assert model.cv_path_.wrong.shape[-1] == 3  # a sum for each task
+    assert float(model.cv_results_.mean("wrong").min()) > 0.5
+    assert model.cv_results_.wrong.shape[-1] == 3  # a sum for each task
 
 
 def test_scoring_that_makes_no_sense_is_refused() -> None:

@@ -19,6 +19,7 @@ from sklearn.model_selection import (
 )
 
 from dmtrl import (
+    LocalOptions,
     MTRLClassifier,
     MTRLClassifierCV,
     MTRLRegressor,
@@ -28,7 +29,7 @@ from dmtrl import (
     task_scorer,
 )
 from dmtrl.data.folds import TEST, draw_splits
-from dmtrl.solver.cross_validation import Path
+from dmtrl.solver.cv_results import CvResults
 from dmtrl.solver.settings import Settings
 
 
@@ -72,7 +73,7 @@ def test_errors_are_those_of_fitting_each_split_by_hand(name: str, weighted: boo
     cv, groups = SPLITTERS[name], GROUPS if name == "groups" else None
     model = Accurate(lambdas=[0.3, 0.01], commons=[0.0, 1.0], owns=[0.0], cv=cv, tol=1e-6, exhaustive=True)
     model.fit(X, y, tasks=tasks, sample_weight=weight if weighted else None, groups=groups)
-    path = model.cv_path_
+    path = model.cv_results_
     pairs = cv if isinstance(cv, list) else list(cv.split(X, y, groups))
     assert path.squared_error.shape == (2, 2, len(pairs), 3)
     for k, (train, test) in enumerate(pairs):
@@ -97,10 +98,12 @@ def test_a_number_of_folds_is_the_same_as_its_splits() -> None:
         MTRLRegressorCV(cv=cv, **options, n_jobs=jobs).fit(X, y, tasks=tasks) for cv in (3, splits) for jobs in (1, 2)
     ]
     for model in models[1:]:
-        for name, values in vars(models[0].cv_path_).items():
-            assert values.tobytes() == getattr(model.cv_path_, name).tobytes(), name
-    cut = MTRLRegressorCV(cv=3, **options, shards=2, workers=2).fit(X, y, tasks=tasks)
-    assert np.array_equal(cut.cv_path_.weight, models[0].cv_path_.weight)  # shards hold out the rows of the whole task
+        for name, values in vars(models[0].cv_results_).items():
+            assert values.tobytes() == getattr(model.cv_results_, name).tobytes(), name
+    cut = MTRLRegressorCV(cv=3, **options, engine=LocalOptions(workers=2, shards=2)).fit(X, y, tasks=tasks)
+    assert np.array_equal(
+        cut.cv_results_.weight, models[0].cv_results_.weight
+    )  # shards hold out the rows of the whole task
 
 
 def test_rows_without_weight_keep_their_numbers() -> None:
@@ -113,7 +116,7 @@ def test_rows_without_weight_keep_their_numbers() -> None:
     without = [tuple(place[part[keep[part]]] for part in pair) for pair in with_all]
     a = MTRLRegressorCV(lambdas=[0.1], cv=with_all).fit(X, y, tasks=tasks, sample_weight=weight)
     b = MTRLRegressorCV(lambdas=[0.1], cv=without).fit(X[keep], y[keep], tasks=tasks[keep], sample_weight=weight[keep])
-    assert a.cv_path_.squared_error.tobytes() == b.cv_path_.squared_error.tobytes()
+    assert a.cv_results_.squared_error.tobytes() == b.cv_results_.squared_error.tobytes()
 
 
 def test_columns_of_y_are_split_by_rows() -> None:
@@ -124,7 +127,7 @@ def test_columns_of_y_are_split_by_rows() -> None:
     cv = KFold(3)
     model = MTRLRegressorCV(lambdas=[0.1], commons=[0.0], cv=cv).fit(X, Y)
     rows = [[np.isfinite(Y[test, c]).sum() for c in range(2)] for _, test in cv.split(X)]
-    assert model.cv_path_.weight[0, 0].tolist() == rows
+    assert model.cv_results_.weight[0, 0].tolist() == rows
 
 
 @pytest.mark.parametrize(
@@ -162,7 +165,7 @@ def test_scores_are_scikit_learns() -> None:
             MTRLRegressor(common=1.0, tol=1e-6), {"reg_lambda": lambdas}, cv=splits, scoring=task_scorer("r2")
         ).fit(X, y, tasks=tasks)
     assert model.scoring_ == "score"
-    assert model.cv_path_.mean("score")[0] == pytest.approx(grid.cv_results_["mean_test_score"], abs=2e-3)
+    assert model.cv_results_.mean("score")[0] == pytest.approx(grid.cv_results_["mean_test_score"], abs=2e-3)
     assert model.reg_lambda_ == grid.best_params_["reg_lambda"]
 
 
@@ -185,12 +188,12 @@ def test_scores_per_task_and_of_a_callable() -> None:
     for k, (train, test) in enumerate(splits):
         by_hand.fit(X[train], y[train], tasks=tasks[train], sample_weight=weight[train])
         predicted = by_hand.predict(X[test], tasks=tasks[test])
-        assert model.cv_path_.score[0, 1, k] == pytest.approx(-mean_absolute_error(y[test], predicted), abs=5e-3)
+        assert model.cv_results_.score[0, 1, k] == pytest.approx(-mean_absolute_error(y[test], predicted), abs=5e-3)
         r2 = [
             r2_score(y[test][here], predicted[here], sample_weight=weight[test][here])
             for here in (tasks[test] == task for task in range(3))
         ]
-        assert per_task.cv_path_.score[0, 1, k] == pytest.approx(np.mean(r2), abs=0.02)
+        assert per_task.cv_results_.score[0, 1, k] == pytest.approx(np.mean(r2), abs=0.02)
 
 
 @pytest.mark.parametrize("scoring", ["roc_auc", "neg_log_loss", "accuracy", "neg_brier_score"])
@@ -199,7 +202,7 @@ def test_classification_is_scored(scoring: str) -> None:
     labels = (y + np.random.default_rng(0).normal(size=90) > 0).astype(int)
     splits = list(KFold(3, shuffle=True, random_state=0).split(X))
     model = AccurateClassifier(lambdas=[0.1, 0.01], commons=[1.0], owns=[0.0], cv=splits, scoring=scoring, tol=1e-6)
-    path = model.fit(X, labels, tasks=tasks).cv_path_
+    path = model.fit(X, labels, tasks=tasks).cv_results_
     train, test = splits[1]
     hand = MTRLClassifier(reg_lambda=0.01, common=1.0, tol=1e-6).fit(X[train], labels[train], tasks=tasks[train])
     expected = task_scorer(scoring)(hand, X[test], labels[test], tasks=tasks[test])
@@ -214,7 +217,7 @@ def test_several_classes_are_scored_by_the_answer() -> None:
     X, y = rng.normal(size=(90, 5)), rng.integers(0, 3, size=90)
     X[np.arange(90), y] += 2.0
     model = MTRLClassifierCV(lambdas=[0.1, 0.001], cv=3, scoring="accuracy").fit(X, y)
-    assert 0.6 < model.cv_path_.mean("score").max() < 1.0
+    assert 0.6 < model.cv_results_.mean("score").max() < 1.0
     for scoring, instead in (("roc_auc", "roc_auc_ovr"), (task_scorer("f1"), "f1_macro")):
         with pytest.raises(ValueError, match=rf"is for two classes, but y has 3; use '{instead}'"):
             MTRLClassifierCV(lambdas=[0.1], cv=3, scoring=scoring).fit(X, y)
@@ -230,7 +233,7 @@ def test_a_data_frame_with_a_task_column_and_a_feature_map() -> None:
     options: dict[str, Any] = {"lambdas": [0.1, 1.0], "cv": KFold(3), "scoring": "r2", "feature_map": "rff"}
     named = MTRLRegressorCV(**options, task_column="task").fit(frame, y)
     plain = MTRLRegressorCV(**options).fit(X, y, tasks=tasks)
-    assert named.cv_path_.score.tobytes() == plain.cv_path_.score.tobytes()
+    assert named.cv_results_.score.tobytes() == plain.cv_results_.score.tobytes()
     assert list(named.feature_names_in_) == list("abcd")
 
 
@@ -275,9 +278,9 @@ def test_a_fold_on_which_the_scorer_is_not_defined_is_left_out() -> None:
         model = MTRLClassifierCV(**options, cv=splits).fit(X, labels, tasks=tasks)
     assert len(said) == 1
     two = MTRLClassifierCV(**options, cv=splits[:2]).fit(X, labels, tasks=tasks)
-    assert model.cv_path_.scored.tolist() == [True, True, False]
-    assert model.cv_path_.mean("score") == pytest.approx(two.cv_path_.mean("score"))
-    assert model.cv_path_.standard_error("score") == pytest.approx(two.cv_path_.standard_error("score"))
+    assert model.cv_results_.scored.tolist() == [True, True, False]
+    assert model.cv_results_.mean("score") == pytest.approx(two.cv_results_.mean("score"))
+    assert model.cv_results_.standard_error("score") == pytest.approx(two.cv_results_.standard_error("score"))
     assert model.reg_lambda_ == two.reg_lambda_
 
 
@@ -301,16 +304,16 @@ def test_a_model_chosen_by_a_scorer_is_saved(tmp_path: Any) -> None:
     model = MTRLRegressorCV(lambdas=[0.1, 1.0], cv=KFold(3), scoring="r2").fit(X, y, tasks=tasks)
     model.save(tmp_path / "model")
     again = load(tmp_path / "model")
-    assert again.cv_path_.score.tobytes() == model.cv_path_.score.tobytes()
+    assert again.cv_results_.score.tobytes() == model.cv_results_.score.tobytes()
     assert again.scoring == "r2"
 
 
-def _path(error: list[list[float]], weight: float = 1.0) -> Path:
+def _path(error: list[list[float]], weight: float = 1.0) -> CvResults:
     """One common, one task: errors of (lambda, fold)."""
     sums = np.array(error)[None, :, :, None]
     lambdas, rounds = np.array([float(f"1e-{k}") for k in range(len(error))]), np.ones(sums.shape[:3], dtype=int)
     score = -sums[..., 0]
-    return Path(lambdas, np.zeros(1), np.zeros(1), np.full(sums.shape, weight), sums, sums, sums, rounds, score)
+    return CvResults(lambdas, np.zeros(1), np.zeros(1), np.full(sums.shape, weight), sums, sums, sums, rounds, score)
 
 
 def test_one_standard_error_takes_the_strongest_lambda_that_is_not_clearly_worse() -> None:
@@ -329,9 +332,9 @@ def test_one_standard_error_is_stronger_or_equal() -> None:
     one_se = MTRLRegressorCV(exhaustive=True, choice="one_se").fit(X, y, tasks=tasks)
     assert one_se.common_strength_ == best.common_strength_
     assert one_se.reg_lambda_ > best.reg_lambda_
-    mean, error = (getattr(best.cv_path_, f)("squared_error") for f in ("mean", "standard_error"))
-    i, j = best.cv_path_.cell(best.reg_lambda_, best.common_strength_, best.own_strength_)
-    stronger = best.cv_path_.cell(one_se.reg_lambda_, one_se.common_strength_, one_se.own_strength_)
+    mean, error = (getattr(best.cv_results_, f)("squared_error") for f in ("mean", "standard_error"))
+    i, j = best.cv_results_.index_of(best.strengths_)
+    stronger = best.cv_results_.index_of(one_se.strengths_)
     assert mean[stronger] <= mean[i, j] + error[i, j]
     assert (mean[i, : stronger[1]] > mean[i, j] + error[i, j]).all()
 
@@ -341,8 +344,8 @@ def test_a_ridge_regression_agrees_on_the_choice() -> None:
     X, y, _ = _rows(n=80)
     splits = list(KFold(4, shuffle=True, random_state=0).split(X))
     model = Accurate(lambdas=[10.0, 1.0, 0.1], cv=splits, scoring="neg_mean_absolute_error", tol=1e-8)
-    found = model.fit(X, y).cv_path_.mean("score")[0]
-    for lam, score in zip(model.cv_path_.lambdas, found, strict=True):
+    found = model.fit(X, y).cv_results_.mean("score")[0]
+    for lam, score in zip(model.cv_results_.lambdas, found, strict=True):
         expected = [
             get_scorer("neg_mean_absolute_error")(Ridge(lam * len(train)).fit(X[train], y[train]), X[test], y[test])
             for train, test in splits

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("nvflare", reason='needs NVIDIA FLARE: pip install "dmtrl[federation]"')
 
-from dmtrl import Settings, solve
+from dmtrl import Execution, Problem, Settings, solve
 from dmtrl.data.blocks import Source
 from dmtrl.engines import LocalEngine
 from dmtrl.engines.base import Engine
@@ -94,10 +94,10 @@ def test_whatever_the_network_does_the_bits_are_the_same(faults: dict[int, str])
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
     options = Settings(tol=1e-5)
     with LocalEngine(data.sources(3), loss) as local:
-        expected = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=local)
+        expected = solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(local, settings=options))
     network = Network(data.sources(3), loss, faults)
     with RecoveringEngine(Sites(network.names, network.send)) as engine:
-        found = solve(data, loss="logistic", reg_lambda=0.1, settings=options, engine=engine)
+        found = solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine, settings=options))
     np.testing.assert_array_equal(found.W, expected.W)
 
 
@@ -105,7 +105,7 @@ def test_long_work_is_waited_for_with_short_requests() -> None:
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
     network = Network(data.sources(2), loss, {}, patience=0.0)
     with RecoveringEngine(Sites(network.names, network.send)) as engine:
-        assert solve(data, loss="logistic", reg_lambda=0.1, engine=engine).converged
+        assert solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine)).converged
     assert network.states[WORKING] > 0
 
 
@@ -116,7 +116,7 @@ def test_a_site_that_stays_away_is_lost() -> None:
     with RecoveringEngine(sites, recovery_timeout=0.3) as engine:
         network.gone.add("1")
         with pytest.raises(WorkerLostError, match="worker 1"):
-            solve(data, loss="logistic", reg_lambda=0.1, engine=engine)
+            solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
         assert sites.present == ["0"]
 
 
@@ -142,7 +142,7 @@ def test_busy_and_working_are_signs_of_life() -> None:
         return vars(reply)
 
     with RecoveringEngine(Sites(["va"], send, patience=0.0, recovery=0.0), math.inf) as engine:
-        assert solve(data, loss="logistic", reg_lambda=0.1, engine=engine).converged
+        assert solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine)).converged
     assert replies[BUSY] >= 20
 
 
@@ -158,7 +158,7 @@ def test_a_few_slow_replies_are_no_loss(unanswered: int) -> None:
         return None if slow else vars(site.answer(Request.read(fields)))
 
     with RecoveringEngine(Sites(["va"], send, patience=0.0, recovery=0.0), math.inf) as engine:
-        assert solve(data, loss="logistic", reg_lambda=0.1, engine=engine).converged
+        assert solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine)).converged
         assert engine.losses == 0
 
 
@@ -171,7 +171,7 @@ def test_a_site_that_is_gone_is_named_with_advice_for_a_study() -> None:
         with pytest.raises(
             WorkerLostError, match=r"the site '1' did not respond for .* 'dmtrl study run --resume'"
         ) as lost:
-            solve(data, loss="logistic", reg_lambda=0.1, engine=engine)
+            solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
     assert lost.value.worker == 1
 
 
@@ -182,7 +182,7 @@ def test_a_stopped_run_ends() -> None:
         RecoveringEngine(Sites(network.names, network.send, lambda: network.happened[""] > 6)) as engine,
         pytest.raises(StudyStoppedError),
     ):
-        solve(data, loss="logistic", reg_lambda=0.1, engine=engine)
+        solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
 
 
 def test_a_refusal_names_the_site_and_the_reason() -> None:

@@ -71,7 +71,7 @@ def test_the_model_is_that_of_all_rows_together(simulated: tuple[Path, StudyResu
     assert (model.reg_lambda_, model.common_strength_) == (expected.reg_lambda_, expected.common_strength_)
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(model.intercept_, expected.intercept_, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(model.cv_path_.wrong, expected.cv_path_.wrong)
+    np.testing.assert_allclose(model.cv_results_.wrong, expected.cv_results_.wrong)
 
 
 def test_the_files_are_written(simulated: tuple[Path, StudyResult]) -> None:
@@ -212,7 +212,9 @@ def test_nothing_of_the_data_is_in_what_leaves(tmp_path: Path) -> None:
     result = run(study, Tap(folders), tmp_path / "out")
     everything = b"".join(sent)
     table = clinic_table(0)
-    assert any(result.model.cv_path_.weight[0, 0, 0, :1].tobytes() in message for message in sent), "the search works"
+    assert any(result.model.cv_results_.weight[0, 0, 0, :1].tobytes() in message for message in sent), (
+        "the search works"
+    )
     for value in table.column("dose").to_pylist():
         assert np.float64(value).tobytes() not in everything
     X = result.model.preparation_.transform(table)

@@ -9,7 +9,17 @@ from scipy import sparse
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import LinearSVC
 
-from dmtrl import CustomLoss, NotConvergedWarning, RoundRecord, Settings, TaskCovariance, TaskData, solve
+from dmtrl import (
+    CustomLoss,
+    Execution,
+    NotConvergedWarning,
+    Problem,
+    RoundRecord,
+    Settings,
+    TaskCovariance,
+    TaskData,
+    solve,
+)
 from dmtrl.losses import BUILTIN
 from dmtrl.relationship import Learned
 from dmtrl_lab.baselines import (
@@ -65,7 +75,7 @@ def bits(fitted: Fitted) -> bytes:
 @pytest.mark.parametrize("loss", LOSSES)
 def test_independent_tasks_are_scikit_learn_on_each_task(loss: str) -> None:
     data, lam = random_problem(loss, rows=40, weighted=True), 0.05
-    fitted = solve(data, loss=loss, reg_lambda=lam, relationship="independent", settings=TIGHT)
+    fitted = solve(Problem.of(data, loss=loss, reg_lambda=lam, relationship="independent"), Execution(settings=TIGHT))
     for i in range(data.m):
         rows = rows_of(data, i)
         p = data.sample_weight[rows] / data.sample_weight[rows].sum()
@@ -91,7 +101,7 @@ def test_w_step_optimum_for_a_given_covariance(loss: str, singular: bool) -> Non
     root /= np.linalg.norm(root)
     best = by_cvxpy(data, loss, lam, root)
     covariance = TaskCovariance.from_dense(root @ root.T)
-    by_library = solve(data, loss=loss, reg_lambda=lam, relationship=covariance, settings=TIGHT)
+    by_library = solve(Problem.of(data, loss=loss, reg_lambda=lam, relationship=covariance), Execution(settings=TIGHT))
     for method in METHODS:
         fitted = run(method, data, loss, lam, relationship=covariance, w_tol=1e-7)
         assert fitted.certificate.primal == pytest.approx(best, rel=1e-6)
@@ -116,7 +126,7 @@ def ends_in_the_library(data: TaskData, loss: str, lam: float, omega_steps: int,
             raise StopIteration
 
     with pytest.raises(StopIteration):
-        solve(data, loss=loss, reg_lambda=lam, settings=settings, callbacks=[enough])
+        solve(Problem.of(data, loss=loss, reg_lambda=lam), Execution(settings=settings, callbacks=[enough]))
     return ends_of_w_steps(rounds)
 
 
@@ -127,7 +137,9 @@ def test_the_same_alternation_as_the_library(loss: str) -> None:
     knobs = {"rho": "spectral", "sampling": "shuffled", "max_passes": 5}
     settings = Settings.paper(T=3000, P=omega_steps, w_tol=1e-7, **knobs)
     expected = ends_in_the_library(data, loss, lam, omega_steps, settings)
-    joint = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6, max_rounds=5000)).certificate
+    joint = solve(
+        Problem.of(data, loss=loss, reg_lambda=lam), Execution(settings=Settings(tol=1e-6, max_rounds=5000))
+    ).certificate
     for method in METHODS:
         fitted = run(method, data, loss, lam, omega_steps=omega_steps, w_tol=1e-7)
         assert all(record.w_gap <= 1e-7 for record in fitted.history if record.omega)
@@ -152,7 +164,9 @@ def test_every_built_in_loss_reaches_its_w_step_optimum(loss: str) -> None:
     """The gap is the proof: it bounds the distance to the optimum."""
     data = random_problem(loss, m=3, d=4, rows=20)
     settings = Settings(tol=1e-7, max_rounds=5000)
-    W = solve(data, loss=loss, reg_lambda=0.1, relationship="independent", settings=settings).W  # Sigma is still I / m
+    W = solve(
+        Problem.of(data, loss=loss, reg_lambda=0.1, relationship="independent"), Execution(settings=settings)
+    ).W  # Sigma is still I / m
     for method in METHODS:
         fitted = run(method, data, loss, 0.1, omega_steps=1, w_tol=1e-5)
         (end,) = [record for record in fitted.history if record.omega]

@@ -7,8 +7,11 @@ test_bench_startup, test_scale (run with --quick) and test_engines (`cluster`).
 import numpy as np
 import pytest
 
+from dmtrl.engines import LocalOptions
 from dmtrl.report.content import Table
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.bench import stragglers
 from dmtrl_lab.bench.suite import BENCHMARKS
@@ -52,7 +55,9 @@ def test_a_slow_worker_gives_the_same_answer() -> None:
     task = load_problem("synthetic 1", quick=True)
     settings = Settings(tol=stragglers.GAP)
     slowed = stragglers.timed(task, 1e-3, (1.0, 3.0), settings, stretch=0.5)
-    plain = solve(task.train, loss=task.loss, reg_lambda=1e-3, workers=2, settings=settings)
+    plain = solve(
+        Problem.of(task.train, loss=task.loss, reg_lambda=1e-3), Execution(LocalOptions(workers=2), settings=settings)
+    )
     np.testing.assert_array_equal(slowed.outcome.W, plain.W)
     assert len(slowed.outcome.history) == slowed.answers == len(plain.history)
     assert 0 < slowed.idle < 1

@@ -12,6 +12,7 @@ import pytest
 fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.subprocess
 
+pytestmark = [pytest.mark.slow, pytest.mark.subprocess]
 PROGRAM = Path(__file__).parents[1] / "support" / "guest.py"
 UNRELATED = """
 from numba import njit

@@ -18,7 +18,7 @@ def test_held_out_error_matches_the_metrics() -> None:
     X, y, tasks, _ = families(4)
     model = MTRLRegressorCV(lambdas=[1.0, 0.1, 0.01], commons=[0.0], cv=4).fit(X, y, tasks=tasks)
     error, guess = (found["rmse"] ** 2 for found in (model.metrics_.overall, model.metrics_.baseline))
-    path = model.cv_path_
+    path = model.cv_results_
     j = int(np.flatnonzero(path.lambdas == model.reg_lambda_)[0])
     assert error == pytest.approx(path.squared_error[0, j].sum() / len(y), rel=0.01), "the search was less accurate"
     alone = model_page(model)

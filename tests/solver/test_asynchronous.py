@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import Execution, Problem, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import get_loss
@@ -21,6 +21,7 @@ from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import RoundRecord
 from dmtrl.worker.kernels import GRAM, SDCA
 from support.problems import mean_losses, random_problem
+from support.solving import solve_data
 from support.virtual_time import LAM, SpyingEngine, answers_by_worker, run, sources_of, virtual
 from support.waiting import be_slow
 
@@ -38,7 +39,9 @@ def test_certificates_never_lie(name: str) -> None:
     """Against an optimum that rounds in step know ten thousand times better."""
     loss, how = PROBLEMS[name]
     data = random_problem(loss, m=7, d=6, rows=40, **how)
-    best = solve(data, loss=loss, reg_lambda=LAM, settings=Settings(tol=1e-7, max_rounds=5000)).certificate
+    best = solve(
+        Problem.of(data, loss=loss, reg_lambda=LAM), Execution(settings=Settings(tol=1e-7, max_rounds=5000))
+    ).certificate
     records: list[RoundRecord] = []
     engine = virtual(data, loss, shards=3 if "pieces" in name else 1)
     units = sum(len(decode(worker.answer(encode(Describe()))).tasks) for worker in engine.workers)
@@ -90,7 +93,8 @@ def test_same_optimum_as_synchronous_rounds(relationship: str, common: float, sh
     """Every relationship; also tasks that are cut, whose loss is asked for at one point of all."""
     data = random_problem("squared", m=7, d=6, rows=40)
     best = solve(
-        data, loss="squared", reg_lambda=LAM, relationship=relationship, common=common, settings=Settings(tol=1e-7)
+        Problem.of(data, loss="squared", reg_lambda=LAM, relationship=relationship, common=common),
+        Execution(settings=Settings(tol=1e-7)),
     )
     found = run(virtual(data, "squared", shards=shards), data, relationship, common=common, tol=1e-5)
     assert found.converged
@@ -285,9 +289,9 @@ def test_nan_is_reported_with_its_task() -> None:
 
 def test_unsupported_combinations_are_refused() -> None:
     with pytest.raises(ValueError, match="splitting"):
-        Settings(max_staleness=4, method="dual")
-    with pytest.raises(ValueError, match="max_staleness must be"):
-        Settings(max_staleness=-1)
+        solve_data(
+            random_problem("hinge"), loss="hinge", reg_lambda=0.1, max_staleness=4, settings=Settings(method="dual")
+        )
 
 
 def test_workers_that_lag_do_not_use_up_the_rounds() -> None:

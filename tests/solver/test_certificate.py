@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import Execution, Problem, Settings, TaskData, solve
 from dmtrl.losses import BUILTIN
 from dmtrl.relationship import Learned
 from dmtrl.solver.certificate import Certificate, scaled_dual
@@ -33,7 +33,8 @@ def test_gaps_are_never_negative(loss: str, relationship: str, dtype: type, csr:
         data = random_problem(loss, seed=seed, dtype=dtype, csr=csr, weighted=seed == 1)
         settings = Settings(tol=0.0, max_rounds=6, max_passes=2, method=method)
         outcome = solve(
-            data, loss=loss, reg_lambda=0.05, relationship=RELATIONSHIPS[relationship], common=common, settings=settings
+            Problem.of(data, loss=loss, reg_lambda=0.05, relationship=RELATIONSHIPS[relationship], common=common),
+            Execution(settings=settings),
         )
         for record in outcome.history:
             scale = max(abs(record.primal), abs(record.dual))
@@ -45,7 +46,9 @@ def test_gaps_are_never_negative(loss: str, relationship: str, dtype: type, csr:
 @pytest.mark.parametrize("loss", BUILTIN)
 def test_primal_is_what_the_weights_attain(loss: str) -> None:
     data = random_problem(loss, weighted=True)
-    outcome = solve(data, loss=loss, reg_lambda=0.05, settings=Settings(tol=1e-3, max_rounds=500))
+    outcome = solve(
+        Problem.of(data, loss=loss, reg_lambda=0.05), Execution(settings=Settings(tol=1e-3, max_rounds=500))
+    )
     nuclear = np.linalg.svd(outcome.W, compute_uv=False).sum()
     assert outcome.certificate.primal == pytest.approx(
         mean_losses(data, outcome.W, loss) + 0.025 * nuclear**2, rel=1e-9
@@ -56,7 +59,7 @@ def test_primal_is_what_the_weights_attain(loss: str) -> None:
 def test_dual_is_below_every_primal() -> None:
     """Weights from anywhere never beat the dual bound."""
     data = random_problem("hinge", m=5, d=3)
-    outcome = solve(data, loss="hinge", reg_lambda=0.05, settings=FEW_ROUNDS)
+    outcome = solve(Problem.of(data, loss="hinge", reg_lambda=0.05), Execution(settings=FEW_ROUNDS))
     rng = np.random.default_rng(0)
     for scale in (0.01, 0.1, 1.0):
         for _ in range(20):
@@ -90,7 +93,9 @@ def test_rows_of_zero_single_rows_and_zero_weights() -> None:
         labels = (
             TaskData(data.X, np.abs(data.y), data.sample_weight, data.starts, data.names) if loss == "poisson" else data
         )
-        outcome = solve(labels, loss=loss, reg_lambda=0.3, settings=Settings(tol=1e-5, max_rounds=2000))
+        outcome = solve(
+            Problem.of(labels, loss=loss, reg_lambda=0.3), Execution(settings=Settings(tol=1e-5, max_rounds=2000))
+        )
         assert outcome.certificate.relative_gap <= 1e-5
 
 
@@ -103,4 +108,7 @@ def test_a_relationship_with_a_wrong_conjugate_is_not_certified() -> None:
 
     data = random_problem("squared", m=3, rows=20)
     with pytest.raises(ValueError, match=r"which is impossible: the conjugate"):
-        solve(data, loss="squared", reg_lambda=0.1, relationship=Hopeful(), settings=Settings(tol=1e-6))
+        solve(
+            Problem.of(data, loss="squared", reg_lambda=0.1, relationship=Hopeful()),
+            Execution(settings=Settings(tol=1e-6)),
+        )

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from dmtrl import (
     Checkpoint,
     CheckpointWarning,
+    Execution,
+    LocalOptions,
     MTRLClassifier,
     MTRLClassifierCV,
     MTRLRegressor,
     MTRLRegressorCV,
     NotConvergedWarning,
     Outcome,
+    Problem,
     Settings,
     solve,
     storage,
@@ -30,14 +33,14 @@ from dmtrl.data.blocks import Blocks
 from dmtrl.engines import recovery
 from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
-from dmtrl.losses import get_loss
-from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.checkpoint import CheckpointSession, newest, open_session
-from dmtrl.solver.cross_validation import Path as CVPath
-from dmtrl.solver.cross_validation import cross_validate
+from dmtrl.solver.cv_results import CvResults
+from dmtrl.solver.grid import Grid
+from dmtrl.solver.search import search
 from support.checkpoints import CVCallback, Stopped, halfway, numbers, stop_after, table, version
 from support.fragile import Fragile
 from support.problems import random_problem
+from support.solving import solve_data
 
 METHODS = {
     "splitting": Settings(tol=1e-6, max_rounds=25),
@@ -86,16 +89,18 @@ def test_stopped_anywhere_the_bits_are_the_same(
     shape: dict[str, Any] = {"d": 12, "dtype": np.float32} if wide else {"d": 3}
     data = random_problem(how["loss"], m=5, rows=10, csr=csr, **shape)
     how |= {"reg_lambda": 0.05, "workers": 3}
-    whole = solve(data, **how)
+    whole = solve_data(data, **how)
     place = tmp_path_factory.mktemp("checkpoint")
     stopped = False
     try:
-        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=every), callbacks=[stop_after(stop)])
+        solve_data(data, checkpoint=Checkpoint(place, every_rounds=every), callbacks=[stop_after(stop)], **how)
     except Stopped:
         stopped = True
     assert stopped == (stop < len(whole.history))
     heard: list[int] = []
-    resumed = solve(data, **how, checkpoint=place, resume=True, callbacks=[lambda record: heard.append(record.round)])
+    resumed = solve_data(
+        data, checkpoint=place, resume=True, callbacks=[lambda record: heard.append(record.round)], **how
+    )
     same_bits(resumed, whole)
     kept = stop // every * every if stopped else len(whole.history)
     assert heard == list(range(kept, len(whole.history))), "what was kept is not done again"
@@ -105,24 +110,28 @@ def test_stopped_anywhere_the_bits_are_the_same(
 def test_stopped_after_every_round(tmp_path: Path, intercept: float | None) -> None:
     data, place = random_problem("logistic", m=4, d=4, csr=True), Checkpoint(tmp_path / "c", every_rounds=1)
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": 0.01, "common": 1.0, "intercept_ridge": intercept}
-    whole = solve(data, **how)
+    whole = solve_data(data, **how)
     for number in range(1, len(whole.history)):
         with pytest.raises(Stopped):  # in the round after the one that is kept
-            solve(data, **how, checkpoint=place, resume=True, callbacks=[stop_after(number)])
-    same_bits(solve(data, **how, checkpoint=place, resume=True), whole)
+            solve_data(data, checkpoint=place, resume=True, callbacks=[stop_after(number)], **how)
+    same_bits(solve_data(data, checkpoint=place, resume=True, **how), whole)
 
 
 def test_a_finished_run_resumes_with_a_smaller_tol(tmp_path: Path) -> None:
     data = random_problem("hinge")
-    solve(data, loss="hinge", reg_lambda=0.1, settings=Settings(tol=1e-2), checkpoint=tmp_path)
+    solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(settings=Settings(tol=1e-2), checkpoint=tmp_path))
     rounds: list[int] = []
     fine = Settings(tol=1e-5)
     resumed = solve(
-        data, loss="hinge", reg_lambda=0.1, settings=fine, resume=tmp_path, callbacks=[lambda r: rounds.append(r.round)]
+        Problem.of(data, loss="hinge", reg_lambda=0.1),
+        Execution(settings=fine, resume=tmp_path, callbacks=[lambda r: rounds.append(r.round)]),
     )
-    same_bits(resumed, solve(data, loss="hinge", reg_lambda=0.1, settings=fine))
+    same_bits(resumed, solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(settings=fine)))
     assert rounds[0] > 0
-    again = solve(data, loss="hinge", reg_lambda=0.1, settings=fine, resume=tmp_path, callbacks=[stop_after(0)])
+    again = solve(
+        Problem.of(data, loss="hinge", reg_lambda=0.1),
+        Execution(settings=fine, resume=tmp_path, callbacks=[stop_after(0)]),
+    )
     same_bits(again, resumed)
 
 
@@ -130,11 +139,11 @@ def test_behind_a_url() -> None:
     data = random_problem()
     how = halfway(data, "memory://some/bucket/run")
     assert len(storage.names("memory://some/bucket/run")) == 2
-    same_bits(solve(data, **how, resume="memory://some/bucket/run"), solve(data, **how))
+    same_bits(solve_data(data, resume="memory://some/bucket/run", **how), solve_data(data, **how))
     clear("memory://some/bucket/run")
     assert storage.names("memory://some/bucket/run") == []
     with pytest.raises(OSError, match="nosuch"):
-        solve(data, **how, checkpoint="nosuch://place")
+        solve_data(data, checkpoint="nosuch://place", **how)
 
 
 def test_two_versions_stay_and_nothing_else_is_touched(tmp_path: Path) -> None:
@@ -155,8 +164,8 @@ def test_two_versions_stay_and_nothing_else_is_touched(tmp_path: Path) -> None:
     for name in manifest["files"]:
         with np.load(last / name, allow_pickle=False) as archive:
             assert all(archive[key].dtype.kind in "biufU" for key in archive.files)
-    whole = solve(data, **how)
-    same_bits(solve(data, **how, resume=version(tmp_path, 2)), whole)  # an older one may be named
+    whole = solve_data(data, **how)
+    same_bits(solve_data(data, resume=version(tmp_path, 2), **how), whole)  # an older one may be named
     clear(tmp_path)
     assert {path: path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()} == before
     assert (tmp_path / "version-old").is_dir()
@@ -171,21 +180,21 @@ def test_two_runs_that_begin_at_once_in_one_folder(tmp_path: Path) -> None:
     def meanwhile(record: Any) -> None:
         if record.round == 3:
             with pytest.raises(Stopped):
-                solve(data, reg_lambda=0.5, **how, checkpoint=second, callbacks=[stop_after(6)])  # type: ignore[arg-type]
+                solve_data(data, reg_lambda=0.5, checkpoint=second, callbacks=[stop_after(6)], **how)  # type: ignore[arg-type]
         stop_after(7)(record)
 
     with pytest.raises(Stopped):
-        solve(data, reg_lambda=0.05, **how, checkpoint=first, callbacks=[meanwhile])  # type: ignore[arg-type]
+        solve_data(data, reg_lambda=0.05, checkpoint=first, callbacks=[meanwhile], **how)  # type: ignore[arg-type]
     assert numbers(tmp_path) == [5, 6, 6, 7]
     for session, lam, other in ((first, 0.05, 0.5), (second, 0.5, 0.05)):
         with pytest.raises(ValueError, match=f"lambda is {other:g} here and {lam:g} there"):
-            solve(data, reg_lambda=other, **how, resume=session.last)
+            solve_data(data, reg_lambda=other, resume=session.last, **how)
         mine = tmp_path / f"{lam:g}"
         mine.mkdir()
-        whole = solve(data, reg_lambda=lam, **how)
-        same_bits(solve(data, reg_lambda=lam, **how, resume=session.last, checkpoint=mine), whole)
+        whole = solve_data(data, reg_lambda=lam, **how)
+        same_bits(solve_data(data, reg_lambda=lam, resume=session.last, checkpoint=mine, **how), whole)
     kept = set(versions(tmp_path, second))
-    solve(data, reg_lambda=0.05, **how, resume=first.last)  # goes on being kept there, beside the other's
+    solve_data(data, reg_lambda=0.05, resume=first.last, **how)  # goes on being kept there, beside the other's
     assert set(versions(tmp_path, second)) == kept
     assert len(versions(tmp_path, first)) == 2
     assert first.writer is not None
@@ -207,25 +216,25 @@ def versions(folder: Path, of: CheckpointSession) -> list[str]:
 def test_a_version_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
     data = random_problem()
     how = halfway(data, tmp_path)
-    whole = solve(data, **how)
+    whole = solve_data(data, **how)
     (damaged := version(tmp_path, 3) / "manifest.json").write_text('{"kind": "dmtrl chec')
     (tmp_path / "version-000004").mkdir()
     assert newest(str(tmp_path)) == str(version(tmp_path, 2))
-    same_bits(solve(data, **how, resume=tmp_path), whole)
+    same_bits(solve_data(data, resume=tmp_path, **how), whole)
     assert not damaged.parent.exists(), "a leftover that is removed"
 
 
 def test_a_version_that_was_renamed_can_be_resumed_more_than_once(tmp_path: Path) -> None:
     data, kept = random_problem(), tmp_path / "kept"
     how = halfway(data, tmp_path / "run")
-    whole = solve(data, **how)
+    whole = solve_data(data, **how)
     version(tmp_path / "run", 3).rename(kept)
     for place in (tmp_path / "elsewhere", kept):
         records: list[Any] = []
         checkpoint = Checkpoint(place, every_rounds=1)
         with pytest.raises(Stopped):
-            solve(data, **how, resume=kept, checkpoint=checkpoint, callbacks=[stop_after(9)])
-        same_bits(solve(data, **how, resume=place, callbacks=[records.append]), whole)
+            solve_data(data, resume=kept, checkpoint=checkpoint, callbacks=[stop_after(9)], **how)
+        same_bits(solve_data(data, resume=place, callbacks=[records.append], **how), whole)
         assert records[0].round == 9
 
 
@@ -238,11 +247,13 @@ def test_lost_workers_come_back_from_the_checkpoint(
     tmp_path_factory: pytest.TempPathFactory, faults: dict[int, str], every: int
 ) -> None:
     data, options = random_problem("hinge", m=5, rows=8), Settings(tol=1e-5)
-    whole = solve(data, loss="hinge", reg_lambda=0.1, settings=options, workers=3)
+    whole = solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(LocalOptions(workers=3), settings=options))
     place = tmp_path_factory.mktemp("checkpoint")
     with RecoveringEngine(Fragile(data, "hinge", 3, faults)) as engine:
         checkpoint = Checkpoint(place, every_rounds=every)
-        found = solve(data, loss="hinge", reg_lambda=0.1, settings=options, engine=engine, checkpoint=checkpoint)
+        found = solve(
+            Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(engine, settings=options, checkpoint=checkpoint)
+        )
         same_bits(found, whole)
 
 
@@ -252,7 +263,7 @@ def test_an_incomplete_save_restores_no_worker(tmp_path: Path, moment: int) -> N
     the second."""
     data = random_problem("hinge", m=5, rows=8)
     how: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.1, "settings": Settings(tol=1e-5)}
-    whole = solve(data, **how, workers=3)
+    whole = solve_data(data, workers=3, **how)
     session = open_session(Checkpoint(tmp_path, every_rounds=2), None)
 
     def stand_in_the_way(record: Any) -> None:
@@ -262,7 +273,7 @@ def test_an_incomplete_save_restores_no_worker(tmp_path: Path, moment: int) -> N
 
     with RecoveringEngine(Fragile(data, "hinge", 3, {moment: "before", moment + 1: "after"})) as engine:
         with pytest.warns(CheckpointWarning, match=r"version-000002-\w+, is kept"):
-            found = solve(data, **how, engine=engine, callbacks=[stand_in_the_way], checkpoint=session)
+            found = solve_data(data, engine=engine, callbacks=[stand_in_the_way], checkpoint=session, **how)
         same_bits(found, whole)
         assert engine.losses == 2
     assert session.last == newest(str(tmp_path))
@@ -275,11 +286,12 @@ def test_a_worker_lost_after_a_resume_needs_no_removed_version(tmp_path: Path, m
 
     def choose(
         faults: dict[int, str], session: CheckpointSession | None, on_round: Any = None
-    ) -> tuple[CVPath, RecoveringEngine]:
-        spec = ProblemSpec(data, get_loss("hinge"), "learned", Settings(tol=1e-6, max_rounds=9))
+    ) -> tuple[CvResults, RecoveringEngine]:
+        problem, grid = Problem.of(data, loss="hinge", reg_lambda=0.1), Grid([0.1], [0.0, 1.0], folds=2)
+        callbacks = [] if on_round is None else [CVCallback(on_round=on_round)]
         with RecoveringEngine(Fragile(data, "hinge", 2, faults)) as engine:
-            path = cross_validate(engine, spec, [0.1], [0.0, 1.0], 2, session, on_round)
-        return path, engine
+            how = Execution(engine, Settings(tol=1e-6, max_rounds=9), session, callbacks=callbacks)
+            return search(problem, grid, how).results, engine
 
     whole, _ = choose({}, None)
     with pytest.raises(Stopped):
@@ -304,7 +316,10 @@ def test_only_errors_of_writing_a_checkpoint_become_warnings(tmp_path: Path) -> 
     with RecoveringEngine(carrier := Fragile(data, "hinge", 2, {10: "before"})) as engine:
         carrier.sources = [OutOfReach(), OutOfReach()]
         with pytest.raises(ConnectionError, match="the rows are out of reach"):
-            solve(data, loss="hinge", reg_lambda=0.1, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=1))
+            solve(
+                Problem.of(data, loss="hinge", reg_lambda=0.1),
+                Execution(engine, checkpoint=Checkpoint(tmp_path, every_rounds=1)),
+            )
     names = [path.name for path in version(tmp_path, 1).iterdir()]
     assert names == ["worker-0-0.npz"], "the other one was saving"
 
@@ -329,10 +344,13 @@ def test_a_worker_that_stays_lost_ends_the_run_and_names_the_checkpoint(tmp_path
     faults = dict.fromkeys(range(40, 200), "before")
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "settings": Settings(tol=1e-9)}
     with RecoveringEngine(Fragile(data, "squared", 2, faults)) as engine, pytest.raises(WorkerLostError) as lost:
-        solve(data, **how, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=3))
+        solve_data(data, engine=engine, checkpoint=Checkpoint(tmp_path, every_rounds=3), **how)
     folder = newest(str(tmp_path))
     assert f"resume={folder!r}" in str(lost.value)
-    same_bits(solve(data, **how, workers=2, resume=folder), solve(data, **how, workers=2))
+    same_bits(
+        solve_data(data, workers=2, resume=folder, **how),
+        solve_data(data, workers=2, **how),
+    )
 
 
 def same_model(one: Any, other: Any) -> None:
@@ -340,9 +358,9 @@ def same_model(one: Any, other: Any) -> None:
         assert getattr(one, name).tobytes() == getattr(other, name).tobytes(), name
     assert (one.certificate_, one.reg_lambda_) == (other.certificate_, other.reg_lambda_)
     assert [r["gap"] for r in one.history_] == [r["gap"] for r in other.history_]
-    if hasattr(one, "cv_path_"):
-        for name, values in vars(one.cv_path_).items():
-            assert values.tobytes() == getattr(other.cv_path_, name).tobytes(), name
+    if hasattr(one, "cv_results_"):
+        for name, values in vars(one.cv_results_).items():
+            assert values.tobytes() == getattr(other.cv_results_, name).tobytes(), name
 
 
 @pytest.mark.parametrize("model", [MTRLRegressor(tol=1e-6), MTRLClassifier(tol=1e-6), MTRLClassifier(loss="hinge")])
@@ -374,7 +392,7 @@ def test_cross_validation_resumes(tmp_path: Path, model: Any, stop: int) -> None
     X, y, tasks = table(classes)
     whole = model.fit(X, y, tasks=tasks)
     place = Checkpoint(tmp_path, every_rounds=1 if stop == 1 else 2 + stop % 4)
-    stop = min(stop, whole.cv_path_.rounds.size)
+    stop = min(stop, whole.cv_results_.rounds.size)
 
     def copy(**callbacks: Any) -> Any:
         return type(model)(**model.get_params() | {"callbacks": [CVCallback(**callbacks)]})

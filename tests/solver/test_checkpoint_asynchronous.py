@@ -7,21 +7,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Checkpoint, MTRLClassifier, NotConvergedWarning, Settings, TaskData, solve
+from dmtrl import (
+    Checkpoint,
+    Execution,
+    LocalOptions,
+    MTRLClassifier,
+    NotConvergedWarning,
+    Problem,
+    Settings,
+    TaskData,
+    solve,
+)
 from dmtrl.datasets import make_synthetic
 from dmtrl.solver.checkpoint import open_session
 from dmtrl.solver.outcome import Outcome
 from support.problems import random_problem
+from support.solving import solve_data
 from support.virtual_time import VirtualEngine, virtual
 
 EVERY = 3  # rounds
 
 
 def saved_run(engine: VirtualEngine, data: TaskData, lam: float, session: Any, **options: Any) -> Outcome:
-    settings = Settings(**{"max_staleness": 8, "tol": 1e-5, "max_rounds": 24, **options})
+    settings, engine.max_staleness = Settings(**{"tol": 1e-5, "max_rounds": 24, **options}), 8
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
-        return solve(data, loss="hinge", reg_lambda=lam, settings=settings, engine=engine, checkpoint=session)
+        return solve(
+            Problem.of(data, loss="hinge", reg_lambda=lam), Execution(engine, settings=settings, checkpoint=session)
+        )
 
 
 def problems() -> list[Any]:
@@ -58,14 +71,15 @@ def test_a_stopped_run_resumes(
 def test_a_run_ends_however_often_it_is_saved(relationship: str, shards: int, every: int, tmp_path: Path) -> None:
     """Also where the loss is asked for at one point of all, for which it takes more than one answer of each."""
     data = random_problem("hinge", m=8, d=6, rows=40)
+    engine = virtual(data, "hinge", shards=shards)
+    engine.max_staleness = 8
     outcome = solve(
-        data,
-        loss="hinge",
-        reg_lambda=0.05,
-        relationship=relationship,
-        settings=Settings(max_staleness=8, tol=1e-3, max_rounds=200),
-        engine=virtual(data, "hinge", shards=shards),
-        checkpoint=Checkpoint(tmp_path, every_rounds=every),
+        Problem.of(data, loss="hinge", reg_lambda=0.05, relationship=relationship),
+        Execution(
+            engine,
+            settings=Settings(tol=1e-3, max_rounds=200),
+            checkpoint=Checkpoint(tmp_path, every_rounds=every),
+        ),
     )
     assert outcome.converged
 
@@ -74,10 +88,10 @@ def test_what_is_resumed_is_certified(tmp_path: Path) -> None:
     """With real threads, whose order is not known."""
     data = make_synthetic(1, rows_per_task=200, d=20).train
     known = {"loss": "hinge", "reg_lambda": 1e-3, "workers": 4, "n_jobs": 2}
-    best = solve(data, **known, settings=Settings(tol=1e-6)).certificate
+    best = solve_data(data, settings=Settings(tol=1e-6), **known).certificate
     place = Checkpoint(tmp_path, every_rounds=2)
-    solve(data, **known, settings=Settings(tol=0.3, max_staleness=8), checkpoint=place)
-    found = solve(data, **known, settings=Settings(tol=1e-3, max_staleness=8), checkpoint=place, resume=True)
+    solve_data(data, max_staleness=8, settings=Settings(tol=0.3), checkpoint=place, **known)
+    found = solve_data(data, max_staleness=8, settings=Settings(tol=1e-3), checkpoint=place, resume=True, **known)
     assert found.converged
     assert found.certificate.primal >= best.dual
     assert found.certificate.dual <= best.primal
@@ -86,9 +100,9 @@ def test_what_is_resumed_is_certified(tmp_path: Path) -> None:
 def test_an_estimator_with_a_checkpoint(tmp_path: Path) -> None:
     data = make_synthetic(1, rows_per_task=100, d=10).train
     tasks = np.repeat(np.arange(data.m), np.diff(data.starts))
-    model = MTRLClassifier(reg_lambda=1e-2, max_staleness=4, n_jobs=2)
+    model = MTRLClassifier(reg_lambda=1e-2, engine=LocalOptions(max_staleness=4), n_jobs=2)
     model.fit(data.X, data.y, tasks=tasks, checkpoint=Checkpoint(tmp_path, every_rounds=1))
-    again = MTRLClassifier(reg_lambda=1e-2, max_staleness=4, n_jobs=2)
+    again = MTRLClassifier(reg_lambda=1e-2, engine=LocalOptions(max_staleness=4), n_jobs=2)
     again.fit(data.X, data.y, tasks=tasks, resume=tmp_path)
     assert model.certificate_.relative_gap <= 1e-3
     assert again.certificate_ == model.certificate_  # it was over when it was written down

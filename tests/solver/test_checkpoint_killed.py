@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Checkpoint, MTRLClassifierCV, Outcome, Settings, solve
+from dmtrl import Checkpoint, MTRLClassifierCV, Outcome, Settings
 from dmtrl.solver.checkpoint import newest
 from support.checkpoints import CVCallback
 from support.problems import random_problem
+from support.solving import solve_data
 from support.waiting import CEILING, alive, be_slow, wait_for
 
 HOW: dict[str, Any] = {"loss": "hinge", "reg_lambda": 0.01, "workers": 3, "settings": Settings(tol=1e-6)}
@@ -42,7 +43,7 @@ def wait_for_the_kill(place: str, number: str) -> None:
 def run(place: str, until: str = "", engine: Any = "local") -> Outcome:
     data, checkpoint = random_problem("hinge", m=6, rows=20), Checkpoint(place, every_rounds=1)
     callbacks = [lambda record: wait_for_the_kill(place, until)] if until else []
-    return solve(data, **HOW, engine=engine, resume=True, checkpoint=checkpoint, callbacks=callbacks)
+    return solve_data(data, engine=engine, resume=True, checkpoint=checkpoint, callbacks=callbacks, **HOW)
 
 
 def ray_run(place: str, until: str = "") -> Outcome:
@@ -98,7 +99,7 @@ def kill_at(process: subprocess.Popen[str], place: Path, number: int) -> None:
 @pytest.mark.faults
 @pytest.mark.subprocess
 def test_the_driver_is_killed_again_and_again(tmp_path: Path) -> None:
-    whole = solve(random_problem("hinge", m=6, rows=20), **HOW)
+    whole = solve_data(random_problem("hinge", m=6, rows=20), **HOW)
     assert len(whole.history) > 20
     for number in (3, 9):
         with child("run", tmp_path, number) as process:
@@ -116,14 +117,14 @@ def test_the_driver_is_killed_again_and_again(tmp_path: Path) -> None:
 def test_a_cross_validation_is_killed(tmp_path: Path) -> None:
     X, y, tasks = labelled()
     whole = MTRLClassifierCV(**CV).fit(X, y, tasks=tasks)
-    half = int(whole.cv_path_.rounds.sum()) // 2
+    half = int(whole.cv_results_.rounds.sum()) // 2
     with child("choose", tmp_path, half) as process:
         kill_at(process, tmp_path, half)
     resumed = choose(str(tmp_path))
     assert resumed.coef_.tobytes() == whole.coef_.tobytes()
     assert resumed.certificate_ == whole.certificate_
-    for name, values in vars(whole.cv_path_).items():
-        assert values.tobytes() == getattr(resumed.cv_path_, name).tobytes(), name
+    for name, values in vars(whole.cv_results_).items():
+        assert values.tobytes() == getattr(resumed.cv_results_, name).tobytes(), name
 
 
 def print_ray_digest(place: str) -> str:
@@ -140,7 +141,7 @@ def test_the_driver_of_a_ray_cluster_is_killed(tmp_path: Path) -> None:
     with child("print_ray_digest", tmp_path) as again:
         said, _ = again.communicate(timeout=CEILING)
     assert again.returncode == 0
-    whole = solve(random_problem("hinge", m=6, rows=20), **HOW)
+    whole = solve_data(random_problem("hinge", m=6, rows=20), **HOW)
     assert said.strip().splitlines()[-1] == digest(whole)
     assert version(tmp_path) > 5
 
@@ -178,7 +179,7 @@ def fit_and_report(place: str, callback: Any) -> str:
         warnings.simplefilter("always")
         data = random_problem("hinge", m=6, rows=20)
         callbacks = [callback, lambda record: versions.append(version(Path(place)))]
-        outcome = solve(data, **HOW, checkpoint=Checkpoint(place, every_rounds=1), callbacks=callbacks)
+        outcome = solve_data(data, checkpoint=Checkpoint(place, every_rounds=1), callbacks=callbacks, **HOW)
     words = [str(warning.message) for warning in said]
     names = sorted(path.name for path in Path(place).iterdir())
     return "\n".join([*words, str(versions), " ".join(names), digest(outcome)])
@@ -186,7 +187,7 @@ def fit_and_report(place: str, callback: Any) -> str:
 
 def check_report(report: str, reason: str) -> None:
     *warned, versions, names, found = report.strip().splitlines()
-    assert found == digest(solve(random_problem("hinge", m=6, rows=20), **HOW)), "the fit is not affected"
+    assert found == digest(solve_data(random_problem("hinge", m=6, rows=20), **HOW)), "the fit is not affected"
     assert len(warned) == 1, "one warning, not one per round"
     assert "a checkpoint could not be written" in warned[0]
     assert reason in warned[0]

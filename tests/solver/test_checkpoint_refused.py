@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings, solve
+from dmtrl import Checkpoint, MTRLRegressor, MTRLRegressorCV, Settings
 from dmtrl.exceptions import CheckpointExistsError
 from dmtrl.losses import AnyLoss
 from dmtrl.protocol.codec import decode, encode
@@ -19,6 +19,7 @@ from dmtrl.worker.worker import Worker
 from support.checkpoints import halfway, table, version
 from support.losses_by_hand import halved_absolute
 from support.problems import random_problem
+from support.solving import solve_data
 
 pytestmark = pytest.mark.filterwarnings("ignore::dmtrl.NotConvergedWarning")
 
@@ -39,7 +40,7 @@ def test_another_problem_is_refused(tmp_path: Path, change: dict[str, Any], word
     data = random_problem()
     how = halfway(data, tmp_path)
     with pytest.raises(ValueError, match=word):
-        solve(data, **(how | change), resume=tmp_path)
+        solve_data(data, resume=tmp_path, **how | change)
 
 
 def test_other_rows_are_refused(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_other_rows_are_refused(tmp_path: Path) -> None:
         values = getattr(data, name).copy()
         values.flat[-1] += 1e-9
         with pytest.raises(ValueError, match=r"worker-.*was saved with other rows"):
-            solve(replace(data, **{name: values}), **how, resume=tmp_path)
+            solve_data(replace(data, **{name: values}), resume=tmp_path, **how)
 
 
 def test_another_loss_of_the_same_name_is_known() -> None:
@@ -94,9 +95,9 @@ def test_another_relationship_of_the_same_name_is_refused(tmp_path: Path, interc
     more = {"loss": "absolute", "intercept_ridge": intercept, "settings": settings}
     how = halfway(data, tmp_path, stop=4, relationship=Ridge(2.0), **more)
     with pytest.raises(ValueError, match="the relationship at sample weights is"):
-        solve(data, **(how | {"relationship": Ridge(3.0)}), resume=tmp_path)
-    whole = solve(data, **how)
-    np.testing.assert_array_equal(solve(data, **how, resume=tmp_path).W, whole.W)
+        solve_data(data, resume=tmp_path, **how | {"relationship": Ridge(3.0)})
+    whole = solve_data(data, **how)
+    np.testing.assert_array_equal(solve_data(data, resume=tmp_path, **how).W, whole.W)
 
 
 @pytest.mark.parametrize(
@@ -115,9 +116,9 @@ def test_a_relationship_may_hold_numpy_scalars(tmp_path: Path, weight: Any, othe
     data, settings = random_problem(), Settings(tol=0.0, max_rounds=8)
     how = halfway(data, tmp_path, stop=4, relationship=mine, loss="absolute", settings=settings)
     with pytest.raises(ValueError, match="the relationship is"):
-        solve(data, **(how | {"relationship": another}), resume=tmp_path)
-    whole = solve(data, **how)
-    np.testing.assert_array_equal(solve(data, **how, resume=tmp_path).W, whole.W)
+        solve_data(data, resume=tmp_path, **how | {"relationship": another})
+    whole = solve_data(data, **how)
+    np.testing.assert_array_equal(solve_data(data, resume=tmp_path, **how).W, whole.W)
 
 
 def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
@@ -125,22 +126,22 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
     how = halfway(data, tmp_path / "c")
     last = version(tmp_path / "c", 3)
     with pytest.raises(FileNotFoundError, match=r"no complete checkpoint at .*nowhere"):
-        solve(data, **how, resume=tmp_path / "nowhere")
+        solve_data(data, resume=tmp_path / "nowhere", **how)
     with pytest.raises(ValueError, match="resume=True needs checkpoint="):
-        solve(data, **how, resume=True)
+        solve_data(data, resume=True, **how)
     with pytest.raises(ValueError, match="every_rounds must be a positive"):
         Checkpoint(tmp_path, every_rounds=0)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"checkpoints cannot be written to .*file is a file"):
-        solve(data, **how, checkpoint=tmp_path / "file" / "below")
+        solve_data(data, checkpoint=tmp_path / "file" / "below", **how)
     with pytest.raises(OSError, match="checkpoints cannot be written to"):
-        solve(data, **how, checkpoint=tmp_path / "file")
+        solve_data(data, checkpoint=tmp_path / "file", **how)
     manifest = last / "manifest.json"
     text = manifest.read_text()
     for number, advice in ((99, "install a newer dmtrl"), (1, "start again in another folder")):
         manifest.write_text(text.replace(f'"format": {FORMAT}', f'"format": {number}'))
         with pytest.raises(ValueError, match=f"format {number}, but this dmtrl reads format {FORMAT}: {advice}"):
-            solve(data, **how, resume=tmp_path / "c")
+            solve_data(data, resume=tmp_path / "c", **how)
     manifest.write_text(text)
     worker = next(last.glob("worker-*"))
     content = worker.read_bytes()
@@ -149,13 +150,13 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
     for damaged in (content[: len(content) // 2], bytes(flipped), b"", (last / "coordinator.npz").read_bytes()):
         worker.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"worker-.* (is damaged or is not a dmtrl checkpoint file|holds a)"):
-            solve(data, **how, resume=tmp_path / "c")
+            solve_data(data, resume=tmp_path / "c", **how)
     worker.unlink()
     with pytest.raises(FileNotFoundError, match="a shared folder or a URL"):
-        solve(data, **how, resume=tmp_path / "c")
+        solve_data(data, resume=tmp_path / "c", **how)
     (last / "coordinator.npz").unlink()
     with pytest.raises(FileNotFoundError, match=r"coordinator.npz is missing, .* name the version before it"):
-        solve(data, **how, resume=tmp_path / "c")
+        solve_data(data, resume=tmp_path / "c", **how)
 
 
 def test_a_state_that_does_not_belong_to_the_workers_is_refused(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_state_that_does_not_belong_to_the_workers_is_refused(tmp_path: Path) 
     for worker in version(tmp_path, 2).glob("worker-*"):
         (version(tmp_path, 3) / worker.name).write_bytes(worker.read_bytes())
     with pytest.raises(ValueError, match="do not belong to the coordinator's state"):
-        solve(data, **how, resume=tmp_path)
+        solve_data(data, resume=tmp_path, **how)
 
 
 def test_another_cross_validation_is_refused(tmp_path: Path) -> None:
@@ -192,5 +193,5 @@ def test_new_versions_are_not_written_into_an_old_one(tmp_path: Path) -> None:
     how = halfway(data, tmp_path)
     inside = max(tmp_path.glob("version-*"))
     with pytest.raises(CheckpointExistsError):
-        solve(data, **how, checkpoint=inside, resume=inside)
-    solve(data, **how, checkpoint=tmp_path, resume=inside)
+        solve_data(data, checkpoint=inside, resume=inside, **how)
+    solve_data(data, checkpoint=tmp_path, resume=inside, **how)

@@ -4,8 +4,7 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from dmtrl import Settings, TaskData, get_loss, solve
-from dmtrl.solver.api import ProblemSpec
+from dmtrl import Execution, Problem, Settings, Strengths, TaskData, get_loss, solve
 from dmtrl.solver.new_task import extend
 from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
@@ -19,10 +18,10 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
     rows = rows_of(everything, 5)
     new = TaskData.from_list([(everything.X[rows], everything.y[rows])])
     settings, lam = Settings(tol=1e-6, max_rounds=5000), 0.1
-    model = solve(old, loss=loss, reg_lambda=lam, settings=settings)
+    model = solve(Problem.of(old, loss=loss, reg_lambda=lam), Execution(settings=settings))
     losses = mean_losses(old, model.W, loss)
-    spec = ProblemSpec(6, get_loss(loss), "learned", Settings(tol=1e-5, max_rounds=5000))
-    added = extend(model.W, model.dual, losses, new, spec, lam, 0.0)
+    problem = Problem(6, get_loss(loss), Strengths(lam))
+    added = extend(model.W, model.dual, losses, new, problem, Settings(tol=1e-5, max_rounds=5000))
 
     w = cp.Variable((1, 4))
     z = np.asarray(new.X) @ w[0]
@@ -31,7 +30,7 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
     best = optimum(cp.Minimize(value / len(new.y) + lam / 2 * cp.square(size)), accuracy=1e-6)
     assert added.outcome.certificate.primal == pytest.approx(best, rel=2e-4)
 
-    refit = solve(everything, loss=loss, reg_lambda=lam, settings=settings)
+    refit = solve(Problem.of(everything, loss=loss, reg_lambda=lam), Execution(settings=settings))
     together = np.vstack([model.W, added.w])
     nuclear = np.linalg.svd(together, compute_uv=False).sum()
     assert added.certificate.primal == pytest.approx(mean_losses(everything, together, loss) + lam / 2 * nuclear**2)
@@ -46,8 +45,8 @@ def test_added_task_is_optimal_given_the_others_and_the_bound_holds(loss: str) -
 
 def test_invalid_new_tasks_are_refused() -> None:
     data = random_problem("squared", m=3, d=4)
-    model = solve(data, loss="squared", reg_lambda=0.1)
-    args = (ProblemSpec(4, get_loss("squared"), "learned", Settings()), 0.1, 0.0)
+    model = solve(Problem.of(data, loss="squared", reg_lambda=0.1))
+    args = Problem(4, get_loss("squared"), Strengths(0.1)), Settings()
     with pytest.raises(ValueError, match="one task can be added at a time, got 3"):
         extend(model.W, model.dual, 0.0, data, *args)
     with pytest.raises(ValueError, match="the new task has 2 features, which does not fit the weights of the model"):

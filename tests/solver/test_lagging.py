@@ -2,7 +2,7 @@
 
 import pytest
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import Execution, Problem, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.rounds import Describe
@@ -32,7 +32,7 @@ def test_one_slow_worker_of_64_costs_less_than_half_of_what_it_does_in_synchrono
 ) -> None:
     """To a joint gap of 0.01, on the clock of the engine, with certificates that hold against an optimum known much
     better; `dmtrl-lab bench stragglers` has the same with real seconds."""
-    best = solve(wide_fleet, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-5)).certificate
+    best = solve(Problem.of(wide_fleet, loss=loss, reg_lambda=lam), Execution(settings=Settings(tol=1e-5))).certificate
     reached = {}
     for staleness in (0, 8):
         engine = one_of_64_slow(wide_fleet, loss)

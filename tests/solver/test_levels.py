@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from dmtrl import Settings, TaskData, get_loss, losses, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, Strengths, TaskData, get_loss, losses, solve
 from dmtrl.losses import BUILTIN
 from dmtrl.relationship import FreeIntercept, Learned
-from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
+from dmtrl.solver.problem import Intercept
 from dmtrl.solver.task_weights import task_weights
 from support.oracles import optimum
 from support.problems import random_problem, rows_of
+from support.solving import solve_data
 
 LAM, TINY = 0.05, 1e-6
 EXACT = Settings(tol=1e-6, max_rounds=5000)
@@ -84,11 +85,11 @@ def test_joint_optimum(loss: str, gamma: float, level: float, shared: bool) -> N
     data = grouped(loss)
     best, beta = best_of(data, loss, level, shared, gamma)
     how: dict[str, Any] = {"loss": loss, "reg_lambda": LAM, "task_weight": gamma, "settings": EXACT}
-    outcome = solve(data, **how, relationship=relation(level, data.m, shared))
+    outcome = solve_data(data, relationship=relation(level, data.m, shared), **how)
     check(outcome, best)
     if loss in ("squared", "logistic", "poisson"):
         np.testing.assert_allclose(outcome.W[:, -1], beta, atol=0.02)
-    split = solve(data, **how, relationship=relation(level, data.m, shared), shards=2, workers=2 * data.m)
+    split = solve_data(data, relationship=relation(level, data.m, shared), shards=2, workers=2 * data.m, **how)
     check(split, best)
 
 
@@ -112,7 +113,10 @@ def test_joint_optimum_of_several_classes(kind: str, shared: bool) -> None:
     penalty = level / (2 * n) * cp.sum_squares(away) + LAM / 2 * cp.square(cp.normNuc(W))
     penalty += m * TINY / 2 * cp.sum_squares(beta_0) if shared else 0.0
     loss = losses.Softmax(k) if kind == "softmax" else losses.OneVsRest(k, binary=get_loss(kind))
-    found = solve(data, loss=loss, reg_lambda=LAM, relationship=relation(level, m, shared, k), settings=EXACT)
+    found = solve(
+        Problem.of(data, loss=loss, reg_lambda=LAM, relationship=relation(level, m, shared, k)),
+        Execution(settings=EXACT),
+    )
     check(found, optimum(cp.Minimize(total + penalty)), 1e-5)
 
 
@@ -124,12 +128,10 @@ def test_levels_without_features_are_those_of_a_random_intercept_model(level: fl
     data = replace(data, X=np.zeros((len(data.y), 1)), offset=None)
     settings = Settings(tol=1e-9, max_rounds=5000)
     found = solve(
-        data,
-        loss="squared",
-        reg_lambda=LAM,
-        relationship=relation(level, data.m, shared=True),
-        task_weight="rows",
-        settings=settings,
+        Problem.of(
+            data, loss="squared", reg_lambda=LAM, relationship=relation(level, data.m, shared=True), task_weight="rows"
+        ),
+        Execution(settings=settings),
     )
     n = np.diff(data.starts)
     mean = np.add.reduceat(data.y, data.starts[:-1]) / n
@@ -143,20 +145,29 @@ def test_levels_without_features_are_those_of_a_random_intercept_model(level: fl
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_shrunken_levels_take_about_as_many_rounds_as_free_ones(loss: str, level: float, shared: bool) -> None:
     data = grouped(loss, m=30, d=5, rows=8)
-    free = solve(data, loss=loss, reg_lambda=LAM, intercept_ridge=TINY)
-    found = solve(data, loss=loss, reg_lambda=LAM, relationship=relation(level, data.m, shared))
+    free = solve(Problem.of(data, loss=loss, reg_lambda=LAM, intercept_ridge=TINY))
+    found = solve(Problem.of(data, loss=loss, reg_lambda=LAM, relationship=relation(level, data.m, shared)))
     assert found.converged
     assert len(found.history) <= (2 * len(free.history) + 10 if shared else len(free.history) + 3)
 
 
 def test_a_weak_penalty_is_a_free_intercept_and_a_strong_one_the_shared_level() -> None:
     data = grouped(rows=40)
-    free = solve(data, loss="squared", reg_lambda=LAM, intercept_ridge=1e-9, settings=EXACT)
-    weak = solve(data, loss="squared", reg_lambda=LAM, relationship=relation(1e-7, data.m, True), settings=EXACT)
+    free = solve(Problem.of(data, loss="squared", reg_lambda=LAM, intercept_ridge=1e-9), Execution(settings=EXACT))
+    weak = solve(
+        Problem.of(data, loss="squared", reg_lambda=LAM, relationship=relation(1e-7, data.m, True)),
+        Execution(settings=EXACT),
+    )
     assert weak.certificate.primal == pytest.approx(free.certificate.primal, rel=1e-4)
-    strong = solve(data, loss="squared", reg_lambda=LAM, relationship=relation(1e7, data.m, True), settings=EXACT)
+    strong = solve(
+        Problem.of(data, loss="squared", reg_lambda=LAM, relationship=relation(1e7, data.m, True)),
+        Execution(settings=EXACT),
+    )
     assert np.ptp(strong.W[:, -1]) < 1e-4
-    zero = solve(data, loss="squared", reg_lambda=LAM, relationship=relation(1e7, data.m, False), settings=EXACT)
+    zero = solve(
+        Problem.of(data, loss="squared", reg_lambda=LAM, relationship=relation(1e7, data.m, False)),
+        Execution(settings=EXACT),
+    )
     assert np.abs(zero.W[:, -1]).max() < 1e-4
 
 
@@ -173,14 +184,8 @@ def test_gaps_are_never_negative(loss: str, seed: int, level: float, shared: boo
     settings = Settings(tol=0.0, max_rounds=5, max_passes=1 + seed % 3)
     given_relation = relation(level, data.m, shared)
     outcome = solve(
-        data,
-        loss=loss,
-        reg_lambda=LAM,
-        relationship=given_relation,
-        settings=settings,
-        shards=shards,
-        workers=3 * shards,
-        task_weight="rows",
+        Problem.of(data, loss=loss, reg_lambda=LAM, relationship=given_relation, task_weight="rows"),
+        Execution(LocalOptions(shards=shards, workers=3 * shards), settings=settings),
     )
     for record in outcome.history:
         scale = max(abs(record.primal), abs(record.dual))
@@ -203,7 +208,7 @@ def test_workers_agree_and_a_resumed_run_has_the_same_bits(shared: bool, tmp_pat
 
     def run(rounds: int, level: float = 20.0, **where: Any) -> Any:
         settings, how = Settings(tol=0.0, max_rounds=rounds), {"loss": "logistic", "reg_lambda": LAM}
-        return solve(data, **how, relationship=relation(level, data.m, shared), settings=settings, **where)
+        return solve_data(data, **how, relationship=relation(level, data.m, shared), settings=settings, **where)
 
     whole = run(12)
     np.testing.assert_array_equal(run(12, workers=3, n_jobs=2).W, whole.W)
@@ -218,9 +223,9 @@ def test_workers_agree_and_a_resumed_run_has_the_same_bits(shared: bool, tmp_pat
 def test_asynchronous_rounds(shared: bool) -> None:
     data = grouped("logistic", m=6, rows=20)
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "relationship": relation(20.0, data.m, shared)}
-    exact = solve(data, **how, settings=EXACT).certificate.primal
-    settings = Settings(tol=1e-3, max_rounds=3000, max_staleness=1)
-    found = solve(data, **how, settings=settings, workers=2, n_jobs=2).certificate
+    exact = solve_data(data, settings=EXACT, **how).certificate.primal
+    settings = Settings(tol=1e-3, max_rounds=3000)
+    found = solve_data(data, workers=2, n_jobs=2, max_staleness=1, settings=settings, **how).certificate
     assert found.relative_gap <= 1e-3
     assert found.dual <= exact * (1 + 1e-6)
     assert exact * (1 - 1e-6) <= found.primal <= exact * (1 + 2e-3)
@@ -231,9 +236,9 @@ def test_a_new_task_gets_a_shrunken_level(loss: str) -> None:
     everything = grouped(loss, m=6, rows=20)
     old, new = everything.only(np.arange(5)), everything.only(np.array([5]))
     ridge = 4.0 / np.diff(everything.starts)
-    model = solve(old, loss=loss, reg_lambda=LAM, intercept_ridge=ridge[:5], settings=EXACT)
-    spec = ProblemSpec(6, get_loss(loss), "learned", Settings(tol=1e-6, max_rounds=5000), intercept_ridge=ridge)
-    added = extend(model.W, model.dual, 0.0, new, spec, LAM, 0.0)
+    model = solve(Problem.of(old, loss=loss, reg_lambda=LAM, intercept_ridge=ridge[:5]), Execution(settings=EXACT))
+    problem = Problem(6, get_loss(loss), Strengths(LAM), intercept=Intercept(ridge))
+    added = extend(model.W, model.dual, 0.0, new, problem, Settings(tol=1e-6, max_rounds=5000))
     w = cp.Variable((1, 4))
     assert new.offset is not None
     z = new.X @ w[0, :3] + w[0, 3] + new.offset
@@ -246,10 +251,10 @@ def test_a_new_task_gets_a_shrunken_level(loss: str) -> None:
 def test_one_penalty_per_task() -> None:
     data = random_problem("squared", m=4)
     with pytest.raises(ValueError, match="intercept_ridge must be None, or positive and finite"):
-        solve(data, loss="squared", reg_lambda=LAM, intercept_ridge=np.array([1.0, -1.0, 1.0, 1.0]))
+        solve(Problem.of(data, loss="squared", reg_lambda=LAM, intercept_ridge=np.array([1.0, -1.0, 1.0, 1.0])))
     with pytest.raises(ValueError, match="intercept_ridge must be None, or positive and finite"):
-        solve(data, loss="squared", reg_lambda=LAM, intercept_ridge=np.ones(3))
+        solve(Problem.of(data, loss="squared", reg_lambda=LAM, intercept_ridge=np.ones(3)))
     with pytest.raises(ValueError, match="got 3 penalties of intercepts for 4 tasks"):
-        solve(data, loss="squared", reg_lambda=LAM, relationship=FreeIntercept(Learned(), np.ones(3)))
+        solve(Problem.of(data, loss="squared", reg_lambda=LAM, relationship=FreeIntercept(Learned(), np.ones(3))))
     with pytest.raises(ValueError, match="cannot deviate from a shared level"):
         FreeIntercept(Learned(), 1.0, shared=True, centre=1.0)

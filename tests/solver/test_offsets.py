@@ -16,15 +16,16 @@ from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import logsumexp, xlogy
 
-from dmtrl import CustomLoss, Settings, SourcePlan, TaskData, get_loss, losses, solve
+from dmtrl import CustomLoss, Execution, Problem, Settings, SourcePlan, Strengths, TaskData, get_loss, losses, solve
 from dmtrl.losses import BUILTIN, CLASSIFICATION
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.rounds import HoldOut, Prepare, Score
-from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
+from dmtrl.solver.problem import Intercept
 from dmtrl.worker.worker import Worker
 from support.oracles import optimum
 from support.problems import random_problem, rows_of
+from support.solving import solve_data
 
 LAM = 0.05
 EXACT = Settings(tol=1e-6, max_rounds=5000)
@@ -103,7 +104,7 @@ def check(outcome: Any, best: float, slack: float = 3e-6) -> None:
 @pytest.mark.parametrize("loss", BUILTIN)
 def test_joint_optimum(loss: str, ridge: float | None) -> None:
     data = with_offsets(random_problem(loss, weighted=ridge is not None), scale=0.7)
-    outcome = solve(data, loss=loss, reg_lambda=LAM, intercept_ridge=ridge, settings=EXACT)
+    outcome = solve(Problem.of(data, loss=loss, reg_lambda=LAM, intercept_ridge=ridge), Execution(settings=EXACT))
     check(outcome, best_of(data, loss, ridge))
     assert objective(data, outcome.W, loss, ridge) == pytest.approx(outcome.certificate.primal, rel=1e-7)
 
@@ -128,7 +129,7 @@ def test_joint_optimum_of_several_classes(kind: str, ridge: float | None) -> Non
             total = total + sum(p @ value(kind, scores[c], np.where(y == c, 1.0, -1.0)) for c in range(K))
     penalty = LAM / 2 * cp.square(cp.normNuc(W[:, : K * d]))
     penalty += ridge / 2 * cp.sum_squares(W[:, K * d :]) if ridge else 0.0
-    outcome = solve(data, loss=given_loss, reg_lambda=LAM, intercept_ridge=ridge, settings=EXACT)
+    outcome = solve(Problem.of(data, loss=given_loss, reg_lambda=LAM, intercept_ridge=ridge), Execution(settings=EXACT))
     check(outcome, optimum(cp.Minimize(total + penalty)), 6e-6)
 
 
@@ -137,29 +138,29 @@ def test_joint_optimum_of_several_classes(kind: str, ridge: float | None) -> Non
 def test_every_local_solver(loss: str, solver: str) -> None:
     data = with_offsets(random_problem(loss, seed=3), seed=1, scale=0.5)
     settings = Settings(tol=1e-6, max_rounds=5000, local_solver=solver, max_passes=1000)
-    outcome = solve(data, loss=loss, reg_lambda=LAM, intercept_ridge=1e-2, settings=settings)
+    outcome = solve(Problem.of(data, loss=loss, reg_lambda=LAM, intercept_ridge=1e-2), Execution(settings=settings))
     check(outcome, best_of(data, loss, 1e-2))
 
 
 @pytest.mark.parametrize("solver", ["sdca", "newton"])
 def test_every_local_solver_of_softmax(solver: str) -> None:
     data, loss = classes(2), losses.Softmax(K)
-    other = solve(data, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3, settings=EXACT)
+    other = solve(Problem.of(data, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3), Execution(settings=EXACT))
     settings = Settings(tol=1e-6, max_rounds=5000, local_solver=solver, max_passes=1000)
-    found = solve(data, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3, settings=settings)
+    found = solve(Problem.of(data, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3), Execution(settings=settings))
     check(found, other.certificate.primal)
     np.testing.assert_allclose(found.W, other.W, atol=5e-3)
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [Settings(tol=1e-6, max_rounds=5000, method="dual"), Settings(tol=1e-4, max_rounds=5000, max_staleness=1)],
+    ("settings", "staleness"),
+    [(Settings(tol=1e-6, max_rounds=5000, method="dual"), 0), (Settings(tol=1e-4, max_rounds=5000), 1)],
 )
-def test_other_methods(settings: Settings) -> None:
+def test_other_methods(settings: Settings, staleness: int) -> None:
     data = with_offsets(random_problem("logistic"))
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "relationship": "independent"}
-    exact = solve(data, **how, settings=EXACT).certificate
-    found = solve(data, **how, settings=settings, workers=2, n_jobs=2).certificate
+    exact = solve_data(data, settings=EXACT, **how).certificate
+    found = solve_data(data, workers=2, n_jobs=2, max_staleness=staleness, settings=settings, **how).certificate
     assert found.relative_gap <= settings.tol
     assert found.primal == pytest.approx(exact.primal, rel=2 * settings.tol)
 
@@ -184,8 +185,8 @@ def test_custom_losses_take_offsets_and_agree_with_shifted_labels() -> None:
     own = CustomLoss("mine", _value, _conjugate, _step, lambda y: (-np.inf, np.inf), smoothness=1.0)
     data = with_offsets(random_problem("squared"))
     settings = Settings(tol=1e-6, max_rounds=5000, local_solver="sdca", max_passes=1000)
-    a = solve(data, loss=own, reg_lambda=LAM, intercept_ridge=1e-2, settings=settings)
-    b = solve(data, loss="squared", reg_lambda=LAM, intercept_ridge=1e-2, settings=EXACT)
+    a = solve(Problem.of(data, loss=own, reg_lambda=LAM, intercept_ridge=1e-2), Execution(settings=settings))
+    b = solve(Problem.of(data, loss="squared", reg_lambda=LAM, intercept_ridge=1e-2), Execution(settings=EXACT))
     check(a, b.certificate.primal)
     np.testing.assert_allclose(a.W, b.W, atol=5e-3)
 
@@ -194,7 +195,7 @@ def test_custom_losses_take_offsets_and_agree_with_shifted_labels() -> None:
 def test_an_offset_of_a_loss_of_residuals_is_a_shift_of_the_labels(loss: str) -> None:
     data = with_offsets(random_problem(loss))
     shifted = replace(data, y=data.y - data.offset, offset=None)
-    a, b = (solve(one, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3) for one in (data, shifted))
+    a, b = (solve(Problem.of(one, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3)) for one in (data, shifted))
     np.testing.assert_array_equal(a.W, b.W)
     assert a.certificate == b.certificate
 
@@ -204,7 +205,10 @@ def test_a_constant_offset_is_taken_from_a_free_intercept(loss: str) -> None:
     data = random_problem(loss, rows=30)
     moved = replace(data, offset=np.full(len(data.y), 0.8))
     a, b = (
-        solve(one, loss=loss, reg_lambda=LAM, intercept_ridge=1e-9, settings=Settings(tol=1e-8, max_rounds=5000))
+        solve(
+            Problem.of(one, loss=loss, reg_lambda=LAM, intercept_ridge=1e-9),
+            Execution(settings=Settings(tol=1e-8, max_rounds=5000)),
+        )
         for one in (data, moved)
     )
     np.testing.assert_allclose(a.W[:, -1], b.W[:, -1] + 0.8, atol=2e-3)
@@ -216,9 +220,9 @@ def test_a_known_coefficient_of_one_task(loss: str) -> None:
     """Given one coefficient of the optimum, the others are optimal for the rows without its column."""
     data = random_problem(loss, m=1, d=3, rows=40)
     how: dict[str, Any] = {"loss": loss, "reg_lambda": LAM, "settings": Settings(tol=1e-9, max_rounds=9000)}
-    whole = solve(data, **how)
+    whole = solve_data(data, **how)
     known = data.X[:, 2] * whole.W[0, 2]
-    rest = solve(replace(data, X=np.ascontiguousarray(data.X[:, :2]), offset=known), **how)
+    rest = solve_data(replace(data, X=np.ascontiguousarray(data.X[:, :2]), offset=known), **how)
     np.testing.assert_allclose(rest.W[0], whole.W[0, :2], atol=1e-3)
     own = LAM / 2 * whole.W[0, 2] ** 2
     assert rest.certificate.primal + own == pytest.approx(whole.certificate.primal, rel=1e-6)
@@ -230,7 +234,8 @@ def test_poisson_with_an_exposure_is_a_model_of_rates() -> None:
     y = rng.poisson(exposure * np.exp(X @ [0.5, -0.3, 0.2] - 1.0)).astype(float)
     data = TaskData.from_long(X, y, offset=np.log(exposure))
     found = solve(
-        data, loss="poisson", reg_lambda=1e-4, intercept_ridge=1e-8, settings=Settings(tol=1e-10, max_rounds=9000)
+        Problem.of(data, loss="poisson", reg_lambda=1e-4, intercept_ridge=1e-8),
+        Execution(settings=Settings(tol=1e-10, max_rounds=9000)),
     )
 
     def negative(w: np.ndarray) -> tuple[float, np.ndarray]:
@@ -243,7 +248,9 @@ def test_poisson_with_an_exposure_is_a_model_of_rates() -> None:
     np.testing.assert_allclose(found.W[0], best.x, atol=1e-4)
     # without features, the rate is the sum of the counts over the sum of the exposures
     alone = TaskData.from_long(np.zeros((300, 1)), y, offset=np.log(exposure))
-    level = solve(alone, loss="poisson", reg_lambda=1.0, intercept_ridge=1e-9, settings=Settings(tol=1e-10)).W[0, 1]
+    level = solve(
+        Problem.of(alone, loss="poisson", reg_lambda=1.0, intercept_ridge=1e-9), Execution(settings=Settings(tol=1e-10))
+    ).W[0, 1]
     assert np.exp(level) == pytest.approx(y.sum() / exposure.sum(), rel=1e-4)
 
 
@@ -258,7 +265,9 @@ def test_poisson_with_an_exposure_is_a_model_of_rates() -> None:
 def test_gaps_are_never_negative(loss: str, seed: int, scale: float, intercept: float | None, rough: bool) -> None:
     data = with_offsets(random_problem(loss, m=3, d=4, rows=5, seed=seed), seed, scale)
     settings = Settings(tol=0.0, max_rounds=5, max_passes=1 if rough else 100)
-    outcome = solve(data, loss=loss, reg_lambda=0.02, intercept_ridge=intercept, settings=settings)
+    outcome = solve(
+        Problem.of(data, loss=loss, reg_lambda=0.02, intercept_ridge=intercept), Execution(settings=settings)
+    )
     for record in outcome.history:
         size = max(abs(record.primal), abs(record.dual))
         assert record.primal >= record.dual - 1e-9 * size
@@ -277,16 +286,16 @@ def test_workers_threads_formats_and_shards_agree(kind: str) -> None:
     data = classes(1) if kind == "softmax" else with_offsets(random_problem(kind, rows=20))
     loss = losses.Softmax(K) if kind == "softmax" else kind
     how: dict[str, Any] = {"loss": loss, "reg_lambda": LAM, "intercept_ridge": 1e-3, "settings": EXACT}
-    first = solve(data, **how)
+    first = solve_data(data, **how)
     for workers, threads in ((2, 1), (4, 2)):
-        np.testing.assert_array_equal(solve(data, **how, workers=workers, n_jobs=threads).W, first.W)
+        np.testing.assert_array_equal(solve_data(data, workers=workers, n_jobs=threads, **how).W, first.W)
     others = [
         (replace(data, X=sparse.csr_matrix(data.X)), 1),
         (replace(data, X=data.X.astype(np.float32)), 1),
         (data, 2),
     ]
     for rows, shards in others:
-        other = solve(rows, **how, shards=shards, workers=shards)
+        other = solve_data(rows, shards=shards, workers=shards, **how)
         assert other.certificate.primal == pytest.approx(first.certificate.primal, rel=3e-6)
 
 
@@ -300,7 +309,7 @@ def test_tasks_may_have_different_losses() -> None:
         z = data.X[rows] @ W[i] + data.offset[rows]
         total = total + weights_of(data, i) @ value(name, z, data.y[rows])
     best = optimum(cp.Minimize(total + LAM / 2 * cp.square(cp.normNuc(W))))
-    check(solve(data, loss=names, reg_lambda=LAM, settings=EXACT), best)
+    check(solve(Problem.of(data, loss=names, reg_lambda=LAM), Execution(settings=EXACT)), best)
 
 
 @pytest.mark.parametrize("kind", ["logistic", "squared", "softmax", "one-vs-rest"])
@@ -311,7 +320,7 @@ def test_a_resumed_run_has_the_same_bits(kind: str, tmp_path: Any) -> None:
 
     def run(rounds: int, rows: TaskData = data, **where: Any) -> Any:
         settings = Settings(tol=0.0, max_rounds=rounds)
-        return solve(rows, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3, settings=settings, **where)
+        return solve_data(rows, loss=loss, reg_lambda=LAM, intercept_ridge=1e-3, settings=settings, **where)
 
     whole = run(10)
     run(4, checkpoint=tmp_path / "saved")
@@ -363,15 +372,15 @@ def test_a_task_that_is_added_later_may_have_an_offset(loss: str) -> None:
     assert everything.offset is not None
     old, new = everything.only(np.arange(5)), everything.only(np.array([5]))
     lam, ridge, settings = LAM, 1e-3, Settings(tol=1e-6, max_rounds=5000)
-    model = solve(old, loss=loss, reg_lambda=lam, intercept_ridge=ridge, settings=settings)
-    spec = ProblemSpec(6, get_loss(loss), "learned", Settings(tol=1e-5, max_rounds=5000), intercept_ridge=ridge)
+    model = solve(Problem.of(old, loss=loss, reg_lambda=lam, intercept_ridge=ridge), Execution(settings=settings))
+    problem = Problem(6, get_loss(loss), Strengths(lam), intercept=Intercept(ridge))
     assert old.offset is not None
     fits = 0.0
     for i in range(5):
         rows = rows_of(old, i)
         z = old.X[rows] @ model.W[i, :-1] + model.W[i, -1] + old.offset[rows]
         fits += float(get_loss(loss).value(z, old.y[rows]).mean())
-    added = extend(model.W, model.dual, fits, new, spec, lam, 0.0)
+    added = extend(model.W, model.dual, fits, new, problem, Settings(tol=1e-5, max_rounds=5000))
     w = cp.Variable((1, 5))
     assert new.offset is not None
     z = np.asarray(new.X) @ w[0, :4] + w[0, 4] + new.offset
@@ -381,7 +390,9 @@ def test_a_task_that_is_added_later_may_have_an_offset(loss: str) -> None:
     assert added.outcome.certificate.primal == pytest.approx(
         optimum(cp.Minimize(target + kept), accuracy=1e-6), rel=2e-4
     )
-    refit = solve(everything, loss=loss, reg_lambda=lam, intercept_ridge=ridge, settings=settings)
+    refit = solve(
+        Problem.of(everything, loss=loss, reg_lambda=lam, intercept_ridge=ridge), Execution(settings=settings)
+    )
     assert added.certificate.dual <= refit.certificate.primal
     assert added.certificate.primal >= refit.certificate.dual
 
@@ -405,9 +416,9 @@ def test_sources_give_offsets(tmp_path: Any) -> None:
         SourcePlan.from_dataset(str(tmp_path / "rows"), "y", "task", offset="shift"),
     ]
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "shards": 2, "workers": 2}
-    first = solve(data, **how)
+    first = solve_data(data, **how)
     for plan in plans:
-        np.testing.assert_array_equal(solve(plan, **how).W, first.W)
+        np.testing.assert_array_equal(solve_data(plan, **how).W, first.W)
     two = SourcePlan.from_files(tmp_path / "rows", "y", "task", ["x0"], offset=["shift", "x1"])
     blocks = two.sources(1)[0].load()
     np.testing.assert_array_equal(blocks.offset, np.column_stack([data.offset, data.X[:, 1]]))
@@ -436,16 +447,18 @@ def test_bad_offsets_are_refused(offset: np.ndarray, message: str) -> None:
     X = np.random.default_rng(0).normal(size=(24, 2))
     with pytest.raises(ValueError, match=message):
         solve(
-            TaskData.from_long(X, np.sign(X[:, 0]), np.repeat([0, 1], 12), offset=offset),
-            loss="logistic",
-            reg_lambda=0.1,
+            Problem.of(
+                TaskData.from_long(X, np.sign(X[:, 0]), np.repeat([0, 1], 12), offset=offset),
+                loss="logistic",
+                reg_lambda=0.1,
+            )
         )
 
 
 def test_classes_need_an_offset_for_each_class() -> None:
     data = replace(classes(), offset=np.zeros(48))
     with pytest.raises(ValueError, match=r"this loss needs one of shape \(n, 3\)"):
-        solve(data, loss=losses.Softmax(K), reg_lambda=0.1)
+        solve(Problem.of(data, loss=losses.Softmax(K), reg_lambda=0.1))
 
 
 def test_every_builtin_loss_is_in_this_file() -> None:

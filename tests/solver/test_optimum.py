@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy.special import xlogy
 
-from dmtrl import Settings, TaskCovariance, TaskData, solve
+from dmtrl import Execution, Problem, Settings, TaskCovariance, TaskData, solve
 from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
 
@@ -39,7 +39,9 @@ def test_joint_optimum(loss: str, shape: str) -> None:
     lam = 0.05
     W = cp.Variable((data.m, data.X.shape[1]))
     best = optimum(cp.Minimize(_losses(data, W, loss) + lam / 2 * cp.square(cp.normNuc(W))))
-    outcome = solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=1e-6, max_rounds=3000))
+    outcome = solve(
+        Problem.of(data, loss=loss, reg_lambda=lam), Execution(settings=Settings(tol=1e-6, max_rounds=3000))
+    )
     slack = 2e-6 * abs(best)
     assert outcome.certificate.dual <= best + slack
     assert best - slack <= outcome.certificate.primal <= best + 1e-6 * abs(best) + slack
@@ -63,7 +65,8 @@ def test_w_step_optimum_for_a_given_covariance(loss: str, shape: str, method: st
     trace = np.trace(root @ root.T)
     best = optimum(cp.Minimize(_losses(data, root @ A, loss) + lam / 2 * trace * cp.sum_squares(A)))
     outcome = solve(
-        data, loss=loss, reg_lambda=lam, relationship=sigma, settings=Settings(tol=1e-6, max_rounds=5000, method=method)
+        Problem.of(data, loss=loss, reg_lambda=lam, relationship=sigma),
+        Execution(settings=Settings(tol=1e-6, max_rounds=5000, method=method)),
     )
     slack = 2e-6 * abs(best)
     assert outcome.certificate.dual <= best + slack
@@ -79,7 +82,10 @@ def test_joint_optimum_with_a_common_component(loss: str) -> None:
     W = R + np.ones((5, 1)) @ cp.reshape(w0, (1, 4), order="C")
     penalty = cp.square(cp.normNuc(R)) / 2 + cp.sum_squares(w0) / (2 * tau)
     best = optimum(cp.Minimize(_losses(data, W, loss) + lam * penalty))
-    outcome = solve(data, loss=loss, reg_lambda=lam, common=5 * tau, settings=Settings(tol=1e-6, max_rounds=3000))
+    outcome = solve(
+        Problem.of(data, loss=loss, reg_lambda=lam, common=5 * tau),
+        Execution(settings=Settings(tol=1e-6, max_rounds=3000)),
+    )
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
     assert outcome.certificate.dual <= best * (1 + 2e-6)
 
@@ -93,7 +99,7 @@ def test_joint_optimum_with_a_free_intercept(loss: str) -> None:
     penalty = lam / 2 * cp.square(cp.normNuc(W[:, :-1])) + ridge / 2 * cp.sum_squares(W[:, -1])
     best = optimum(cp.Minimize(_losses(with_ones, W, loss) + penalty))
     settings = Settings(tol=1e-6, max_rounds=3000)
-    outcome = solve(data, loss=loss, reg_lambda=lam, intercept_ridge=ridge, settings=settings)
+    outcome = solve(Problem.of(data, loss=loss, reg_lambda=lam, intercept_ridge=ridge), Execution(settings=settings))
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
     assert outcome.certificate.dual <= best * (1 + 2e-6)
 
@@ -101,8 +107,8 @@ def test_joint_optimum_with_a_free_intercept(loss: str) -> None:
 def test_alternation_with_shrinking_epsilon_reaches_the_joint_optimum() -> None:
     data = random_problem("squared", m=6, d=3)
     settings = Settings(method="dual", tol=1e-3, max_rounds=4000, w_rounds=20)
-    by_alternation = solve(data, loss="squared", reg_lambda=0.05, settings=settings)
-    by_splitting = solve(data, loss="squared", reg_lambda=0.05, settings=Settings(tol=1e-7))
+    by_alternation = solve(Problem.of(data, loss="squared", reg_lambda=0.05), Execution(settings=settings))
+    by_splitting = solve(Problem.of(data, loss="squared", reg_lambda=0.05), Execution(settings=Settings(tol=1e-7)))
     assert by_alternation.certificate.primal == pytest.approx(by_splitting.certificate.primal, rel=1e-3)
 
 
@@ -116,14 +122,16 @@ def test_tasks_may_have_different_losses() -> None:
         one = TaskData(data.X[rows], data.y[rows], None, np.array([0, rows.stop - rows.start]), data.names[:1])
         total = total + _losses(one, cp.reshape(W[i], (1, 4), order="C"), name)
     best = optimum(cp.Minimize(total + 0.05 * cp.square(cp.normNuc(W))))
-    outcome = solve(data, loss=names, reg_lambda=0.1, settings=Settings(tol=1e-6, max_rounds=3000))
+    outcome = solve(
+        Problem.of(data, loss=names, reg_lambda=0.1), Execution(settings=Settings(tol=1e-6, max_rounds=3000))
+    )
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
 
 
 def test_covariance_minimises_the_regulariser() -> None:
     """For the learned W, the reported Sigma is the best among random trace-one covariances."""
     data = random_problem("squared", m=4, d=6)
-    outcome = solve(data, loss="squared", reg_lambda=0.05, settings=Settings(tol=1e-6))
+    outcome = solve(Problem.of(data, loss="squared", reg_lambda=0.05), Execution(settings=Settings(tol=1e-6)))
     at_ours = outcome.covariance.inverse_quadratic(outcome.W)
     rng = np.random.default_rng(0)
     for _ in range(50):

@@ -7,14 +7,14 @@ import cvxpy as cp
 import numpy as np
 import pytest
 
-from dmtrl import Settings, TaskCovariance, TaskData, get_loss, solve
+from dmtrl import Execution, Problem, Settings, Strengths, TaskCovariance, TaskData, get_loss, solve
 from dmtrl.relationship import Fixed, Learned
 from dmtrl.relationship.parts import given_parts, learned_parts
-from dmtrl.solver.api import ProblemSpec
 from dmtrl.solver.new_task import extend
 from support.checkpoints import halfway
 from support.oracles import optimum
 from support.problems import mean_losses, random_problem, rows_of
+from support.solving import solve_data
 
 LAM, M, D = 0.1, 5, 4
 FINE = Settings(tol=1e-6, max_rounds=3000)
@@ -49,7 +49,7 @@ def best_by_cvxpy(data: TaskData, loss: str, common: float, own: float, learned:
 def test_joint_optimum(loss: str, common: float, own: float) -> None:
     data = random_problem(loss, m=M, d=D)
     best, W = best_by_cvxpy(data, loss, common, own)
-    outcome = solve(data, loss=loss, reg_lambda=LAM, common=common, own=own, settings=FINE)
+    outcome = solve(Problem.of(data, loss=loss, reg_lambda=LAM, common=common, own=own), Execution(settings=FINE))
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
     assert outcome.certificate.dual <= best * (1 + 2e-6)
     np.testing.assert_allclose(outcome.W, W, atol=0.02)
@@ -68,11 +68,11 @@ def test_every_method_finds_it(common: float, learned: bool) -> None:
     more: list[dict[str, Any]] = [
         {"settings": Settings(tol=1e-5, max_rounds=3000)},
         {"settings": Settings(tol=1e-3, method="dual", max_rounds=3000, w_rounds=20)},
-        {"settings": Settings(tol=1e-5, max_staleness=2, max_rounds=3000), "workers": 2},
+        {"settings": Settings(tol=1e-5, max_rounds=3000), "workers": 2, "max_staleness": 2},
         {"settings": Settings(tol=1e-4, max_rounds=3000), "workers": 3, "shards": 2},
     ]
     for one in more:
-        found = solve(data, **how, **one)
+        found = solve_data(data, **how, **one)
         assert found.converged
         assert found.certificate.dual <= best * (1 + 2e-6)
         assert best * (1 - 2e-6) <= found.certificate.primal <= best * (1 + 2 * one["settings"].tol)
@@ -82,19 +82,19 @@ def test_every_method_finds_it(common: float, learned: bool) -> None:
 def test_a_strong_own_part_is_each_task_alone_and_a_weak_one_is_none() -> None:
     data = random_problem("squared", m=M, d=D)
     how: dict[str, Any] = {"loss": "squared", "settings": Settings(tol=1e-8, max_rounds=3000)}
-    alone = solve(data, reg_lambda=LAM, relationship="independent", **how)
-    strong = solve(data, reg_lambda=1e6 * LAM, own=1e6, **how)  # the same penalty on the own parts
+    alone = solve_data(data, reg_lambda=LAM, relationship="independent", **how)
+    strong = solve_data(data, reg_lambda=1e6 * LAM, own=1e6, **how)  # the same penalty on the own parts
     np.testing.assert_allclose(strong.W, alone.W, atol=1e-3)
-    plain, weak = (solve(data, reg_lambda=LAM, own=own, **how) for own in (0.0, 1e-7))
+    plain, weak = (solve_data(data, reg_lambda=LAM, own=own, **how) for own in (0.0, 1e-7))
     np.testing.assert_allclose(weak.W, plain.W, atol=1e-3)
 
 
 def test_bits_do_not_depend_on_the_workers() -> None:
     data = random_problem("logistic", m=7, d=4)
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "common": 1.0, "own": 1.0, "intercept_ridge": 1e-6}
-    one = solve(data, **how)
+    one = solve_data(data, **how)
     for more in ({"n_jobs": 2}, {"n_jobs": 4}, {"workers": 3}):
-        other = solve(data, **how, **more)
+        other = solve_data(data, **how, **more)
         assert other.W.tobytes() == one.W.tobytes()
         assert other.certificate == one.certificate
 
@@ -103,9 +103,9 @@ def test_a_checkpoint_of_another_strength_is_refused(tmp_path: Path) -> None:
     data = random_problem(m=M, d=D)
     how = halfway(data, tmp_path, stop=3, own=1.0, settings=Settings(tol=0.0, max_rounds=8))
     with pytest.raises(ValueError, match="the relationship is"):
-        solve(data, **(how | {"own": 2.0}), resume=tmp_path)
-    whole = solve(data, **how)
-    assert solve(data, **how, resume=tmp_path).W.tobytes() == whole.W.tobytes()
+        solve_data(data, resume=tmp_path, **how | {"own": 2.0})
+    whole = solve_data(data, **how)
+    assert solve_data(data, resume=tmp_path, **how).W.tobytes() == whole.W.tobytes()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -137,10 +137,15 @@ def test_a_task_added_later_has_a_valid_bound(common: float) -> None:
     old = TaskData(everything.X[:first], everything.y[:first], None, everything.starts[:6], everything.names[:5])
     rows = rows_of(everything, 5)
     new = TaskData.from_list([(everything.X[rows], everything.y[rows])])
-    model = solve(old, loss="squared", reg_lambda=LAM, common=common, own=1.0, settings=FINE)
-    spec = ProblemSpec(6, get_loss("squared"), "learned", Settings(tol=1e-5, max_rounds=5000), own=1.2)
-    added = extend(model.W, model.dual, mean_losses(old, model.W, "squared"), new, spec, LAM, 1.2 * common)
-    refit = solve(everything, loss="squared", reg_lambda=LAM, common=1.2 * common, own=1.2, settings=FINE)
+    model = solve(Problem.of(old, loss="squared", reg_lambda=LAM, common=common, own=1.0), Execution(settings=FINE))
+    problem, settings = (
+        Problem(6, get_loss("squared"), Strengths(LAM, 1.2 * common, 1.2)),
+        Settings(tol=1e-5, max_rounds=5000),
+    )
+    added = extend(model.W, model.dual, mean_losses(old, model.W, "squared"), new, problem, settings)
+    refit = solve(
+        Problem.of(everything, loss="squared", reg_lambda=LAM, common=1.2 * common, own=1.2), Execution(settings=FINE)
+    )
     assert added.certificate.primal >= refit.certificate.dual
     assert added.certificate.dual <= refit.certificate.primal
     assert added.certificate.relative_gap < 0.3
@@ -150,6 +155,6 @@ def test_wrong_strengths() -> None:
     data = random_problem(m=M, d=D)
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"own .* must be at least 0 and finite, got"):
-            solve(data, loss="squared", reg_lambda=LAM, own=wrong)
+            solve(Problem.of(data, loss="squared", reg_lambda=LAM, own=wrong))
     with pytest.raises(ValueError, match=r"own=0\.2 contradicts the relationship, which has kappa=0\.1"):
-        solve(data, loss="squared", reg_lambda=LAM, own=1.0, relationship=Learned(kappa=0.1))
+        solve(Problem.of(data, loss="squared", reg_lambda=LAM, own=1.0, relationship=Learned(kappa=0.1)))

@@ -8,18 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dmtrl import Checkpoint, MTRLClassifierCV, Settings, TaskData, get_loss
+from dmtrl import Checkpoint, Execution, MTRLClassifierCV, Problem, Settings, TaskData, get_loss
 from dmtrl.engines import LocalEngine
-from dmtrl.solver.api import ProblemSpec
+from dmtrl.solver import search as searching
 from dmtrl.solver.checkpoint.session import CheckpointSession, open_session
-from dmtrl.solver.cross_validation import Path as CVPath
-from dmtrl.solver.cross_validation import cross_validate
+from dmtrl.solver.cv_results import CvResults
+from dmtrl.solver.grid import Criterion, Grid
 from dmtrl.solver.path_threads import Turns
-from dmtrl.solver.race import Race
 from support.checkpoints import CVCallback, Stopped, table
 from support.problems import random_problem
 
-LAMBDAS, TAUS = (1.0, 0.1, 0.01), (0.0, 0.5)
+LAMBDAS, COMMONS = (1.0, 0.1, 0.01), (0.0, 0.5)
 
 
 class OneAtATime(LocalEngine):
@@ -38,22 +37,23 @@ def search(
     workers: int = 1,
     kind: type[LocalEngine] = LocalEngine,
     session: CheckpointSession | None = None,
-    race: Race | None = None,
+    race: bool = False,
     **callbacks: Any,
-) -> CVPath:
-    spec = ProblemSpec(data, get_loss(loss), "learned", Settings(tol=1e-3))
+) -> CvResults:
+    problem, grid = Problem.of(data, loss=loss, reg_lambda=1.0), Grid(LAMBDAS, COMMONS, criterion=Criterion(race=race))
     with kind(data.sources(workers), get_loss(loss), threads) as engine:
-        return cross_validate(engine, spec, LAMBDAS, TAUS, 5, session, race=race, **callbacks)
+        how = Execution(engine, Settings(tol=1e-3), session, callbacks=[CVCallback(**callbacks)])
+        return searching.search(problem, grid, how).results
 
 
-def same(one: CVPath, other: CVPath) -> None:
+def same(one: CvResults, other: CvResults) -> None:
     for name, values in vars(one).items():
         assert values.tobytes() == getattr(other, name).tobytes(), name
 
 
 @pytest.mark.parametrize("loss", ["squared", "hinge", "logistic"])
-@pytest.mark.parametrize("race", [None, Race("loss")])
-def test_bits_do_not_depend_on_threads_workers_or_engine(loss: str, race: Race | None) -> None:
+@pytest.mark.parametrize("race", [False, True])
+def test_bits_do_not_depend_on_threads_workers_or_engine(loss: str, race: bool) -> None:
     data = random_problem(loss, m=5, d=4, rows=15)
     whole = search(data, loss, race=race)
     same(search(data, loss, threads=2, race=race), whole)
@@ -109,11 +109,11 @@ def test_an_interrupt_saves_all_paths(tmp_path: Path, threads: int, where: str, 
 def test_checkpoints_of_several_paths(tmp_path: Path, every: int, count: int) -> None:
     """A failure writes nothing: the run resumes from the last version that was due."""
     data = random_problem("logistic", m=4, rows=12)
-    whole, place = search(data, "logistic", race=Race("loss")), Checkpoint(tmp_path, every_rounds=every)
+    whole, place = search(data, "logistic", race=True), Checkpoint(tmp_path, every_rounds=every)
     session = open_session(place, None)
     with pytest.raises(Stopped):
-        search(data, "logistic", 3, session=session, race=Race("loss"), on_round=stop_at(count, Stopped))
-    again = search(data, "logistic", 2, session=open_session(place, True), race=Race("loss"))
+        search(data, "logistic", 3, session=session, race=True, on_round=stop_at(count, Stopped))
+    again = search(data, "logistic", 2, session=open_session(place, True), race=True)
     same(again, whole)
 
 
@@ -167,7 +167,7 @@ def test_estimators_choose_the_same_with_any_number_of_jobs(tmp_path: Path) -> N
     models.append(MTRLClassifierCV(**how, n_jobs=1).fit(X, y, tasks=tasks, resume=tmp_path))
     for model in models[1:]:
         assert model.coef_.tobytes() == models[0].coef_.tobytes()
-        same(model.cv_path_, models[0].cv_path_)
+        same(model.cv_results_, models[0].cv_results_)
 
 
 def test_turns_are_limited_and_granted_in_order() -> None:

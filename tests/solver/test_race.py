@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dmtrl import MTRLRegressorCV, Settings, TaskData, get_loss
-from dmtrl.engines import LocalEngine
-from dmtrl.solver.api import ProblemSpec
-from dmtrl.solver.cross_validation import cross_validate
-from dmtrl.solver.race import FIRST_FOLDS, LEVEL, Race
+from dmtrl import Execution, MTRLRegressorCV, Problem, Settings, TaskData
+from dmtrl.solver.grid import Criterion, Grid
+from dmtrl.solver.race import FIRST_FOLDS, LEVEL, contenders
+from dmtrl.solver.search import search
 
 
 def test_the_test_is_a_paired_one_over_tasks() -> None:
@@ -16,7 +15,7 @@ def test_the_test_is_a_paired_one_over_tasks() -> None:
     by_task = rng.gamma(2.0, size=12)
     total = by_task + np.array([0.0, 0.02, 0.05, 0.1, 0.2, 0.5])[:, None] + 0.1 * rng.normal(size=(6, 12))
     best = total.mean(axis=1).argmin()
-    kept = Race("loss", "tasks").contenders(total, np.ones_like(total))
+    kept = contenders(total, np.ones_like(total), "tasks")
     for candidate in range(6):
         if candidate != best:
             found = stats.ttest_rel(total[candidate], total[best], alternative="greater")
@@ -29,17 +28,17 @@ def test_rows_weigh_the_tasks() -> None:
     """The second is worse on the many rows of one task only, the third on all tasks."""
     weight = np.tile([1000.0, 1, 1, 1, 1, 1], (3, 1))
     mean = np.array([[1.0] * 6, [1.5, 1, 1, 1, 1, 1], [1.5, 1.4, 1.5, 1.6, 1.5, 1.5]])
-    assert Race("loss", "tasks").contenders(mean * weight, weight).tolist() == [True, True, False]
-    assert Race("loss", "rows").contenders(mean * weight, weight).tolist() == [True, True, True]
+    assert contenders(mean * weight, weight, "tasks").tolist() == [True, True, False]
+    assert contenders(mean * weight, weight, "rows").tolist() == [True, True, True]
 
 
 def test_all_candidates_remain_without_a_test() -> None:
     total = np.array([[1.0, 1.0], [50.0, 60.0]])
-    assert Race("loss").contenders(total, np.ones((2, 2))).all()
+    assert contenders(total, np.ones((2, 2))).all()
     unseen = np.array([[1.0, 1.0, 1.0, 0.0], [50.0, 60.0, 70.0, 0.0]])
     weight = np.tile([1.0, 1.0, 1.0, 0.0], (2, 1))
-    assert Race("loss", "tasks").contenders(unseen, weight).tolist() == [True, False]
-    assert Race("loss").contenders(np.ones((4, 5)), np.ones((4, 5))).all(), "equal candidates are not worse"
+    assert contenders(unseen, weight, "tasks").tolist() == [True, False]
+    assert contenders(np.ones((4, 5)), np.ones((4, 5))).all(), "equal candidates are not worse"
 
 
 def _rows(seed: int, classes: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -56,12 +55,11 @@ def _rows(seed: int, classes: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 def test_the_choice_is_that_of_the_whole_grid(loss: str, seed: int) -> None:
     data = TaskData.from_long(*_rows(seed, loss == "logistic"))
     # accurate fits: else two starts that end elsewhere within the tolerance could decide between nearly equal ones
-    spec = ProblemSpec(data, get_loss(loss), "learned", Settings(tol=1e-6))
-    with LocalEngine(data.sources(1), get_loss(loss)) as engine:
-        grid, race = (
-            cross_validate(engine, spec, np.logspace(1, -3, 5), [0.0, 1.0], 5, race=race)
-            for race in (None, Race("loss"))
-        )
+    problem, accurate = Problem.of(data, loss=loss, reg_lambda=1.0), Execution(settings=Settings(tol=1e-6))
+    grid, race = (
+        search(problem, Grid(np.logspace(1, -3, 5), [0.0, 1.0], criterion=Criterion(race=race)), accurate).results
+        for race in (False, True)
+    )
     assert grid.complete.all()
     tried = race.rounds > 0
     assert tried[..., :FIRST_FOLDS].all()
@@ -69,13 +67,13 @@ def test_the_choice_is_that_of_the_whole_grid(loss: str, seed: int) -> None:
     assert race.loss[:, :, :FIRST_FOLDS].tobytes() == grid.loss[:, :, :FIRST_FOLDS].tobytes()
     assert race.best("loss") == grid.best("loss")
     left = race.complete
-    assert left[race.cell(*race.best("loss"))]
+    assert left[race.index_of(race.best("loss"))]
     assert np.allclose(race.mean("loss")[left], grid.mean("loss")[left], rtol=1e-4)
 
 
 def test_the_mean_of_what_was_left_out_is_over_the_folds_it_was_tried_on() -> None:
     X, y, tasks = _rows(0, False)
-    path = MTRLRegressorCV(lambdas=[10.0, 0.01], commons=[0.0], owns=[0.0]).fit(X, y, tasks=tasks).cv_path_
+    path = MTRLRegressorCV(lambdas=[10.0, 0.01], commons=[0.0], owns=[0.0]).fit(X, y, tasks=tasks).cv_results_
     assert path.complete.tolist() == [[False, True]]
     by_hand = path.squared_error[0, 0, :FIRST_FOLDS].sum() / path.weight[0, 0, :FIRST_FOLDS].sum()
     assert path.mean("squared_error")[0, 0] == pytest.approx(by_hand, rel=1e-12)

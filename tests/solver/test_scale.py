@@ -17,10 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLRegressor, load
+from dmtrl import Execution, LocalOptions, MTRLClassifier, MTRLRegressor, Problem, load
 from dmtrl.cli.main import main
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.data.task_data import TaskData
-from dmtrl.estimators.problem import Coordinates, UnitLabels, build_problem
+from dmtrl.estimators.inputs import LabelledRows
+from dmtrl.estimators.problem import task_data
 from dmtrl.exceptions import NotConvergedWarning
 from dmtrl.numerics import rowwise
 from dmtrl.relationship import Learned, shared
@@ -32,6 +34,7 @@ from dmtrl.report.model_page import model_facts
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.bench import memory, scale, scale_run
+from support.solving import solve_data
 
 M, ROWS, D = 6000, 4, 5  # more tasks than DENSE_LIMIT
 
@@ -78,7 +81,7 @@ def _compiled() -> None:
     """Before memory is traced, which makes a compiler very slow."""
     X, y, codes = scale_run.make(3, 6, 4, "float64", "hinge")
     for more in ({}, {"workers": 2, "shards": 2}, {"settings": Settings(tol=0.1, method="dual")}):
-        solve(TaskData.from_long(X, y, codes), loss="hinge", reg_lambda=1.0, **more)
+        solve_data(TaskData.from_long(X, y, codes), loss="hinge", reg_lambda=1.0, **more)
     _regressor().fit(X, y, tasks=codes)
     MTRLClassifier(tol=0.3).fit(X, y, tasks=codes)
 
@@ -106,7 +109,9 @@ def test_solve_makes_no_square_array(relationship: str, method: str, common: flo
     how = Settings(tol=0.5, max_rounds=3, omega_steps=1, w_rounds=2, method=method)
     given = shared(M, 0.1) if relationship == "shared" else relationship
     with at_most(LIMIT), _quiet():
-        outcome = solve(data, loss="squared", reg_lambda=0.1, relationship=given, common=common, settings=how)
+        outcome = solve(
+            Problem.of(data, loss="squared", reg_lambda=0.1, relationship=given, common=common), Execution(settings=how)
+        )
     assert outcome.W.shape == (M, D)
 
 
@@ -114,7 +119,9 @@ def test_shards_make_no_square_array() -> None:
     X, y, tasks = _rows()
     data, how = TaskData.from_long(X, y, tasks), Settings(tol=0.5, max_rounds=2)
     with at_most(LIMIT), _quiet():
-        solve(data, loss="squared", reg_lambda=0.1, settings=how, workers=3, shards=2)
+        solve(
+            Problem.of(data, loss="squared", reg_lambda=0.1), Execution(LocalOptions(workers=3, shards=2), settings=how)
+        )
 
 
 @pytest.mark.parametrize("relationship", ["learned", "independent"])
@@ -279,7 +286,10 @@ def test_two_threads_give_the_bits_of_one(monkeypatch) -> None:
     monkeypatch.setattr(rowwise, "_IN_CACHE", 64)
     X, y, codes = scale_run.make(60, 5, 8, "float64", "hinge")
     data, how = TaskData.from_long(X, y, codes), Settings(tol=1e-3)
-    one, two = (solve(data, loss="hinge", reg_lambda=0.01, n_jobs=n, settings=how) for n in (1, 2))
+    one, two = (
+        solve(Problem.of(data, loss="hinge", reg_lambda=0.01), Execution(LocalOptions(n_jobs=n), settings=how))
+        for n in (1, 2)
+    )
     np.testing.assert_array_equal(one.W, two.W)
 
 
@@ -335,22 +345,21 @@ def test_rows_are_laid_as_a_plain_reading_says(make, intercept, mixed: bool, wei
     order = rng.permutation(60) if mixed else np.arange(60)
     weight = rng.random(60) if weighted else None
     names = np.arange(6)
-    units = UnitLabels(order, rng.normal(size=60), np.arange(0, 61, 10), names, names, 0.0 * names)
     X = make(dense)
-    coordinates = Coordinates.for_rows(X, units, weight, intercept, centre_y=False)
-    found = build_problem(X, units, weight, coordinates)
+    labelled = LabelledRows(X, rng.normal(size=60), names, np.repeat(names, 10), weight, order)
+    coordinates = Coordinates.for_rows(X, labelled.y, order, weight, intercept, centre_y=False)
+    found = task_data(X, labelled, coordinates)
     centre = np.average(dense, axis=0, weights=weight) if intercept is True and make is np.asarray else np.zeros(7)
-    np.testing.assert_allclose(found.coordinates.x_centre, centre, atol=1e-14)
-    wanted = (dense - found.coordinates.x_centre)[order]
+    np.testing.assert_allclose(coordinates.x_centre, centre, atol=1e-14)
+    wanted = (dense - coordinates.x_centre)[order]
     if intercept == "penalised":
         wanted = np.hstack([wanted, np.ones((60, 1))])
-    rows = found.data.X
+    rows = found.X
     np.testing.assert_array_equal(rows.toarray() if sparse.issparse(rows) else rows, wanted)
     assert type(rows) is type(X)
 
 
 def test_millions_of_single_precision_numbers_are_summed_in_double() -> None:
     X = np.full((400_000, 2), 1234.567, dtype=np.float32)
-    one = np.arange(1)
-    units = UnitLabels(np.arange(len(X)), np.zeros(len(X)), np.array([0, len(X)]), one, one, 0.0 * one)
-    assert Coordinates.for_rows(X, units, None, True, False).x_centre == pytest.approx(np.float32(1234.567), rel=1e-7)
+    found = Coordinates.for_rows(X, np.zeros(len(X)), np.arange(len(X)), None, True, False)
+    assert found.x_centre == pytest.approx(np.float32(1234.567), rel=1e-7)

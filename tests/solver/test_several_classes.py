@@ -8,15 +8,15 @@ import pytest
 from scipy import sparse
 from scipy.special import logsumexp
 
-from dmtrl import Settings, TaskData, losses, solve
+from dmtrl import Execution, LocalOptions, Problem, Settings, Strengths, TaskData, losses, solve
 from dmtrl.data.folds import TEST, TRAIN
-from dmtrl.engines.local import LocalEngine
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.rounds import HoldOut, Prepare, Score
-from dmtrl.solver.api import ProblemSpec
-from dmtrl.solver.cross_validation import cross_validate
+from dmtrl.solver.grid import Criterion, Grid
+from dmtrl.solver.search import search
 from dmtrl.worker.worker import Worker
 from support.oracles import optimum
+from support.solving import solve_data
 
 M, N, D, K = 4, 14, 3, 3
 LAM = 0.05
@@ -95,12 +95,8 @@ def test_joint_optimum(kind, absent, ridge, common):
         penalty += ridge / 2 * cp.sum_squares(W[:, features:])
     best = optimum(cp.Minimize(mean_loss(data, W, kind, absent, ridge) + penalty))
     found = solve(
-        data,
-        loss=losses_of(kind, absent),
-        reg_lambda=LAM,
-        common=common,
-        intercept_ridge=ridge,
-        settings=Settings(tol=1e-6, max_rounds=3000),
+        Problem.of(data, loss=losses_of(kind, absent), reg_lambda=LAM, common=common, intercept_ridge=ridge),
+        Execution(settings=Settings(tol=1e-6, max_rounds=3000)),
     )
     slack = 5e-6 * best
     assert found.certificate.dual <= best + slack
@@ -119,20 +115,20 @@ def test_joint_optimum(kind, absent, ridge, common):
 
 @pytest.mark.parametrize("kind", ["softmax", "hinge"])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "staleness"),
     [
-        pytest.param(Settings(max_rounds=15, tol=0.0), id="default"),
-        pytest.param(Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0), id="rough"),
-        pytest.param(Settings.paper(T=3, P=3), id="paper"),
-        pytest.param(Settings(max_rounds=15, tol=0.0, max_staleness=1), id="asynchronous"),
+        pytest.param(Settings(max_rounds=15, tol=0.0), 0, id="default"),
+        pytest.param(Settings(max_rounds=15, tol=0.0, max_passes=1, local_accuracy=10.0), 0, id="rough"),
+        pytest.param(Settings.paper(T=3, P=3), 0, id="paper"),
+        pytest.param(Settings(max_rounds=15, tol=0.0), 1, id="asynchronous"),
     ],
 )
-def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
+def test_every_bound_holds_however_rough_the_local_answers(kind, settings, staleness):
     data, given = problem(1), losses_of(kind)
     ridge = None if settings.method == "dual" else 1e-6
     how = {"loss": given, "reg_lambda": LAM, "common": 1.0, "intercept_ridge": ridge}
-    best = solve(data, **how, settings=Settings(tol=1e-5)).certificate
-    run = solve(data, **how, settings=settings, workers=2, n_jobs=2)
+    best = solve_data(data, settings=Settings(tol=1e-5), **how).certificate
+    run = solve_data(data, workers=2, n_jobs=2, max_staleness=staleness, settings=settings, **how)
     for record in run.history:
         assert record.dual <= best.primal * (1 + 1e-9)
         assert record.primal >= best.dual * (1 - 1e-9)
@@ -143,9 +139,9 @@ def test_every_bound_holds_however_rough_the_local_answers(kind, settings):
 def test_workers_threads_and_formats_agree(kind):
     data, exact = problem(2), Settings(tol=1e-6, max_rounds=5000)
     how = {"loss": losses_of(kind), "reg_lambda": LAM, "common": 1.0, "intercept_ridge": 1e-6, "settings": exact}
-    first = solve(data, **how)
+    first = solve_data(data, **how)
     for workers, threads in ((2, 1), (4, 2)):
-        other = solve(data, **how, workers=workers, n_jobs=threads)
+        other = solve_data(data, workers=workers, n_jobs=threads, **how)
         np.testing.assert_array_equal(other.W, first.W)
     others = {
         "csr": (TaskData(sparse.csr_matrix(data.X), data.y, None, data.starts, data.names), 1, 1e-4),
@@ -153,7 +149,7 @@ def test_workers_threads_and_formats_agree(kind):
         "shards": (data, 2, 5e-3),
     }
     for rows, shards, close in others.values():
-        other = solve(rows, **how, shards=shards, workers=shards)
+        other = solve_data(rows, shards=shards, workers=shards, **how)
         assert other.certificate.relative_gap <= 1e-6
         assert other.certificate.primal == pytest.approx(first.certificate.primal, rel=3e-6)
         np.testing.assert_allclose(other.W, first.W, atol=10 * close)
@@ -165,7 +161,9 @@ def test_a_resumed_run_has_the_same_bits(kind, tmp_path):
 
     def run(rounds, **where):
         settings = Settings(tol=0.0, max_rounds=rounds)
-        return solve(data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, settings=settings, **where)
+        return solve_data(
+            data, loss=given, reg_lambda=LAM, common=1.0, intercept_ridge=1e-6, settings=settings, **where
+        )
 
     whole = run(12)
     run(5, checkpoint=tmp_path / "saved")
@@ -204,18 +202,19 @@ def test_held_out_rows_are_scored_by_their_answers(kind):
 @pytest.mark.parametrize("kind", ["softmax", "hinge"])
 def test_cross_validation_counts_wrong_answers(kind):
     data, given = problem(4, weighted=True), losses_of(kind)
-    spec = ProblemSpec(data, given, "learned", Settings(tol=1e-4), 1, 1e-6)
-    with LocalEngine(data.sources(2), given) as engine:
-        path = cross_validate(engine, spec, [LAM, 1e3], [1.0], 2)
+    described = Problem.of(data, loss=given, reg_lambda=LAM, intercept_ridge=1e-6)
+    grid = Grid([LAM, 1e3], [1.0], folds=2, criterion=Criterion("wrong", "tasks"))
+    found = search(described, grid, Execution(LocalOptions(workers=2), Settings(tol=1e-4)))
+    path = found.results
     assert path.weight[0, 0].sum() == pytest.approx(data.sample_weight.sum())  # every row was held out once
     assert (path.wrong <= path.weight).all()
     assert path.mean("wrong")[0, 1] < path.mean("wrong")[0, 0]  # with lambda 1e3 nothing is learned
-    assert path.best("wrong", "tasks")[:2] == (LAM, 1.0)
+    assert found.choice == Strengths(LAM, 1.0)
 
 
 def test_all_losses_must_have_the_same_classes():
     data = problem()
     with pytest.raises(ValueError, match="same number of classes"):
-        solve(data, loss=[losses.Softmax(K)] * (M - 1) + [losses.Softmax(K + 1)], reg_lambda=LAM)
+        solve(Problem.of(data, loss=[losses.Softmax(K)] * (M - 1) + [losses.Softmax(K + 1)], reg_lambda=LAM))
     with pytest.raises(ValueError, match="row 0: the softmax loss needs labels from 0 to 2, found 5"):
-        solve(TaskData.from_long(np.ones((2, 1)), [5.0, 0.0]), loss=losses.Softmax(3), reg_lambda=LAM)
+        solve(Problem.of(TaskData.from_long(np.ones((2, 1)), [5.0, 0.0]), loss=losses.Softmax(3), reg_lambda=LAM))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dmtrl import Settings, TaskData, solve
+from dmtrl import Settings, TaskData
 from dmtrl.losses import BUILTIN, CLASSIFICATION, get_loss
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.rounds import Improved, Prepare, Round
@@ -15,6 +15,7 @@ from dmtrl.solver.methods import splitting
 from dmtrl.solver.methods.base import GapToClose, InitialPoint, RunContext, Totals
 from dmtrl.worker.worker import Worker
 from support.problems import mean_losses
+from support.solving import solve_data
 
 
 def _data(m: int = 5, n: int = 60, d: int = 30, classes: bool = True, seed: int = 0) -> TaskData:
@@ -72,7 +73,7 @@ def test_the_best_weights_are_never_written_over() -> None:
         if best is not None:
             np.testing.assert_array_equal(best, then)
         if number % 4 != 3:  # else the best of the rounds before stays
-            best = report.candidates[-1].W
+            best = report.points[-1].W
             then, shared = best.copy(), shared + (best is state.U)
     assert shared > 2, "U was among the best"
 
@@ -101,10 +102,10 @@ def test_the_loss_where_the_workers_arrive_is_known_from_below(loss: str, target
 def test_looking_where_it_may_pay_ends_a_run_sooner(loss: str, lam: float, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _data(n=400, d=20, classes=loss != "squared")
     given = {"loss": loss, "reg_lambda": lam, "settings": Settings(tol=1e-3)}
-    outcome = solve(data, **given)
+    outcome = solve_data(data, **given)
     monkeypatch.setattr(splitting, "_least_loss", lambda totals, U: totals.loss_u)  # only what was evaluated anyway
     assert outcome.converged
-    assert len(outcome.history) <= len(solve(data, **given).history)
+    assert len(outcome.history) <= len(solve_data(data, **given).history)
     attained = mean_losses(data, outcome.W, loss) + 0.5 * lam * np.linalg.norm(outcome.W, "nuc") ** 2
     np.testing.assert_allclose(outcome.certificate.primal, attained, rtol=1e-9)
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge
 
-from dmtrl import Settings, TaskData, get_loss, solve
+from dmtrl import Execution, Problem, Settings, TaskData, get_loss, solve
 from dmtrl.engines.local import LocalEngine
 from dmtrl.solver.task_weights import task_weights
 from support.checkpoints import halfway
 from support.oracles import optimum
 from support.problems import rows_of
+from support.solving import solve_data
 
 EXACT = Settings(tol=1e-8, max_rounds=3000)
 LAM = 0.05
@@ -50,7 +51,7 @@ def test_the_optimum_of_the_weighted_objective(loss: str, gamma: float) -> None:
         total = total + weight / len(y) * terms
     best = optimum(cp.Minimize(total + LAM / 2 * cp.square(cp.normNuc(W))))
     settings = Settings(tol=1e-6, max_rounds=3000)
-    outcome = solve(data, loss=loss, reg_lambda=LAM, task_weight=gamma, settings=settings)
+    outcome = solve(Problem.of(data, loss=loss, reg_lambda=LAM, task_weight=gamma), Execution(settings=settings))
     assert outcome.certificate.primal == pytest.approx(best, rel=3e-6)
     assert outcome.certificate.dual <= best * (1 + 2e-6)
     np.testing.assert_allclose(outcome.task_weight, by_rule(gamma, np.diff(data.starts).astype(float)))
@@ -62,11 +63,14 @@ def test_rows_alike_with_one_model_is_ridge_on_all_rows() -> None:
     data = uneven()
     m, n = data.m, len(data.y)
     outcome = solve(
-        data, loss="squared", reg_lambda=LAM, relationship=np.ones((m, m)), task_weight="rows", settings=EXACT
+        Problem.of(data, loss="squared", reg_lambda=LAM, relationship=np.ones((m, m)), task_weight="rows"),
+        Execution(settings=EXACT),
     )
     ridge = Ridge(alpha=LAM * n, fit_intercept=False).fit(data.X, data.y)
     np.testing.assert_allclose(outcome.W, np.tile(ridge.coef_, (m, 1)), atol=1e-4)
-    equal = solve(data, loss="squared", reg_lambda=LAM, relationship=np.ones((m, m)), settings=EXACT)
+    equal = solve(
+        Problem.of(data, loss="squared", reg_lambda=LAM, relationship=np.ones((m, m))), Execution(settings=EXACT)
+    )
     assert np.abs(equal.W - ridge.coef_).max() > 1e-2
 
 
@@ -80,7 +84,8 @@ def test_weighting_rows_is_repeating_them(gamma: str | float) -> None:
         np.repeat(data.X, times, axis=0), np.repeat(data.y, times), None, np.append(0, np.cumsum(sizes)), data.names
     )
     one, other = (
-        solve(rows, loss="squared", reg_lambda=LAM, task_weight=gamma, settings=EXACT) for rows in (weighted, repeated)
+        solve(Problem.of(rows, loss="squared", reg_lambda=LAM, task_weight=gamma), Execution(settings=EXACT))
+        for rows in (weighted, repeated)
     )
     np.testing.assert_allclose(one.task_weight, other.task_weight)
     np.testing.assert_allclose(one.W, other.W, atol=1e-4)
@@ -91,13 +96,18 @@ def test_the_scale_of_sample_weights_does_not_matter() -> None:
     data = uneven()
     weight = np.random.default_rng(2).random(len(data.y)) + 0.1
     scaled = [TaskData(data.X, data.y, scale * weight, data.starts, data.names) for scale in (1.0, 1024.0)]
-    first, second = (solve(one, loss="squared", reg_lambda=LAM, task_weight=0.7, settings=EXACT) for one in scaled)
+    first, second = (
+        solve(Problem.of(one, loss="squared", reg_lambda=LAM, task_weight=0.7), Execution(settings=EXACT))
+        for one in scaled
+    )
     np.testing.assert_allclose(first.W, second.W, rtol=1e-9)
 
 
 def test_tasks_of_one_size_have_the_weight_one_to_the_last_bit() -> None:
     data = uneven(sizes=(7, 7, 7))
-    equal, rows, half = (solve(data, loss="squared", reg_lambda=LAM, task_weight=w) for w in ("equal", "rows", 0.3))
+    equal, rows, half = (
+        solve(Problem.of(data, loss="squared", reg_lambda=LAM, task_weight=w)) for w in ("equal", "rows", 0.3)
+    )
     assert equal.W.tobytes() == rows.W.tobytes() == half.W.tobytes()
     assert (rows.task_weight == 1.0).all()
 
@@ -107,9 +117,9 @@ def test_bits_do_not_depend_on_the_workers(loss: str) -> None:
     data = uneven("classification")
     how: dict[str, Any] = {"loss": loss, "reg_lambda": LAM, "task_weight": "rows", "common": 1.0}
     how["intercept_ridge"] = 1e-6
-    one = solve(data, **how)
+    one = solve_data(data, **how)
     for more in ({"n_jobs": 2}, {"n_jobs": 4}, {"workers": 3}):
-        other = solve(data, **how, **more)
+        other = solve_data(data, **how, **more)
         assert other.W.tobytes() == one.W.tobytes()
         assert other.certificate == one.certificate
 
@@ -117,14 +127,14 @@ def test_bits_do_not_depend_on_the_workers(loss: str) -> None:
 def test_asynchronous_rounds_split_tasks_and_the_paper_solve_the_same_problem() -> None:
     data = uneven("classification")
     how: dict[str, Any] = {"loss": "logistic", "reg_lambda": LAM, "task_weight": 0.5, "relationship": "shared"}
-    best = solve(data, **how, settings=EXACT).certificate.primal
+    best = solve_data(data, settings=EXACT, **how).certificate.primal
     more: list[dict[str, Any]] = [
-        {"settings": Settings(tol=1e-5, max_staleness=2), "workers": 2},
+        {"settings": Settings(tol=1e-5), "workers": 2, "max_staleness": 2},
         {"settings": Settings(tol=1e-5), "workers": 3, "shards": [1, 1, 2, 3]},
         {"settings": Settings(tol=1e-5, method="dual", max_rounds=5000)},
     ]
     for one in more:
-        found = solve(data, **how, **one)
+        found = solve_data(data, **how, **one)
         assert found.converged
         assert found.certificate.dual - 1e-9 <= best <= found.certificate.primal + 1e-9
 
@@ -137,7 +147,10 @@ def test_sizes_that_differ_a_thousandfold(loss: str, intercept: float | None) ->
     if loss == "poisson":
         data = TaskData(data.X, np.maximum(data.y, 0.0), None, data.starts, data.names)
     how = Settings(tol=1e-3, max_rounds=300)
-    outcome = solve(data, loss=loss, reg_lambda=0.01, task_weight="rows", intercept_ridge=intercept, settings=how)
+    outcome = solve(
+        Problem.of(data, loss=loss, reg_lambda=0.01, task_weight="rows", intercept_ridge=intercept),
+        Execution(settings=how),
+    )
     assert outcome.converged
     assert outcome.certificate.gap >= -1e-12
     np.testing.assert_allclose(outcome.task_weight, by_rule(1.0, np.array([3.0, 30.0, 3000.0])))
@@ -148,10 +161,15 @@ def test_an_engine_may_be_used_again_with_other_weights() -> None:
     data = uneven(sizes=(20, 60, 200), d=3)
     with LocalEngine(data.sources(1), get_loss("squared")) as engine:
         found = [
-            solve(data, loss="squared", reg_lambda=LAM, task_weight=w, engine=engine, settings=Settings(tol=1e-6))
+            solve(
+                Problem.of(data, loss="squared", reg_lambda=LAM, task_weight=w),
+                Execution(engine, settings=Settings(tol=1e-6)),
+            )
             for w in ("equal", "rows", "equal")
         ]
-    apart = solve(data, loss="squared", reg_lambda=LAM, task_weight="rows", settings=Settings(tol=1e-6))
+    apart = solve(
+        Problem.of(data, loss="squared", reg_lambda=LAM, task_weight="rows"), Execution(settings=Settings(tol=1e-6))
+    )
     assert found[1].W.tobytes() == apart.W.tobytes()
     assert found[2].W.tobytes() == found[0].W.tobytes()
 
@@ -160,15 +178,15 @@ def test_a_checkpoint_of_other_weights_is_refused(tmp_path: Path) -> None:
     data = uneven()
     how = halfway(data, tmp_path, stop=3, task_weight=0.5, settings=Settings(tol=0.0, max_rounds=8))
     with pytest.raises(ValueError, match="the weights of the tasks is"):
-        solve(data, **(how | {"task_weight": "equal"}), resume=tmp_path)
-    whole = solve(data, **how)
-    assert solve(data, **how, resume=tmp_path).W.tobytes() == whole.W.tobytes()
+        solve_data(data, resume=tmp_path, **how | {"task_weight": "equal"})
+    whole = solve_data(data, **how)
+    assert solve_data(data, resume=tmp_path, **how).W.tobytes() == whole.W.tobytes()
 
 
 @pytest.mark.parametrize("wrong", ["row", -0.1, 1.5, float("nan"), None, True])
 def test_wrong_task_weights(wrong: Any) -> None:
     with pytest.raises(ValueError, match="task_weight must be 'equal', 'rows' or a number from 0 to 1, got"):
-        solve(uneven(), loss="squared", reg_lambda=LAM, task_weight=wrong)
+        solve(Problem.of(uneven(), loss="squared", reg_lambda=LAM, task_weight=wrong))
 
 
 def test_the_mean_weight_is_one() -> None:

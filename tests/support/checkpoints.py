@@ -11,8 +11,8 @@ import pytest
 from dmtrl import (
     Checkpoint,
     TaskData,
-    solve,
 )
+from support.solving import solve_data
 
 
 class Stopped(Exception):
@@ -49,7 +49,7 @@ def halfway(data: TaskData, place: Any, stop: int = 7, **more: Any) -> dict[str,
     """Leaves a checkpoint of a run that was stopped; the words with which it can go on."""
     how: dict[str, Any] = {"loss": "squared", "reg_lambda": 0.05, "workers": 2} | more
     with pytest.raises(Stopped):
-        solve(data, **how, checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)])
+        solve_data(data, checkpoint=Checkpoint(place, every_rounds=2), callbacks=[stop_after(stop)], **how)
     return how
 
 

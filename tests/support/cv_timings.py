@@ -20,8 +20,8 @@ import numpy as np
 
 from dmtrl import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.datasets import load_mds, load_mnist_tasks, load_school
-from dmtrl.solver import cross_validation
 from dmtrl.solver.race import FIRST_FOLDS
+from dmtrl.solver.search import _Paths
 
 REPEATS = 2  # of the speed-up, of which the least seconds count
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -45,22 +45,22 @@ class Clock:
 
     def __init__(self) -> None:
         self.paths: dict[int, tuple[float, float]] = {}
-        self._follow = cross_validation._Search._follow
+        self._follow = _Paths._follow
 
     def __enter__(self) -> "Clock":
         clock, follow = self, self._follow
 
-        def timed(search: Any, group: Any, turns: Any, fold: int, *more: Any) -> None:
+        def timed(paths: Any, group: Any, fold: int, *more: Any) -> None:
             began = _times()
-            follow(search, group, turns, fold, *more)
+            follow(paths, group, fold, *more)
             wall, busy, queued = (end - start for end, start in zip(_times(), began, strict=True))
             clock.paths[fold] = busy, wall - busy - queued
 
-        cross_validation._Search._follow = timed  # type: ignore[method-assign]
+        _Paths._follow = timed  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        cross_validation._Search._follow = self._follow  # type: ignore[method-assign]
+        _Paths._follow = self._follow  # type: ignore[method-assign]
 
 
 def _times() -> tuple[float, float, float]:
@@ -90,7 +90,7 @@ def main(names: list[str]) -> None:
             began = time.process_time()
             model = make(**options).fit(X, y, tasks=tasks)
             seconds = time.process_time() - began
-            rounds = model.cv_path_.rounds
+            rounds = model.cv_results_.rounds
             chosen = f"lambda {model.reg_lambda_:.2g}, tau {model.common_strength_:.2g}"
             work = f"{(rounds > 0).sum():4} fits {rounds.sum():5} rounds {seconds:6.2f} s"
             print(f"{name:7} {search:20} {work}  {chosen}", flush=True)

@@ -13,7 +13,18 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl import MTRLClassifier, MTRLClassifierCV, MTRLRegressor, MTRLRegressorCV, Settings, TaskData, solve
+from dmtrl import (
+    Execution,
+    LocalOptions,
+    MTRLClassifier,
+    MTRLClassifierCV,
+    MTRLRegressor,
+    MTRLRegressorCV,
+    Problem,
+    Settings,
+    TaskData,
+    solve,
+)
 
 REGRESSION = ("squared", "absolute", "huber", "epsilon_insensitive", "quantile", "poisson")
 CLASSIFICATION = ("hinge", "smoothed_hinge", "squared_hinge", "logistic")
@@ -42,26 +53,28 @@ def problems() -> Iterator[tuple[str, Any]]:
         for workers in (1, 3):
             yield (
                 f"solve {loss} workers={workers}",
-                lambda d=data, k=loss, w=workers: solve(d, loss=k, reg_lambda=0.01, workers=w),
+                lambda d=data, k=loss, w=workers: solve(
+                    Problem.of(d, loss=k, reg_lambda=0.01), Execution(LocalOptions(w))
+                ),
             )
     data = TaskData.from_long(X, labels(score, "logistic"), tasks)
-    fast = Settings(max_rounds=40)
-    plain: Any = {"momentum": False} if hasattr(Settings, "momentum") else {}  # earlier versions had momentum
-    variants: dict[str, dict[str, Any]] = {
-        "common": {"common": 1.0},
-        "independent": {"relationship": "independent"},
-        "shared": {"relationship": "shared", "common": 0.3},
-        "shards": {"shards": 2, "workers": 4},
-        "threads": {"n_jobs": 2, "workers": 4},
-        "paper": {"settings": Settings.paper(T=4, P=4)},
-        "dual": {"settings": Settings(method="dual", max_rounds=60, **plain)},
-        "dual eta": {"settings": Settings(method="dual", max_rounds=60, eta=0.8, **plain)},
-        "uniform": {"settings": Settings(sampling="uniform", max_passes=2, max_rounds=40)},
-        "steps": {"settings": Settings(steps=7, max_rounds=40)},
-        "newton": {"settings": Settings(local_solver="newton")},
+    fast = Execution(settings=Settings(max_rounds=40))
+    variants: dict[str, tuple[dict[str, Any], Execution]] = {
+        "common": ({"common": 1.0}, Execution()),
+        "independent": ({"relationship": "independent"}, Execution()),
+        "shared": ({"relationship": "shared", "common": 0.3}, Execution()),
+        "shards": ({}, Execution(LocalOptions(workers=4, shards=2))),
+        "threads": ({}, Execution(LocalOptions(workers=4, n_jobs=2))),
+        "paper": ({}, Execution(settings=Settings.paper(T=4, P=4))),
+        "dual": ({}, Execution(settings=Settings(method="dual", max_rounds=60))),
+        "dual eta": ({}, Execution(settings=Settings(method="dual", max_rounds=60, eta=0.8))),
+        "uniform": ({}, Execution(settings=Settings(sampling="uniform", max_passes=2, max_rounds=40))),
+        "steps": ({}, Execution(settings=Settings(steps=7, max_rounds=40))),
+        "newton": ({}, Execution(settings=Settings(local_solver="newton"))),
     }
-    for name, options in variants.items():
-        yield f"solve {name}", lambda o=options: solve(data, loss="logistic", reg_lambda=0.01, **o)
+    for name, (what, how) in variants.items():
+        problem = Problem.of(data, loss="logistic", reg_lambda=0.01, **what)
+        yield f"solve {name}", lambda p=problem, e=how: solve(p, e)
     for loss in ("hinge", "squared"):
         y = labels(score, loss)
         thin = np.where(np.abs(X) > 1.0, X, 0.0)
@@ -75,7 +88,8 @@ def problems() -> Iterator[tuple[str, Any]]:
         }
         for kind, rows_of_kind in kinds.items():
             task_data = TaskData.from_long(rows_of_kind, y, tasks)
-            yield f"solve {loss} {kind}", lambda d=task_data, k=loss: solve(d, loss=k, reg_lambda=0.01, settings=fast)
+            problem = Problem.of(task_data, loss=loss, reg_lambda=0.01)
+            yield f"solve {loss} {kind}", lambda p=problem: solve(p, fast)
     y = labels(score, "logistic")
     weight = 1.0 + (np.arange(len(y)) % 3)
     three = np.digitize(score, [-1.0, 1.0])

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from dmtrl import Outcome, RoundRecord, Settings, TaskData, solve
+from dmtrl import Outcome, RoundRecord, Settings, TaskData
 from dmtrl.datasets import make_synthetic
 from dmtrl.engines import RayEngine, RayOptions
 from dmtrl.losses import get_loss
 from support import clusters
+from support.solving import solve_data
 
 WORKERS = 4
-Problem = Callable[[Any], tuple[TaskData, str, float]]
+MakeProblem = Callable[[Any], tuple[TaskData, str, float]]
 
 
 def school(shared_data: Any) -> tuple[TaskData, str, float]:
@@ -80,9 +81,9 @@ def runs(
     """The same run undisturbed in this process and disturbed on the cluster, and how many workers were lost."""
     data, loss, lam = problem
     common: dict[str, Any] = {"loss": loss, "reg_lambda": lam, "settings": Settings(tol=0.0, max_rounds=rounds)}
-    plain = solve(data, workers=workers, **common)
+    plain = solve_data(data, workers=workers, **common)
     with RayEngine(data.sources(workers), get_loss(loss), RayOptions(address, **options)) as engine:
-        disturbed = solve(data, engine=engine, callbacks=[disturb], **common)
+        disturbed = solve_data(data, engine=engine, callbacks=[disturb], **common)
         return plain, disturbed, engine.losses
 
 

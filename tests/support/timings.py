@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl import MTRLClassifier, MTRLRegressor, MTRLRegressorCV, Settings, TaskData, solve
+from dmtrl import Execution, MTRLClassifier, MTRLRegressor, MTRLRegressorCV, Problem, Settings, TaskData, solve
 from dmtrl.datasets import make_synthetic
 
 REPEATS = 3
@@ -28,7 +28,7 @@ def jobs() -> dict[str, Callable[[], Any]]:
     school = TaskData.from_long(X, y - y.mean(), task)
     synthetic = make_synthetic(1).train
     tasks = np.repeat(np.arange(synthetic.m), np.diff(synthetic.starts))
-    many, rough = make_synthetic(1, m=3000, rows_per_task=20, d=50).train, Settings(tol=1e-2)
+    many, rough = make_synthetic(1, m=3000, rows_per_task=20, d=50).train, Execution(settings=Settings(tol=1e-2))
     return {
         "School, MTRLRegressor": lambda: MTRLRegressor().fit(X, y, tasks=task),
         "School, MTRLRegressorCV, 3 lambdas, 3 folds": lambda: MTRLRegressorCV(lambdas=[1.0, 0.1, 0.01], cv=3).fit(
@@ -37,9 +37,9 @@ def jobs() -> dict[str, Callable[[], Any]]:
         "Synthetic 1, MTRLClassifier, hinge": lambda: MTRLClassifier("hinge").fit(
             synthetic.X, synthetic.y, tasks=tasks
         ),
-        "School, solve, squared": lambda: solve(school, loss="squared", reg_lambda=0.1),
-        "Synthetic 1, solve, logistic": lambda: solve(synthetic, loss="logistic", reg_lambda=1e-3),
-        "3000 tasks, solve, hinge": lambda: solve(many, loss="hinge", reg_lambda=1e-2, settings=rough),
+        "School, solve, squared": lambda: solve(Problem.of(school, loss="squared", reg_lambda=0.1)),
+        "Synthetic 1, solve, logistic": lambda: solve(Problem.of(synthetic, loss="logistic", reg_lambda=1e-3)),
+        "3000 tasks, solve, hinge": lambda: solve(Problem.of(many, loss="hinge", reg_lambda=1e-2), rough),
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl import NotConvergedWarning, Outcome, RoundRecord, Settings, TaskData, solve
+from dmtrl import Execution, NotConvergedWarning, Outcome, Problem, RoundRecord, Settings, TaskData, solve
 from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine, begin_request
 from dmtrl.losses import AnyLoss, get_loss
@@ -142,21 +142,15 @@ def run(
     common: float = 0.0,
     lam: float = LAM,
     start: Outcome | None = None,
+    max_staleness: int = 8,
     **options: Any,
 ) -> Outcome:
-    settings = Settings(**{"max_staleness": 8, "tol": 1e-3, "max_rounds": 300, **options})
+    settings, engine.max_staleness = Settings(**{"tol": 1e-3, "max_rounds": 300, **options}), max_staleness
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)  # many runs stop early on purpose
         return solve(
-            data,
-            loss="hinge",  # the engine's workers have their own
-            reg_lambda=lam,
-            relationship=relationship,
-            common=common,
-            settings=settings,
-            engine=engine,
-            callbacks=[watch],
-            start=start,
+            Problem.of(data, loss="hinge", reg_lambda=lam, relationship=relationship, common=common, start=start),
+            Execution(engine, settings=settings, callbacks=[watch]),
         )
 
 

@@ -9,7 +9,7 @@ from numba import njit
 from scipy import sparse
 from test_passes import _prepared
 
-from dmtrl import solve
+from dmtrl import Execution, LocalOptions, Problem, solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import get_loss
 from dmtrl.protocol.codec import decode, encode
@@ -98,7 +98,10 @@ def test_who_holds_which_task_does_not_matter(local_solver):
     y = np.where(X @ rng.standard_normal(40) + 0.1 * rng.standard_normal(len(X)) > 0, 1.0, -1.0)
     data = TaskData(X, y, None, np.arange(4) * 750, np.array(["a", "b", "c"]))
     how = Settings(tol=1e-4, max_rounds=30, local_solver=local_solver)
-    one, two, three = (solve(data, loss="logistic", reg_lambda=1e-3, settings=how, workers=k) for k in (1, 2, 3))
+    one, two, three = (
+        solve(Problem.of(data, loss="logistic", reg_lambda=1e-3), Execution(LocalOptions(workers=k), settings=how))
+        for k in (1, 2, 3)
+    )
     np.testing.assert_array_equal(one.W, two.W)
     np.testing.assert_array_equal(one.W, three.W)
 
@@ -115,7 +118,10 @@ def test_the_answer_is_that_of_the_same_rows_in_csr(loss, local_solver, dtype):
     names = np.array(["a", "b", "c"])
     how = Settings(tol=1e-6, local_solver=local_solver)
     both = [
-        solve(TaskData(rows, y, None, np.array([0, 30, 80, 120]), names), loss=loss, reg_lambda=1e-2, settings=how)
+        solve(
+            Problem.of(TaskData(rows, y, None, np.array([0, 30, 80, 120]), names), loss=loss, reg_lambda=1e-2),
+            Execution(settings=how),
+        )
         for rows in (X, sparse.csr_matrix(X))
     ]
     for one, other in (both, both[::-1]):

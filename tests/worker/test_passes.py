@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dmtrl import solve
+from dmtrl import Execution, Problem, solve
 from dmtrl.data.task_data import TaskData
 from dmtrl.losses import get_loss, scalar
 from dmtrl.protocol.codec import decode, encode
@@ -106,7 +106,10 @@ def test_uniform_sampling_takes_exactly_the_steps_asked_for():
 
 def test_tasks_without_relations_are_solved_in_one_stride():
     data = _data(n=1500)
-    outcome = solve(data, loss="hinge", reg_lambda=1e-3, relationship="independent", settings=Settings(tol=1e-5))
+    outcome = solve(
+        Problem.of(data, loss="hinge", reg_lambda=1e-3, relationship="independent"),
+        Execution(settings=Settings(tol=1e-5)),
+    )
     assert outcome.converged
     assert len(outcome.history) <= 4
 

@@ -19,6 +19,7 @@ class Engine(Protocol):
     """
 
     pending: set[int]
+    max_staleness: int = 0  # how often a worker may receive new weights while another is busy; 0: rounds wait for all
 
     @property
     def n_workers(self) -> int: ...

@@ -1,52 +1,31 @@
-"""From the `engine` argument to something that starts workers."""
+"""From the `engine` argument to the options of an engine."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Any
 
-from dmtrl.data.blocks import Source
 from dmtrl.engines.base import Engine
-from dmtrl.engines.local import LocalEngine
-from dmtrl.losses import AnyLoss
-
-Pieces = Callable[[int], Sequence[Source]]  # partitions the data for so many workers
+from dmtrl.engines.local import LocalOptions
+from dmtrl.engines.options import EngineOptions
 
 
-@runtime_checkable
-class EngineChoice(Protocol):
-    """Starts engines. It does not partition the data itself; it is given a function that does."""
+def choose_engine(engine: Any, n_jobs: int | None = None) -> EngineOptions | Engine:
+    """`engine` is "local", "ray", LocalOptions, RayOptions, other EngineOptions, or a running Engine.
 
-    def session(self) -> AbstractContextManager[object]:
-        """Keeps open what several engines started one after the other can share."""
-        ...
-
-    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
-        """`names`: of the tasks, for error messages."""
-        ...
-
-
-@dataclass(frozen=True)
-class Local:
-    """Threads in this process."""
-
-    threads: int = 1
-
-    def session(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
-        return LocalEngine(pieces(self.threads), losses, self.threads)
-
-
-def choose_engine(engine: Any, threads: int = 1) -> EngineChoice:
-    """`engine` is "local", "ray", RayOptions, or another EngineChoice."""
+    `n_jobs` is the number of threads of LocalOptions that do not say it themselves.
+    """
     if isinstance(engine, str) and engine == "local":
-        return Local(threads)
+        return LocalOptions(n_jobs=n_jobs)
     if isinstance(engine, str) and engine == "ray":
         from dmtrl.engines.ray import RayOptions
 
         return RayOptions()
-    if isinstance(engine, EngineChoice) and not isinstance(engine, type):
+    if isinstance(engine, LocalOptions):
+        return replace(engine, n_jobs=n_jobs) if engine.n_jobs is None and n_jobs is not None else engine
+    if is_running(engine) or (isinstance(engine, EngineOptions) and not isinstance(engine, type)):
         return engine
-    raise ValueError(f"engine must be 'local', 'ray' or RayOptions(...), got {engine!r}")
+    raise ValueError(f"engine must be 'local', 'ray', LocalOptions(...) or RayOptions(...), got {engine!r}")
+
+
+def is_running(engine: Any) -> bool:
+    """Whether it is a running engine, whose workers hold the tasks, and not the options of one."""
+    return hasattr(engine, "exchange") and not isinstance(engine, type)

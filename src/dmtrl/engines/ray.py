@@ -21,11 +21,11 @@ import numpy as np
 
 from dmtrl.data.blocks import Blocks, Source
 from dmtrl.engines.base import Engine
-from dmtrl.engines.choice import Pieces
 from dmtrl.engines.host import Host
+from dmtrl.engines.options import Shards, Sources, check_options
 from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.losses import AnyLoss, CustomLoss
-from dmtrl.numerics.checks import is_number, is_whole, require
+from dmtrl.numerics.checks import is_number, require
 from dmtrl.protocol.message import Message
 
 
@@ -41,6 +41,19 @@ class RayOptions:
         used.
     workers : int, default=None
         Number of actors. None means one per CPU, or fewer if there are fewer tasks.
+    shards : int or sequence of int, default=1
+        Number of pieces into which each task is cut first, so that a task can be spread over several actors: one
+        number, or one per task.
+    on_lost : {"stop", "go_on"}, default="stop"
+        What to do when an actor cannot be replaced. "stop" raises WorkerLostError. "go_on" starts again on the
+        remaining ones. Estimators keep all tasks, because they have the rows. `solve` leaves out the tasks of the lost
+        actor and emits a TasksLeftOutWarning: the rows of W are then the remaining tasks (their numbers are `tasks` of
+        the outcome), and checkpoints continue in the subfolder `again-1`; to resume from there, pass the remaining
+        tasks as data and the number of workers that the warning names.
+    max_staleness : int, default=0
+        With 0 all actors run in step, and each round waits for the slowest. With a larger value answers are used as
+        they arrive, and an actor may receive new weights this many times while another is still busy with older ones.
+        The result is certified in both cases; with a positive value it is not bitwise reproducible.
     cpus : float, default=None
         CPUs that each actor reserves; may be a fraction. None divides the CPUs of the cluster, at most one each; an
         actor that replaces a lost one reserves none.
@@ -58,6 +71,9 @@ class RayOptions:
 
     address: str | None = None
     workers: int | None = None
+    shards: Shards = 1
+    on_lost: str = "stop"
+    max_staleness: int = 0
     cpus: float | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     strategy: Any = "SPREAD"
@@ -66,11 +82,11 @@ class RayOptions:
     namespace: str | None = None
 
     def __post_init__(self) -> None:
-        workers, cpus, strategy = self.workers, self.cpus, self.strategy
+        check_options(self)
+        cpus, strategy = self.cpus, self.strategy
         resources: Any = self.resources
         recovery, answer, seconds = self.recovery_timeout, self.answer_timeout, "a positive number of seconds"
-        whole = workers is None or (is_whole(workers) and workers >= 1)
-        require(whole, "workers", "None or a positive integer", workers)
+        require(self.on_lost in ("stop", "go_on"), "on_lost", "'stop' or 'go_on'", self.on_lost)
         require(cpus is None or _is_amount(cpus), "cpus", "None, or finite and not negative", cpus)
         amounts = isinstance(resources, Mapping) and all(map(_is_amount, resources.values()))
         require(amounts, "resources", "a mapping of names to amounts, such as {'gpu_node': 1}", resources)
@@ -84,20 +100,22 @@ class RayOptions:
         """Return a context in which engines that are started one after the other share a cluster."""
         return cluster(self)
 
-    def start(self, pieces: Pieces, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None) -> Engine:
+    def start(
+        self, sources: Sources, losses: AnyLoss | Sequence[AnyLoss], names: Sequence[str] | None = None
+    ) -> Engine:
         """Start an engine.
 
         Parameters
         ----------
-        pieces : callable
-            pieces(n) returns the sources of n workers.
+        sources : callable
+            sources(workers, shards) returns the sources of so many workers.
         losses : Loss, CustomLoss or sequence of them
             One loss for all tasks, or one per task.
         names : sequence of str, default=None
             Task names for error messages.
         """
         with cluster(self) as processors:
-            return RayEngine(pieces(self.workers or processors), losses, self, names)
+            return RayEngine(sources(self.workers or processors, self.shards), losses, self, names)
 
 
 def _is_amount(value: Any) -> bool:
@@ -120,6 +138,7 @@ class RayEngine(RecoveringEngine):
         _check_sendable(sources, losses)
         self._options, self._actors = options, _Actors(sources, losses, options)
         super().__init__(_Carrier(self._actors), options.recovery_timeout, names, options.answer_timeout)
+        self.max_staleness = options.max_staleness
 
     @property
     def paths(self) -> int:
@@ -131,7 +150,9 @@ class RayEngine(RecoveringEngine):
         """An engine on the same actors, each of which has one more worker on the same rows."""
         if self.paths == 1:
             return None
-        return RecoveringEngine(_Carrier(self._actors, number), self._options.recovery_timeout, self._names)
+        other = RecoveringEngine(_Carrier(self._actors, number), self._options.recovery_timeout, self._names)
+        other.max_staleness = self.max_staleness
+        return other
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""MTRLBase: what the estimators share when they fit. A subclass defines how labels become units."""
+"""MTRLBase: what the estimators share when they fit. A subclass defines how labels become numbers."""
 
 from abc import abstractmethod
 from copy import copy
@@ -10,25 +10,27 @@ import numpy as np
 from sklearn.utils import check_random_state
 
 from dmtrl.data.blocks import as_rows
+from dmtrl.data.coordinates import Coordinates
+from dmtrl.data.sources import SourcePlan
+from dmtrl.data.task_data import TaskData
 from dmtrl.engines import choose_engine
-from dmtrl.engines.base import Engine
 from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.feature_maps import get_feature_map
-from dmtrl.estimators.folds import labels_of
 from dmtrl.estimators.held_out import HeldOutRows
 from dmtrl.estimators.inputs import LabelledRows
-from dmtrl.estimators.problem import Coordinates, FitProblem, UnitLabels, build_problem, pad, restrict
+from dmtrl.estimators.problem import pad, restrict, task_data
 from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
 from dmtrl.losses import BUILTIN, AnyLoss, get_loss
-from dmtrl.numerics.checks import is_number, is_whole
+from dmtrl.numerics.checks import is_number
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
 from dmtrl.relationship.base import check_kappa, check_tau
 from dmtrl.relationship.parts import given_parts, learned_parts
-from dmtrl.solver.api import Placement, ProblemSpec, Strengths, solve_problem, warn_unless_converged
-from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession, open_session
+from dmtrl.solver.api import on_engine, solve
+from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
-from dmtrl.solver.cross_validation import fit_folds
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import Outcome, StartPoint
+from dmtrl.solver.problem import Intercept, Problem, Strengths, Tasks
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import check_task_weight
 
@@ -42,13 +44,20 @@ class MTRLBase(TaskModel):
     _outcome: Outcome
 
     @abstractmethod
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
-        """Assign rows and numeric labels to the units of the problem.
+    def arrange(self, rows: LabelledRows) -> tuple[LabelledRows, Tasks]:
+        """Arrange labels as numbers, task after task.
 
         Parameters
         ----------
         rows : LabelledRows
-            The rows of all tasks.
+            Checked rows of all tasks.
+
+        Returns
+        -------
+        LabelledRows
+            The numeric labels of the tasks in the problem.
+        Tasks
+            All tasks, with those that are left out of the problem.
         """
 
     def fit(
@@ -86,33 +95,30 @@ class MTRLBase(TaskModel):
             The fitted estimator.
         """
         self._check_parameters()
-        self._fit_rows(self._read(X, y, tasks, sample_weight), checkpoint, resume)
+        execution = self._execution(checkpoint, resume)
+        self._fit_rows(self._read(X, y, tasks, sample_weight), execution)
         return self
 
-    def _fit_rows(
-        self,
-        table: LabelledRows,
-        checkpoint: PathLike | Checkpoint | CheckpointSession | None,
-        resume: PathLike | bool | None,
-    ) -> None:
-        self.layout_ = table.layout
-        place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost, open_session(checkpoint, resume))
-        with choose_engine(self.engine).session():
-            problem, strengths = self._choose(table, place)
-            del table  # frees what was only needed to lay the rows and to choose
-            outcome = self._solve(problem, strengths, place)
-        warn_unless_converged(outcome, self._settings(0), stacklevel=4)
-        self._keep(problem, outcome, strengths)
+    def _fit_rows(self, rows: LabelledRows, execution: Execution) -> None:
+        self.layout_ = rows.layout
+        problem = self._problem(rows)
+        del rows  # frees what was only needed to lay the rows
+        self._keep(*self._run(problem, execution))
 
-    def fit_problem(self, problem: FitProblem, place: Placement) -> Outcome:
-        """Fit a problem whose rows are held by the workers of a running engine.
+    def fit_problem(
+        self, problem: Problem, engine: Any = None, checkpoint: PathLike | Checkpoint | CheckpointSession | None = None
+    ) -> Outcome:
+        """Fit a problem whose rows are read by the workers, or held by those of a running engine.
 
         Parameters
         ----------
-        problem : FitProblem
-            The problem. Its data has the names of the tasks and the features, but need not have rows.
-        place : Placement
-            The engine, whose workers hold the rows in the coordinates of the problem, and the checkpoints.
+        problem : Problem
+            The problem, from `describe`.
+        engine : Engine, default=None
+            A running engine, whose workers hold the rows in the coordinates of the problem. None means the engine of
+            the estimator.
+        checkpoint : str, path, Checkpoint or CheckpointSession, default=None
+            Where to write checkpoints.
 
         Returns
         -------
@@ -120,33 +126,63 @@ class MTRLBase(TaskModel):
             The solution, in the coordinates of the problem.
         """
         self._check_parameters()
-        strengths = self._strengths(problem, place)
-        outcome = self._solve(problem, strengths, place)
-        warn_unless_converged(outcome, self._settings(0), stacklevel=3)
-        self.set_outcome(problem, outcome, *strengths)
+        execution = self._execution(checkpoint)
+        problem, outcome = self._run(problem, execution if engine is None else replace(execution, engine=engine))
+        self.set_outcome(problem, outcome)
         return outcome
 
-    def set_outcome(
-        self, problem: FitProblem, outcome: Outcome, reg_lambda: float, common: float, own: float = 0.0
-    ) -> Self:
+    def set_outcome(self, problem: Problem, outcome: Outcome) -> Self:
         """Become the fitted model of a problem that was solved elsewhere.
 
         Parameters
         ----------
-        problem : FitProblem
-            The problem, as in `fit_problem`.
+        problem : Problem
+            The problem, from `describe`, with the strengths of the solution.
         outcome : Outcome
             Its solution.
-        reg_lambda, common, own : float
-            The strengths of the solution.
 
         Returns
         -------
         self : object
         """
+        assert problem.coordinates is not None
         self.layout_, self.n_features_in_ = "long", len(problem.coordinates.x_centre)
-        self._keep(problem, outcome, Strengths(reg_lambda, common, own))
+        self._keep(problem, outcome)
         return self
+
+    def _run(self, problem: Problem, execution: Execution, held: HeldOutRows | None = None) -> tuple[Problem, Outcome]:
+        """Choose the strengths and solve the problem, on one engine. `held`: rows of a cross-validation, if they are in
+        this process."""
+
+        def compute(problem: Problem, execution: Execution) -> tuple[Problem, Outcome]:
+            chosen = self._choose(problem, execution, held)
+            return chosen, solve(chosen, execution)
+
+        return on_engine(problem, execution, compute)
+
+    def _choose(self, problem: Problem, execution: Execution, held: HeldOutRows | None) -> Problem:
+        """The problem with the strengths to fit it with."""
+        return problem
+
+    def _execution(
+        self,
+        checkpoint: PathLike | Checkpoint | CheckpointSession | None = None,
+        resume: PathLike | bool | None = None,
+        warn: bool = True,
+    ) -> Execution:
+        return Execution(
+            choose_engine(self.engine, self.n_jobs),
+            self._settings(),
+            checkpoint,
+            resume,
+            callbacks=self.callbacks or (),
+            verbose=int(self.verbose),
+            keep_all_tasks=True,
+            warn=warn,
+        )
+
+    def _settings(self) -> Settings:
+        return Settings(tol=self.tol, max_rounds=self.max_rounds, seed=self._seed())
 
     def _check_parameters(self) -> None:
         loss = get_loss(self.loss)
@@ -157,13 +193,7 @@ class MTRLBase(TaskModel):
             raise ValueError(f"the {loss.name} loss is for {loss.kind}; {type(self).__name__} accepts {valid}")
         check_choice("fit_intercept", self.fit_intercept, (True, False, "penalised"))
         check_choice("unknown_tasks", self.unknown_tasks, ("raise", "common"))
-        check_choice("on_lost", self.on_lost, ("stop", "go_on"))
         check_callbacks(self.callbacks)
-        for name in ("workers", "shards"):
-            value = getattr(self, name)
-            if not (is_whole(value) and value >= 1) and not (name == "workers" and value is None):
-                raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        choose_engine(self.engine)
         common: Any = self.common
         if is_number(common):
             check_tau(common)
@@ -174,72 +204,69 @@ class MTRLBase(TaskModel):
         if not (isinstance(reg_lambda, Real) and 0 < float(reg_lambda) < np.inf):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
         check_task_weight(self.task_weight)
-        self._settings(0)  # raises for invalid values before any row is read
-
-    def _settings(self, seed: int, tol: float | None = None) -> Settings:
-        tol = self.tol if tol is None else tol
-        return Settings(tol=tol, max_rounds=self.max_rounds, max_staleness=self.max_staleness, seed=seed)
-
-    def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, Strengths]:
-        """The problem to solve, and lambda and common for it."""
-        problem = self._build_problem(table)
-        return problem, self._strengths(problem, place)
 
     def _map_of_fit(self) -> Any:
         """The feature map to fit, as the parameter names it."""
         return self.feature_map
 
-    def _build_problem(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
-        """`splits`: of a cross-validation, for each label."""
+    def _problem(self, rows: LabelledRows) -> Problem:
+        """The problem of checked rows."""
         feature_map = get_feature_map(self._map_of_fit(), self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
-        units, weight = self.label_units(rows), rows.sample_weight
+        arranged, tasks = self.arrange(rows)
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
-        coordinates = Coordinates.for_rows(X, units, weight, self.fit_intercept, centre_y)
-        problem = build_problem(X, units, weight, coordinates, feature_map)
-        data = problem.data if splits is None else replace(problem.data, splits=splits[:, labels_of(units, rows)])
-        return replace(problem, data=data, rows=np.bincount(rows.codes, minlength=len(rows.names)))
+        coordinates = Coordinates.for_rows(
+            X, arranged.y, arranged.rows, rows.sample_weight, self.fit_intercept, centre_y
+        )
+        return self.describe(task_data(X, arranged, coordinates), coordinates, tasks, feature_map)
 
-    def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
-        """Return lambda and the strengths of the common and own parts, in units of 1/m. With common="auto" it is that
-        of a given relationship or, if the relationship is learned, 1."""
-        lam, relationship, m = float(self.reg_lambda), self.relationship, problem.data.m
-        if len(problem.tasks) == 1:
-            return Strengths(lam, 0.0)
+    def describe(
+        self, data: TaskData | SourcePlan | int, coordinates: Coordinates, tasks: Tasks, feature_map: Any = None
+    ) -> Problem:
+        """Describe a problem with the loss, the relationship and the strengths of this estimator.
+
+        Parameters
+        ----------
+        data : TaskData, SourcePlan or int
+            The rows, a plan to read them, or the number of tasks if workers hold them.
+        coordinates : Coordinates
+            The coordinates of the rows.
+        tasks : Tasks
+            All tasks of the model.
+        feature_map : transformer, default=None
+            The fitted feature map that the rows have passed through.
+
+        Returns
+        -------
+        Problem
+        """
+        m, relationship = len(tasks.used), restrict(self.relationship, tasks)
+        if is_learned(relationship):  # for a single task "independent" is equivalent and faster
+            relationship = "learned" if m > 1 else "independent"
+        ridge = self.intercept_ridge(coordinates)
+        problem = Problem(
+            data,
+            self._losses(None if tasks.seen is None else tasks.seen_in_problem),
+            self._strengths(m, len(tasks.names)),
+            relationship,
+            check_task_weight(self.task_weight),
+            None if ridge is None else Intercept(ridge),
+            tasks=tasks,
+            coordinates=coordinates,
+            feature_map=feature_map,
+        )
+        return replace(problem, start=self._start(problem))
+
+    def _strengths(self, m: int, total: int) -> Strengths:
+        """The strengths of a problem of m tasks, of `total` tasks of the model. With common="auto" common is that of a
+        given relationship or, if the relationship is learned, 1."""
+        lam, relationship = float(self.reg_lambda), self.relationship
+        if total == 1:
+            return Strengths(lam)
         own = float(self.own) or float(getattr(relationship, "kappa", 0.0) * m)
         if not isinstance(self.common, str):
             return Strengths(lam, float(self.common), own)
         return Strengths(lam, float(getattr(relationship, "tau", is_learned(relationship) / m) * m), own)
-
-    def _solve(self, problem: FitProblem, strengths: Strengths, place: Placement) -> Outcome:
-        lam, common, own = strengths
-        spec = self.problem_spec(problem, self._settings(self._seed()))
-        spec = replace(spec, start=self._start(problem), own=own)
-        return solve_problem(spec, lam, common, place, callbacks=self.callbacks or (), verbose=int(self.verbose))
-
-    def problem_spec(self, problem: FitProblem, settings: Settings) -> ProblemSpec:
-        """Describe a problem for the solver, with the relationship and the intercept of this estimator.
-
-        Parameters
-        ----------
-        problem : FitProblem
-            The problem to solve.
-        settings : Settings
-            Settings of the algorithm.
-        """
-        relationship = restrict(self.relationship, problem)
-        if is_learned(relationship):  # for a single unit "independent" is equivalent and faster
-            relationship = "learned" if problem.data.m > 1 else "independent"
-        return ProblemSpec(
-            problem.data,
-            self._losses(None if problem.seen is None else problem.seen_by_units),
-            relationship,
-            settings,
-            self.shards,
-            self.intercept_ridge(problem.coordinates),
-            task_weight=check_task_weight(self.task_weight),
-            keep_all_tasks=True,
-        )
 
     def _losses(self, seen: np.ndarray | None) -> AnyLoss | list[AnyLoss]:
         """The loss of all tasks, or one for each. `seen` (m, k): whether a task has a class."""
@@ -261,49 +288,47 @@ class MTRLBase(TaskModel):
         slope = min(loss.smoothness, loss.lipschitz / coordinates.y_scale) if bounded else 1.0
         return float(INTERCEPT_RIDGE * slope)
 
-    def _start(self, problem: FitProblem) -> StartPoint | None:
-        """Where to begin: with warm_start the last fit's coefficients, if it was of the same units and features."""
-        before = vars(self).get("_outcome")
-        if not self.warm_start or before is None or not np.array_equal(self.tasks_, problem.tasks):
+    def _start(self, problem: Problem) -> StartPoint | None:
+        """Where to begin: with warm_start the last fit's coefficients, if it was of the same tasks and features."""
+        before, tasks, coordinates = vars(self).get("_outcome"), problem.tasks, problem.coordinates
+        assert tasks is not None
+        assert coordinates is not None
+        if not self.warm_start or before is None or not np.array_equal(self.tasks_, tasks.names):
             return None
-        columns = problem.outputs * (problem.data.X.shape[1] + (self.fit_intercept is True))
-        if before.W.shape != (problem.data.m, columns):
+        columns = tasks.outputs * (len(coordinates.x_centre) + coordinates.intercept)
+        if before.W.shape != (problem.m, columns):
             return None
-        return StartPoint(self.weights_of(problem, np.arange(len(problem.tasks))), before.common)
+        return StartPoint(self.weights_of(coordinates, tasks, np.arange(len(tasks.names))), before.common)
 
-    def weights_of(self, problem: FitProblem, order: np.ndarray) -> np.ndarray:
-        """Return the coefficients of the fitted model as weights in a problem, a row per unit.
+    def weights_of(self, coordinates: Coordinates, tasks: Tasks, order: np.ndarray) -> np.ndarray:
+        """Return the coefficients of the fitted model as weights in a problem, a row per task.
 
         Parameters
         ----------
-        problem : FitProblem
-            A problem with the tasks of the model.
+        coordinates : Coordinates
+            The coordinates of the problem.
+        tasks : Tasks
+            The tasks of the model, as the problem has them.
         order : ndarray of int
-            The number in the model of each task of the problem.
+            The number in the model of each of these tasks.
         """
-        coef, intercept = self.coef_[order][problem.used], self.intercept_[order][problem.used]
-        W = problem.coordinates.weights(coef.astype(float), intercept)
-        if problem.outputs > 1 and self.fit_intercept is True:  # no row asks for the intercept of an absent class
-            W[:, -problem.outputs :][~problem.seen_by_units] = 0.0
+        coef, intercept = self.coef_[order][tasks.used], self.intercept_[order][tasks.used]
+        W = coordinates.weights(coef.astype(float), intercept)
+        if tasks.outputs > 1 and self.fit_intercept is True:  # no row asks for the intercept of an absent class
+            W[:, -tasks.outputs :][~tasks.seen_in_problem] = 0.0
         return W
 
-    def _fold_model(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> Self:
-        """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`."""
+    def _fold_model(self, problem: Problem, fit: Outcome | StartPoint) -> Self:
+        """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`. From weights alone,
+        it has no certificate and no relations."""
         model = copy(self)
         model.task_column = None
         vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
-        model._keep(problem, outcome, strengths)
+        if isinstance(fit, Outcome):
+            model._keep(problem, fit)
+        else:
+            model._keep_coefficients(problem, fit.W)
         return model
-
-    def _predict_held_out(
-        self, engine: Engine, spec: ProblemSpec, strengths: Strengths, problem: FitProblem, held: HeldOutRows
-    ) -> None:
-        """Let the model of each fold predict the rows that the fold holds out."""
-
-        def receive(fold: int, outcome: Outcome) -> None:
-            held.predict(fold, self._fold_model(problem, outcome, strengths))
-
-        fit_folds(engine, spec, strengths, held.n_folds, receive)
 
     def _seed(self) -> int:
         """The seed of the fit. None means 0, so that a fit is repeatable by default."""
@@ -311,47 +336,56 @@ class MTRLBase(TaskModel):
             return int(self.random_state or 0)
         return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
 
-    def _keep(self, problem: FitProblem, outcome: Outcome, strengths: Strengths) -> None:
+    def _keep(self, problem: Problem, outcome: Outcome) -> None:
         """Set the fitted attributes."""
-        used, k, W = problem.used, problem.outputs, outcome.W
-        d, dtype = len(problem.coordinates.x_centre), problem.data.X.dtype
-        if k > 1 and self.fit_intercept is True:
-            W = np.hstack([W[:, :-k], fill_absent(W[:, -k:], problem.seen_by_units)])
-        intercept = problem.constant.astype(float)
-        coef = np.zeros((*intercept.shape, d))
-        coef[used], intercept[used] = problem.coordinates.coefficients(W, k)
-        self.tasks_ = problem.tasks
-        if problem.classes is not None:
-            self.classes_ = problem.classes
-        if problem.seen is not None:
-            self.seen_classes_ = problem.seen
-        self.feature_map_ = problem.feature_map
-        self.coordinates_ = problem.coordinates
-        self.coef_ = coef.astype(dtype)
-        self.intercept_ = np.asarray(intercept, dtype=dtype)
-        self.reg_lambda_, self.common_strength_, self.own_strength_ = strengths
-        self.task_rows_, self.task_weights_ = problem.rows, np.zeros(len(problem.tasks))
+        W, tasks, strengths = self._keep_coefficients(problem, outcome.W), problem.tasks, problem.strengths
+        assert tasks is not None
+        total, used = len(tasks.names), tasks.used
+        self.reg_lambda_, self.common_strength_ = strengths.reg_lambda, strengths.common
+        self.own_strength_ = strengths.own
+        self.task_rows_, self.task_weights_ = tasks.row_counts, np.zeros(total)
         self.task_weights_[used] = outcome.task_weight
-        self._keep_parts(outcome, W, used, len(problem.tasks))
+        self._keep_parts(outcome, W, used, total)
         self.certificate_ = outcome.certificate
         self.history_ = [record.as_dict() for record in outcome.history]
         self.n_rounds_ = len(outcome.history)
-        self._covariance = pad(self._reported_covariance(outcome), problem)
+        self._covariance = pad(self._reported_covariance(outcome), tasks)
         # in the coordinates of the problem, for warm_start and add_task; neither needs the history
         self._outcome = replace(outcome, history=[])
+
+    def _keep_coefficients(self, problem: Problem, W: np.ndarray) -> np.ndarray:
+        """Set the attributes that predictions need. Returns the weights with the intercepts of absent classes."""
+        tasks, coordinates = problem.tasks, problem.coordinates
+        assert tasks is not None, "the problem was not described by an estimator"
+        assert coordinates is not None
+        used, k, dtype = tasks.used, tasks.outputs, coordinates.x_centre.dtype
+        if k > 1 and self.fit_intercept is True:
+            W = np.hstack([W[:, :-k], fill_absent(W[:, -k:], tasks.seen_in_problem)])
+        intercept = tasks.constant.astype(float)
+        coef = np.zeros((*intercept.shape, len(coordinates.x_centre)))
+        coef[used], intercept[used] = coordinates.coefficients(W, k)
+        self.tasks_ = tasks.names
+        if tasks.classes is not None:
+            self.classes_ = tasks.classes
+        if tasks.seen is not None:
+            self.seen_classes_ = tasks.seen
+        self.feature_map_, self.coordinates_ = problem.feature_map, coordinates
+        self.coef_ = coef.astype(dtype)
+        self.intercept_ = np.asarray(intercept, dtype=dtype)
+        return W
 
     def _keep_parts(self, outcome: Outcome, W: np.ndarray, used: np.ndarray, m: int) -> None:
         """Set what describes the common, related and own parts of the weights. `W`: the weights with all intercepts;
         `used`: the number of the task of each of its rows."""
-        k, units = self._outputs, len(W)
-        tau, kappa = self.common_strength_ / units, self.own_strength_ / units
+        k, fitted = self._outputs, len(W)
+        tau, kappa = self.common_strength_ / fitted, self.own_strength_ / fitted
         free = self.fit_intercept is True  # then the intercepts are not part of the relationship
         features, common = (W[:, :-k], outcome.common[:-k]) if free else (W, outcome.common)
         if is_learned(self.relationship):
             parts = learned_parts(features, common, kappa)
         else:
             parts = given_parts(outcome.covariance, features, tau, kappa)
-        whole = np.append(parts.common, W[:, -k:].mean(axis=0)) if free else parts.common  # the mean over units
+        whole = np.append(parts.common, W[:, -k:].mean(axis=0)) if free else parts.common  # the mean over tasks
         coef, intercept = self.coordinates_.coefficients(whole, k)
         self.common_coef_ = coef.astype(self.coef_.dtype)
         self.common_intercept_ = intercept if k > 1 else float(intercept)

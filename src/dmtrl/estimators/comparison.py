@@ -11,7 +11,7 @@ from dmtrl import notebook
 from dmtrl.data.task_data import tiny_tasks
 from dmtrl.estimators.held_out import Metrics, task_frame
 from dmtrl.losses import CLASSIFICATION, get_loss
-from dmtrl.solver.cross_validation import Path
+from dmtrl.solver.search import SearchResult
 
 PARTS = ("common", "related", "own")  # of a task's coefficients
 
@@ -86,10 +86,10 @@ def measure_name(measure: str) -> str:
     return "error rate" if measure == "wrong" else measure.replace("_", " ")
 
 
-def held_out_errors(path: Path, measure: str, axis: int | None) -> np.ndarray:
-    """Mean error of each task at the best lambda: over all folds (axis 0), or per fold, NaN if it has no row."""
-    i, j = path.cell(*path.best(measure, "tasks"))
-    total, weight = getattr(path, measure)[i, j], path.weight[i, j]
+def held_out_errors(found: SearchResult, measure: str, axis: int | None) -> np.ndarray:
+    """Mean error of each task at the choice: over all folds (axis 0), or per fold, NaN if it has no row."""
+    i, j = found.results.index_of(found.choice)
+    total, weight = getattr(found.results, measure)[i, j], found.results.weight[i, j]
     if axis is not None:
         total, weight = total.sum(axis=axis), weight.sum(axis=axis)
     return np.divide(total, weight, out=np.full(total.shape, np.nan), where=weight > 0)

@@ -143,11 +143,11 @@ def intervals_of(
     return low, high, p_value
 
 
-def pad_pairs(values: np.ndarray, units: np.ndarray, m: int, empty: float) -> np.ndarray:
+def pad_pairs(values: np.ndarray, tasks: np.ndarray, m: int, empty: float) -> np.ndarray:
     """A matrix (m, m) with the values of some tasks, `empty` for pairs with another one, and one diagonal."""
     padded = np.full((m, m), empty)
     np.fill_diagonal(padded, values[0, 0])
-    padded[np.ix_(units, units)] = values
+    padded[np.ix_(tasks, tasks)] = values
     return padded
 
 

@@ -9,9 +9,7 @@ import numpy as np
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.held_out import HeldOutRows
 from dmtrl.estimators.mtrl import CLASSIFIER_ATTRIBUTES, CLASSIFIER_PARAMETERS, MTRLClassifier, MTRLRegressor
-from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.strength_search import StrengthSearch
-from dmtrl.estimators.task_model import init_parameters
 from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.numerics.checks import is_number
 from dmtrl.solver.outcome import Callback
@@ -48,13 +46,13 @@ SEARCH_PARAMETERS = {
         candidate is tried.""",
 }
 SEARCH_ATTRIBUTES = {
-    "cv_path_": """Path
-        Held-out errors of each lambda, common, own and fold. `cv_path_.complete` says which were tried on all
+    "cv_results_": """CvResults
+        Held-out errors of each lambda, common, own and fold. `cv_results_.complete` says which were tried on all
         folds.""",
     "metrics_": """Metrics
         Metrics of the choice on held-out rows, overall and per task, each with its baseline. Not set if the rows were
         not in this process.""",
-    "cv_paths_": """list of Path
+    "map_results_": """list of CvResults
         One for each feature map that was tried, in order.""",
     "scoring_": """str
         What was optimised: "loss", "squared_error", "wrong", or "score" for a scorer.""",
@@ -73,8 +71,8 @@ class MTRLRegressorCV(StrengthSearch, MTRLRegressor):
     <sections>
     """
 
-    def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
-        super()._keep_held_out(held, problem)
+    def _keep_held_out(self, held: HeldOutRows, classes: np.ndarray | None) -> None:
+        super()._keep_held_out(held, classes)
         self.fold_models_ = held.fold_models()
 
     def predict_interval(self, X: Any, tasks: Any = None, coverage: float = 0.9) -> np.ndarray:
@@ -146,12 +144,8 @@ class MTRLClassifierCV(StrengthSearch, MTRLClassifier):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
-        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
-        workers: int | None = None,
-        shards: int = 1,
-        on_lost: str = "stop",
         random_state: Any = None,
         verbose: int = 0,
         callbacks: Sequence[Callback] | None = None,
@@ -161,7 +155,30 @@ class MTRLClassifierCV(StrengthSearch, MTRLClassifier):
         multi_class: str = "auto",
         absent_classes: str = "never",
     ):
-        super().__init__(**init_parameters(locals(), exclude=("on_single_class", "multi_class", "absent_classes")))
+        StrengthSearch.__init__(
+            self,
+            loss=loss,
+            lambdas=lambdas,
+            commons=commons,
+            owns=owns,
+            cv=cv,
+            scoring=scoring,
+            choice=choice,
+            exhaustive=exhaustive,
+            relationship=relationship,
+            task_weight=task_weight,
+            feature_map=feature_map,
+            fit_intercept=fit_intercept,
+            tol=tol,
+            max_rounds=max_rounds,
+            engine=engine,
+            n_jobs=n_jobs,
+            random_state=random_state,
+            verbose=verbose,
+            callbacks=callbacks,
+            task_column=task_column,
+            unknown_tasks=unknown_tasks,
+        )
         self.on_single_class = on_single_class
         self.multi_class = multi_class
         self.absent_classes = absent_classes

@@ -9,29 +9,29 @@ from sklearn.utils.validation import check_is_fitted
 
 from dmtrl import notebook
 from dmtrl.data.task_data import TaskData, tiny_tasks
-from dmtrl.engines.base import Engine
+from dmtrl.engines import choose_engine, thread_count
 from dmtrl.estimators.base import MTRLBase
 from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.comparison import Comparison, default_measure, held_out_errors, significantly_positive
 from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, pad_pairs, relation_test
-from dmtrl.estimators.folds import given_splits, label_splits
+from dmtrl.estimators.folds import given_splits, with_splits
 from dmtrl.estimators.grids import default_lambdas
 from dmtrl.estimators.held_out import HeldOutRows
 from dmtrl.estimators.inputs import LabelledRows, lookup, read
-from dmtrl.estimators.problem import FitProblem
 from dmtrl.estimators.task_model import label_pairs
 from dmtrl.losses import CLASSIFICATION, get_loss
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.numerics.checks import is_number, is_whole
 from dmtrl.progress import bar
 from dmtrl.relationship import Fixed, Learned, TaskCovariance, independent, is_learned
-from dmtrl.solver.api import Placement, ProblemSpec, on_engine, solve_problem, thread_count, warn_unless_converged
+from dmtrl.solver.api import on_engine, solve, warn_unless_converged
 from dmtrl.solver.certificate import Certificate
-from dmtrl.solver.checkpoint import CheckpointSession
-from dmtrl.solver.cross_validation import Path, cross_validate, for_paths
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.grid import Criterion, Grid
 from dmtrl.solver.new_task import Extension, extend
 from dmtrl.solver.outcome import Outcome
-from dmtrl.solver.race import Race
+from dmtrl.solver.problem import Intercept, Problem, Strengths, Tasks
+from dmtrl.solver.search import SearchResult, for_search, search
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import check_task_weight
 
@@ -111,15 +111,18 @@ class Diagnostics(MTRLBase):
         check_is_fitted(self)
         return np.zeros(len(self.tasks_), dtype=bool) if self.task_rows_ is None else tiny_tasks(self.task_rows_)
 
-    def _problem_of_same_tasks(self, rows: LabelledRows, splits: np.ndarray | None = None) -> FitProblem:
-        problem = self._build_problem(rows, splits)
-        different = set(self.tasks_.tolist()) ^ set(problem.tasks.tolist())
+    def _problem_of_same_tasks(self, rows: LabelledRows) -> tuple[Problem, TaskData, Tasks]:
+        """The problem of the rows with the strengths of the model, and its data and tasks."""
+        problem = self._problem(rows)
+        assert problem.tasks is not None
+        assert isinstance(problem.data, TaskData)
+        different = set(self.tasks_.tolist()) ^ set(problem.tasks.names.tolist())
         if different:
             raise ValueError(
                 f"the data must have the {len(self.tasks_)} tasks of the model, passed as in fit; "
                 f"task {min(map(str, different))!r} is only in the data or only in the model"
             )
-        return problem
+        return replace(problem, strengths=self.strengths_, start=None), problem.data, problem.tasks
 
     def compare(
         self, X: Any, y: Any = None, tasks: Any = None, sample_weight: Any = None, cv: Any = 5, groups: Any = None
@@ -147,46 +150,48 @@ class Diagnostics(MTRLBase):
         """
         check_is_fitted(self)
         rows = self._read(X, y, tasks, sample_weight, False, lambda rows: given_splits(cv, rows, groups))
-        splits = label_splits(cv, rows, self._kind == CLASSIFICATION, 0)
-        folds, problem = len(splits), self._problem_of_same_tasks(rows, splits)
-        m = problem.data.m
-        lambdas = default_lambdas(problem.data.X)
+        rows = with_splits(cv, rows, self._kind == CLASSIFICATION, 0)
+        problem, data, found_tasks = self._problem_of_same_tasks(rows)
+        m, lambdas, mine = problem.m, default_lambdas(data.X), problem.strengths
         equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
-        settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
-
-        spec = self.problem_spec(problem, settings)
+        shared = None if problem.intercept is None else replace(problem.intercept, shared=True)
+        held = {name: HeldOutRows(rows) for name in ("together", "alone", "pooled")}
         measure = default_measure(self.loss)
-        race = Race(measure, "tasks")
-        mine = replace(spec, own=self.own_strength_), np.append(lambdas, self.reg_lambda_), self.common_strength_
+
+        def grid(lambdas: np.ndarray, common: float = 0.0, own: float = 0.0) -> Grid:
+            return Grid(lambdas, [common], [own], held["together"].n_folds, Criterion(measure, "tasks", race=True))
+
         searches = {
-            "together": mine,
+            "together": (problem, grid(np.append(lambdas, mine.reg_lambda), mine.common, mine.own)),
             # Sigma = I / m: lambda / m gives the same penalty on a task
-            "alone": (replace(spec, relationship=independent(m)), lambdas / m, 0.0),
-            "pooled": (replace(spec, relationship=Fixed(equal), shared_intercept=True), lambdas, 0.0),
+            "alone": (replace(problem, relationship=independent(m)), grid(lambdas / m)),
+            "pooled": (replace(problem, relationship=Fixed(equal), intercept=shared), grid(lambdas)),
         }
-        held = {name: HeldOutRows(rows, splits) for name in searches}
 
-        def run(engine: Engine, _: ProblemSpec, session: CheckpointSession) -> dict[str, Path]:
-            paths = {}
+        def run(_: Problem, execution: Execution) -> dict[str, SearchResult]:
+            found = {}
             with bar(self.verbose, "comparing", len(searches)) as step:
-                for name, (variant, grid, tau) in searches.items():
-                    path = paths[name] = cross_validate(engine, variant, grid, [tau], folds, race=race)
-                    self._predict_held_out(engine, variant, path.best(measure, "tasks"), problem, held[name])
+                for name, (variant, candidates) in searches.items():
+                    one = found[name] = search(variant, candidates, replace(execution, checkpoint=None))
+                    for fold, point in enumerate(one.points):
+                        held[name].predict(fold, self._fold_model(replace(variant, strengths=one.choice), point))
                     step()
-            return paths
+            return found
 
-        place = Placement(self.engine, self.n_jobs, self.workers, self.on_lost)
-        paths, _ = on_engine(spec, run, for_paths(place, folds, race))
-        per_fold = {name: held_out_errors(path, measure, None) for name, path in paths.items()}
+        settings = Settings(tol=max(self.tol, 3e-3), max_rounds=self.max_rounds, seed=0)
+        engine = choose_engine(self.engine, self.n_jobs)
+        execution = for_search(Execution(engine, settings, keep_all_tasks=True), held["together"].n_folds, race=True)
+        found = on_engine(problem, execution, run)
+        per_fold = {name: held_out_errors(one, measure, None) for name, one in found.items()}
         counts = get_loss(self.loss).name == "poisson"
         return Comparison(
-            np.asarray(problem.data.names),
-            **{name: held_out_errors(path, measure, 0) for name, path in paths.items()},
+            np.asarray(data.names),
+            **{name: held_out_errors(one, measure, 0) for name, one in found.items()},
             hurts=significantly_positive(per_fold["together"] - per_fold["alone"]),
             measure=measure.replace("_", " "),
-            rows=np.diff(problem.data.starts),
-            shares=self.weight_shares_[lookup(problem.tasks, self.tasks_)][problem.used],
-            metrics={name: one.metrics(problem.classes, counts) for name, one in held.items()},
+            rows=np.diff(data.starts),
+            shares=self.weight_shares_[lookup(found_tasks.names, self.tasks_)][found_tasks.used],
+            metrics={name: one.metrics(found_tasks.classes, counts) for name, one in held.items()},
         )
 
     def correlation_intervals(
@@ -234,35 +239,31 @@ class Diagnostics(MTRLBase):
                 "correlation_intervals requires tasks with rows of their own: errors of several labels of the same row "
                 "are not independent"
             )
-        problem = self._problem_of_same_tasks(rows)
-        groups = Groups.draw(problem.data.starts, n_groups, np.random.default_rng(self._seed()))
-        W, correlations, weights = self._refits(problem, groups)
+        problem, data, _ = self._problem_of_same_tasks(rows)
+        groups = Groups.draw(data.starts, n_groups, np.random.default_rng(self._seed()))
+        W, correlations, weights = self._refits(problem, data, groups)
         test = relation_test(W, groups.deviations(weights), groups)
-        units = lookup(problem.data.names, self.tasks_)
-        estimate = self.covariance_.correlation()[np.ix_(units, units)]
+        numbers = lookup(data.names, self.tasks_)
+        estimate = self.covariance_.correlation()[np.ix_(numbers, numbers)]
         unknown = (groups.count < 2) | ~W.any(axis=1)
         found = intervals_of(estimate, correlations, test, groups, unknown, level)
         lower, upper, p_value = (
-            label_pairs(pad_pairs(one, units, len(self.tasks_), empty), self.tasks_)
+            label_pairs(pad_pairs(one, numbers, len(self.tasks_), empty), self.tasks_)
             for one, empty in zip(found, (-1.0, 1.0, np.nan), strict=True)
         )
         return CorrelationIntervals(lower, upper, p_value, level)
 
-    def _refits(self, problem: FitProblem, groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _refits(self, problem: Problem, data: TaskData, groups: Groups) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The weights of the tasks fitted alone to all rows, and the correlations (groups, m, m) and weights alone
         (groups, m, d) with less weight on one group at a time."""
         settings = Settings(tol=min(self.tol, _TOL_OF_REFITS), max_rounds=self.max_rounds)
-        m, worst = problem.data.m, list[Outcome]()
+        m, strengths, worst = problem.m, problem.strengths, list[Outcome]()
 
-        def solve_with(data: TaskData, lam: float, common: float, **changes: Any) -> Outcome:
-            spec = replace(self.problem_spec(replace(problem, data=data), settings), **changes)
-            outcome = solve_problem(spec, lam, common)
+        def together(data: TaskData, problem: Problem = problem) -> Outcome:
+            outcome = solve(replace(problem, data=data), Execution(settings=settings, warn=False))
             if not outcome.converged:
                 worst[:] = [max([*worst, outcome], key=lambda one: one.certificate.relative_gap)]
             return outcome
-
-        def together(data: TaskData) -> Outcome:
-            return solve_with(data, self.reg_lambda_, self.common_strength_, own=self.own_strength_)
 
         with (
             bar(self.verbose, "refitting", int(groups.count.max()) + 1) as step,
@@ -270,22 +271,23 @@ class Diagnostics(MTRLBase):
             ThreadPoolExecutor(thread_count(self.n_jobs)) as pool,
         ):
             # alone: without relations, with a tenth of the penalty on each task
-            size = together(problem.data).covariance.diagonal() + (self.common_strength_ + self.own_strength_) / m
+            size = together(data).covariance.diagonal() + (strengths.common + strengths.own) / m
             unrelated = Fixed(TaskCovariance(np.eye(m), np.maximum(size, 0.01 * size.mean()), 0.0))
+            apart = replace(problem, relationship=unrelated, strengths=Strengths(strengths.reg_lambda / 10))
 
             def alone(data: TaskData) -> np.ndarray:
-                return self._weights_of_features(solve_with(data, self.reg_lambda_ / 10, 0.0, relationship=unrelated))
+                return self._weights_of_features(together(data, apart))
 
             def refit(data: TaskData) -> tuple[np.ndarray, np.ndarray]:
                 found = self._reported_covariance(together(data)).correlation(), alone(data)
                 step()
                 return found
 
-            W = alone(problem.data)
+            W = alone(data)
             step()
-            correlations, weights = map(np.array, zip(*pool.map(refit, groups.lighter(problem.data)), strict=True))
+            correlations, weights = map(np.array, zip(*pool.map(refit, groups.lighter(data)), strict=True))
         for outcome in worst:
-            warn_unless_converged(outcome, settings, stacklevel=4)
+            warn_unless_converged(outcome, settings)
         return W, correlations, weights
 
     def add_task(self, X: Any, y: Any, name: Any, sample_weight: Any = None) -> AddedTask:
@@ -324,22 +326,23 @@ class Diagnostics(MTRLBase):
             )
         rows, seen = self._rows_of_new_task(X, y, name, sample_weight)
         newcomer = TaskData.from_list([rows], [name])
-        lam, before = self.reg_lambda_, self._outcome
+        before, strengths = self._outcome, self.strengths_
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
         # the old tasks keep their weights, so the mean is no longer exactly one
         ratio = _size(newcomer) / before.task_size[0]
         weight = np.append(before.task_weight, before.task_weight[0] * ratio ** check_task_weight(self.task_weight))
         grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
-        own, common = self.own_strength_ * grown, self.common_strength_ * grown
+        strengths = replace(strengths, common=strengths.common * grown, own=strengths.own * grown)
         loss = self._losses(seen)
         loss = loss[0] if isinstance(loss, list) else loss
-        spec = ProblemSpec(len(names), loss, "learned", settings, 1, ridge, own=own, task_weight=weight)
-        relation = spec.relationship_for(lam, common)
-        losses = self.certificate_.primal - lam * relation.penalty(before.W, before.common)
-        added = extend(before.W, before.dual, losses, newcomer, spec, lam, common)
+        intercept = None if ridge is None else Intercept(ridge)
+        problem = Problem(len(names), loss, strengths, task_weight=weight, intercept=intercept)
+        penalty = problem.regulariser().penalty(before.W, before.common)
+        losses = self.certificate_.primal - strengths.reg_lambda * penalty
+        added = extend(before.W, before.dual, losses, newcomer, problem, settings)
         if not np.isfinite(added.certificate.relative_gap):
             raise ValueError(f"task {name!r} has no certificate after max_rounds={self.max_rounds}; raise max_rounds")
-        warn_unless_converged(added.outcome, settings, stacklevel=3)
+        warn_unless_converged(added.outcome, settings)
         return self._join(names, added, newcomer, seen)
 
     def _rows_of_new_task(

@@ -43,21 +43,11 @@ PARAMETERS = {
         The fit stops when the relative gap between objective and lower bound is at most `tol`.""",
     "max_rounds": """int
         Maximum number of rounds. A fit that reaches it emits a NotConvergedWarning.""",
-    "max_staleness": """int
-        With 0 all workers run in step, and each round waits for the slowest. With a larger value answers are used as
-        they arrive, and a worker may receive new weights this many times while another is still busy. The result is
-        certified in both cases; with a positive value it is not bitwise reproducible.""",
-    "engine": """{"local", "ray"} or RayOptions
-        Where the workers run: in this process, or as actors of a Ray cluster.""",
+    "engine": """{"local", "ray"}, LocalOptions or RayOptions
+        Where the workers run: in this process, or as actors of a Ray cluster. The options also set the number of
+        workers, shards of tasks, asynchronous rounds and what happens if a worker is lost.""",
     "n_jobs": """int
         Threads of the local engine. None means 1, and -1 means all cores.""",
-    "workers": """int
-        Number of workers over which the tasks are partitioned. None means one per thread or CPU.""",
-    "shards": """int
-        Number of pieces into which each task is cut, so that a task can be spread over several workers.""",
-    "on_lost": """{"stop", "go_on"}
-        What to do when a worker cannot be replaced: raise WorkerLostError, or start again on the workers that are
-        left. No task is left out, because the rows are in this process.""",
     "random_state": """int or RandomState
         Seed of the fit. None means 0, so that a fit is repeatable by default.""",
     "warm_start": """bool
@@ -93,6 +83,8 @@ ATTRIBUTES = {
         The strength of the common component of the fit, in the units of `common`.""",
     "own_strength_": """float
         The strength of the tasks' own parts of the fit, in the units of `own`.""",
+    "strengths_": """Strengths
+        These three strengths in one object.""",
     "weight_shares_": """ndarray of shape (m, 3)
         How much of each task's coefficients is common to all tasks, related to other tasks, and its own: the lengths
         of these three parts, divided by their sum.""",
@@ -104,9 +96,9 @@ ATTRIBUTES = {
     "covariance_": """TaskCovariance
         Task covariance as an operator, with trace one. It includes the common component.""",
     "task_covariance_": """ndarray or TaskCovariance
-        Task covariance as an array; above 5000 units as an operator.""",
+        Task covariance as an array; above 5000 tasks as an operator.""",
     "task_correlation_": """DataFrame or ndarray
-        Correlation of each pair of units; an array if pandas is not installed.""",
+        Correlation of each pair of tasks; an array if pandas is not installed.""",
     "certificate_": """Certificate
         Proven bounds: `primal` is the objective of the model, and no model has an objective below `dual`.""",
     "history_": """list of dict

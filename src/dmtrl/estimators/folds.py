@@ -5,6 +5,7 @@ the rows as they were passed to `fit`.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,6 @@ import numpy as np
 from dmtrl.data.folds import TEST, TRAIN, UNUSED, draw_splits
 from dmtrl.data.labels import check_one_per_row, plain
 from dmtrl.estimators.inputs import LabelledRows
-from dmtrl.estimators.problem import UnitLabels
 from dmtrl.numerics.checks import is_whole
 
 
@@ -57,8 +57,8 @@ def _roles(number: int, pair: Any, n: int) -> np.ndarray:
     return roles
 
 
-def label_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> np.ndarray:
-    """(splits, labels): what each label of checked rows does in each split.
+def with_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> LabelledRows:
+    """Checked rows with splits: those that they have, or folds that are drawn.
 
     Raises ValueError if there are more folds than rows, or if a split does not train on every task.
     """
@@ -73,9 +73,8 @@ def label_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> np.nd
             where = "there are only" if len(sizes) == 1 else f"the largest task, {name!r}, has only"
             raise ValueError(f"cv={cv} is more folds than rows: {where} {few} rows; use cv={few} or less")
         labels = np.unique(rows.y, return_inverse=True)[1] if classes else None
-        return draw_splits(rows.codes, labels, int(cv), seed)
-    splits = rows.splits[:, rows.rows]
-    for k, roles in enumerate(splits):
+        return replace(rows, splits=draw_splits(rows.codes, labels, int(cv), seed))
+    for k, roles in enumerate(rows.splits):
         if not (roles == TEST).any():
             raise ValueError(f"split {k} of cv has no test rows with a positive sample weight")
         missing = np.setdiff1d(np.arange(len(rows.names)), rows.codes[roles == TRAIN])
@@ -85,13 +84,4 @@ def label_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> np.nd
                 f"split {k} of cv has no training rows of task {name!r}; every split must train on every task: "
                 "shuffle the rows, or sort them by time instead of by task"
             )
-    return splits
-
-
-def labels_of(units: UnitLabels, rows: LabelledRows) -> np.ndarray:
-    """The label of `rows` at each entry of the units."""
-    n = int(rows.rows.max()) + 1
-    keys = rows.codes * n + rows.rows
-    order = np.argsort(keys, kind="stable")
-    wanted = np.repeat(units.used, np.diff(units.starts)) * n + units.rows
-    return np.asarray(order[np.searchsorted(keys[order], wanted)])
+    return rows

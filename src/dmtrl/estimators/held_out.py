@@ -85,16 +85,25 @@ class Predicted:
 
 
 class HeldOutRows:
-    """Collects the predictions of the folds. `splits`: (folds, labels) of the table."""
+    """Collects the predictions of the folds. `table`: checked rows with splits."""
 
-    def __init__(self, table: LabelledRows, splits: np.ndarray):
-        self._table, self._splits = table, splits
+    def __init__(self, table: LabelledRows):
+        assert table.splits is not None, "held-out rows need splits"
+        self._table, self._splits = table, table.splits
         self._found: dict[int, Predicted] = {}
         self._models: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def n_folds(self) -> int:
         return len(self._splits)
+
+    @property
+    def is_open(self) -> bool:
+        return "_table" in vars(self)
+
+    def close(self) -> None:
+        """Free the rows and the predictions."""
+        del self._table, self._found, self._models
 
     def labels(self, fold: int) -> np.ndarray:
         """The labels that a fold tests."""

@@ -36,7 +36,7 @@ class LabelledRows:
     rows: np.ndarray
     wide: bool = False  # y was 2-D, one column per task
     task_starts: np.ndarray | None = None  # first row of each task, if the tasks came as a list of (X_i, y_i)
-    splits: np.ndarray | None = None  # (splits, rows of X): what each row does in a cross-validation; data/folds.py
+    splits: np.ndarray | None = None  # (splits, labels): what each label does in a cross-validation; data/folds.py
 
     @property
     def layout(self) -> str:
@@ -81,7 +81,21 @@ class LabelledRows:
             name = plain(self.names[np.argmax(empty)])
             raise ValueError(f"task {name!r} has no labels: all values in its column of y are missing; leave it out")
         codes, rows = np.nonzero(~missing.T)
-        return replace(self, y=self.y[rows, codes], codes=codes, rows=rows)
+        splits = None if self.splits is None else self.splits[:, rows]
+        return replace(self, y=self.y[rows, codes], codes=codes, rows=rows, splits=splits)
+
+    def take(self, labels: np.ndarray, y: np.ndarray, tasks: np.ndarray | None = None) -> "LabelledRows":
+        """Some labels, with the numbers `y` for all of them, task after task. `tasks`: the tasks that are left."""
+        codes, names, splits = self.codes[labels], self.names, self.splits
+        if tasks is not None:
+            codes, names = np.searchsorted(tasks, codes), names[tasks]
+        splits = None if splits is None else splits[:, labels]
+        return replace(self, y=y[labels], codes=codes, names=names, rows=self.rows[labels], splits=splits)
+
+    @property
+    def label_weight(self) -> np.ndarray | None:
+        """The weight of each label."""
+        return None if self.sample_weight is None else self.sample_weight[self.rows]
 
     def check_X(self, columns: Sequence[Any] | None) -> None:
         """Raise ValueError with task, row and column if X holds NaN, infinity or numbers that are too large."""

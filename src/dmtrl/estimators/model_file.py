@@ -24,16 +24,19 @@ from scipy import sparse
 from sklearn.utils.validation import check_is_fitted
 
 from dmtrl.data.blocks import as_rows
+from dmtrl.data.coordinates import Coordinates
+from dmtrl.engines import choose_engine
 from dmtrl.estimators.held_out import Metrics
 from dmtrl.estimators.inputs import lookup
 from dmtrl.estimators.intervals import FoldModels
-from dmtrl.estimators.problem import Coordinates, build_problem
+from dmtrl.estimators.problem import task_data
 from dmtrl.exceptions import NotAModelError
 from dmtrl.losses import BUILTIN, CustomLoss, Loss
 from dmtrl.relationship import Fixed, Learned, TaskCovariance
-from dmtrl.solver import cross_validation
-from dmtrl.solver.api import Placement, solve_problem
+from dmtrl.solver.api import solve
 from dmtrl.solver.certificate import Certificate
+from dmtrl.solver.cv_results import CvResults
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import DualPoint, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.settings import Settings
 from dmtrl.storage import whole_file
@@ -42,12 +45,12 @@ from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Pre
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 4
+FORMAT = 5
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _PREPARATION = (Preparation, Number, Category, Date, Words, Block, Dropped)
-_VALIDATION = (cross_validation.Path, Metrics, FoldModels)
+_VALIDATION = (CvResults, Metrics, FoldModels)
 _RECORDS = (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, *_VALIDATION, *_PREPARATION)
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _MAX_NPY_HEADER = 1 << 16
@@ -302,21 +305,26 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
         data of the fit, or the model was changed.
     """
     check_is_fitted(model)
-    stored, lam, tau, coordinates = model.certificate_, model.reg_lambda_, model.common_strength_, model.coordinates_
+    stored, coordinates = model.certificate_, model.coordinates_
     rows = model.read_rows(X, y, tasks, sample_weight)
-    units = model.label_units(rows)
+    arranged, found = model.arrange(rows)
     order = lookup(rows.names, model.tasks_)  # a task that was added later is the last one in the model
     same = np.array_equal(np.sort(order), np.arange(len(model.tasks_)))
-    if not same or (units.classes is not None and not np.array_equal(units.classes, model.classes_)):
+    if not same or (found.classes is not None and not np.array_equal(found.classes, model.classes_)):
         raise ValueError("the data have other tasks or classes than the model; verify needs the data of the fit")
     mapped = as_rows(rows.X if model.feature_map_ is None else model.feature_map_.transform(rows.X))
-    problem = build_problem(mapped, units, rows.sample_weight, coordinates)
-    W = model.weights_of(problem, order)
+    problem = model.describe(task_data(mapped, arranged, coordinates), coordinates, found)
+    W = model.weights_of(coordinates, found, order)
     common = coordinates.weights(model.common_coef_[None].astype(float), np.asarray([model.common_intercept_]))[0]
+    problem = replace(
+        problem,
+        strengths=model.strengths_,
+        start=StartPoint(W, common),
+        task_weight=model.task_weights_[order][found.used],
+    )
     settings = Settings(tol=model.tol, max_rounds=model.max_rounds, method="splitting")
-    spec = replace(model.problem_spec(problem, settings), start=StartPoint(W, common))
-    spec = replace(spec, own=model.own_strength_, task_weight=model.task_weights_[order][problem.used])
-    outcome = solve_problem(spec, lam, tau, Placement(model.engine, model.n_jobs, model.workers, model.on_lost))
+    engine = choose_engine(model.engine, model.n_jobs)
+    outcome = solve(problem, Execution(engine, settings, keep_all_tasks=True, warn=False))
     primal, attained = outcome.history[0].objective, outcome.certificate.primal  # the first round evaluates W itself
     slack = (1e-6 if model.coef_.dtype == np.float64 else 1e-4) * max(abs(primal), abs(stored.primal))
     # the stored primal may be above the objective: with a common part the penalty was bounded by an iteration

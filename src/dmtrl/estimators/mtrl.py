@@ -14,10 +14,10 @@ from dmtrl.estimators.classes import ABSENT_CLASS_SCORE, chances, class_losses, 
 from dmtrl.estimators.diagnostics import Diagnostics
 from dmtrl.estimators.docstrings import documented
 from dmtrl.estimators.inputs import LabelledRows
-from dmtrl.estimators.problem import UnitLabels, by_task
-from dmtrl.estimators.task_model import check_choice, init_parameters
+from dmtrl.estimators.task_model import check_choice
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss, Loss, get_loss
 from dmtrl.solver.outcome import Callback
+from dmtrl.solver.problem import Tasks
 
 CLASSIFIER_PARAMETERS = {
     "loss": """str or Loss
@@ -76,13 +76,12 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
 
     _kind = REGRESSION
 
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
-        order, starts = by_task(rows.codes, len(rows.names))
-        numbers = np.arange(len(rows.names))
-        y, loss = rows.numeric_y(), get_loss(self.loss)
+    def arrange(self, rows: LabelledRows) -> tuple[LabelledRows, Tasks]:
+        y, loss, m = rows.numeric_y(), get_loss(self.loss), len(rows.names)
         if isinstance(loss, Loss):
             rows.check_labels(y, loss)
-        return UnitLabels(rows.rows[order], y[order], starts, rows.names, numbers, 0.0 * numbers)
+        tasks = Tasks(rows.names, np.arange(m), np.zeros(m), row_counts=np.bincount(rows.codes, minlength=m))
+        return rows.take(np.argsort(rows.codes, kind="stable"), y), tasks
 
     def _predictions(self, scores: np.ndarray) -> np.ndarray:
         return np.exp(scores) if get_loss(self.loss).name == "poisson" else scores
@@ -114,12 +113,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
-        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
-        workers: int | None = None,
-        shards: int = 1,
-        on_lost: str = "stop",
         random_state: Any = None,
         warm_start: bool = False,
         verbose: int = 0,
@@ -130,7 +125,26 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         multi_class: str = "auto",
         absent_classes: str = "never",
     ):
-        super().__init__(**init_parameters(locals(), exclude=("on_single_class", "multi_class", "absent_classes")))
+        super().__init__(
+            loss=loss,
+            reg_lambda=reg_lambda,
+            relationship=relationship,
+            common=common,
+            own=own,
+            task_weight=task_weight,
+            feature_map=feature_map,
+            fit_intercept=fit_intercept,
+            tol=tol,
+            max_rounds=max_rounds,
+            engine=engine,
+            n_jobs=n_jobs,
+            random_state=random_state,
+            warm_start=warm_start,
+            verbose=verbose,
+            callbacks=callbacks,
+            task_column=task_column,
+            unknown_tasks=unknown_tasks,
+        )
         self.on_single_class = on_single_class
         self.multi_class = multi_class
         self.absent_classes = absent_classes
@@ -142,7 +156,7 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         check_choice("multi_class", self.multi_class, ("auto", "softmax", "ovr"))
         resolve_multi_class(self.multi_class, get_loss(self.loss))
 
-    def label_units(self, rows: LabelledRows) -> UnitLabels:
+    def arrange(self, rows: LabelledRows) -> tuple[LabelledRows, Tasks]:
         check_classification_targets(rows.y)
         class_names, labels = np.unique(rows.y, return_inverse=True)
         m, k = len(rows.names), len(class_names)
@@ -164,11 +178,9 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         else:
             constant, numeric = np.where(counts > 0, certain[:, None], 0.0), labels.astype(float)
         used = np.flatnonzero(~single)
-        order, starts = by_task(rows.codes, m)
-        sizes = np.diff(starts)[used]
-        ends = np.concatenate([[0], np.cumsum(sizes)])
-        chosen = order[np.arange(ends[-1]) + np.repeat(starts[used] - ends[:-1], sizes)]  # unit after unit
-        return UnitLabels(rows.rows[chosen], numeric[chosen], ends, rows.names, used, constant, class_names, counts > 0)
+        order = np.argsort(rows.codes, kind="stable")
+        tasks = Tasks(rows.names, used, constant, class_names, counts > 0, counts.sum(axis=1))
+        return rows.take(order[~single[rows.codes[order]]], numeric, used), tasks
 
     def _losses(self, seen: np.ndarray | None) -> AnyLoss | list[AnyLoss]:
         loss = get_loss(self.loss)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,27 +16,28 @@ from scipy import sparse
 from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import get_scorer_names
 
-from dmtrl.engines.base import Engine
+from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.comparison import default_measure
 from dmtrl.estimators.feature_maps import candidate_maps, several_maps
-from dmtrl.estimators.folds import given_splits, label_splits
+from dmtrl.estimators.folds import given_splits, with_splits
 from dmtrl.estimators.grids import default_lambdas
 from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.metrics import TaskScorer
-from dmtrl.estimators.problem import FitProblem
-from dmtrl.estimators.task_model import check_choice, init_parameters
+from dmtrl.estimators.task_model import check_choice
 from dmtrl.exceptions import ScaleWarning
 from dmtrl.losses import CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_whole
-from dmtrl.progress import bar
-from dmtrl.solver.api import Placement, ProblemSpec, Strengths, on_engine
+from dmtrl.solver.api import caller_level, on_engine, solve
 from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
-from dmtrl.solver.cross_validation import MEASURES, RULES, SCORE, Path, cross_validate, for_paths
-from dmtrl.solver.outcome import Callback, Outcome, RoundRecord
-from dmtrl.solver.race import Race
+from dmtrl.solver.cv_results import MEASURES, RULES, SCORE, CvResults, NoScoreError
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.grid import Criterion, Grid
+from dmtrl.solver.outcome import Callback, Outcome
+from dmtrl.solver.problem import Problem
+from dmtrl.solver.search import for_search, search
 
 SCALES = 1e4  # how many times as much as all others a column may vary without a warning
 
@@ -69,23 +71,8 @@ def warn_of_scales(X: Any, names: np.ndarray | None) -> None:
             f"column {column!r} of X varies {sizes[j] / others:.0e} times as much as any other, so that lambda suits "
             "this column only; scale the columns, for example with StandardScaler",
             ScaleWarning,
-            stacklevel=5,
+            stacklevel=caller_level(),
         )
-
-
-def warn_of_scores(folds: np.ndarray, undefined: dict[int, ValueError]) -> None:
-    """Warn that some folds have no score. `undefined`: what the scorer said."""
-    named = f"fold{'s' if len(folds) > 1 else ''} {', '.join(map(str, folds))}"
-    reason = f" ({undefined[min(undefined)]})" if undefined else ""
-    warnings.warn(
-        f"the scorer is not defined on the held-out rows of {named}{reason}, so that only the other folds count; use "
-        "fewer folds or another scorer",
-        UndefinedMetricWarning,
-        stacklevel=5,
-    )
-
-
-_OWN_PARAMETERS = ("lambdas", "commons", "owns", "cv", "scoring", "choice", "exhaustive")
 
 
 class StrengthSearch(MTRLBase):
@@ -93,6 +80,7 @@ class StrengthSearch(MTRLBase):
 
     __metadata_request__fit: ClassVar = {"tasks": True, "sample_weight": True, "groups": True}
     metrics_: Metrics
+    reg_lambda, common, own, warm_start = 0.1, "auto", 0.0, False  # not parameters: the search chooses
 
     def __init__(
         self,
@@ -110,19 +98,15 @@ class StrengthSearch(MTRLBase):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
-        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
-        workers: int | None = None,
-        shards: int = 1,
-        on_lost: str = "stop",
         random_state: Any = None,
         verbose: int = 0,
         callbacks: Sequence[Callback] | None = None,
         task_column: Any = None,
         unknown_tasks: str = "raise",
     ):
-        super().__init__(**init_parameters(locals(), exclude=_OWN_PARAMETERS))
+        self.loss = loss
         self.lambdas = lambdas
         self.commons = commons
         self.owns = owns
@@ -130,6 +114,19 @@ class StrengthSearch(MTRLBase):
         self.scoring = scoring
         self.choice = choice
         self.exhaustive = exhaustive
+        self.relationship = relationship
+        self.task_weight = task_weight
+        self.feature_map = feature_map
+        self.fit_intercept = fit_intercept
+        self.tol = tol
+        self.max_rounds = max_rounds
+        self.engine = engine
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+        self.callbacks = callbacks
+        self.task_column = task_column
+        self.unknown_tasks = unknown_tasks
 
     def fit(
         self,
@@ -162,12 +159,13 @@ class StrengthSearch(MTRLBase):
             The fitted estimator.
         """
         self._check_parameters()
-        self._check_search()
+        execution = self._execution(checkpoint, resume)
         rows = self._read(X, y, tasks, sample_weight, splits=lambda rows: given_splits(self.cv, rows, groups))
-        self._fit_rows(rows, checkpoint, resume)
+        self._fit_rows(rows, execution)
         return self
 
-    def _check_search(self) -> None:
+    def _check_parameters(self) -> None:
+        super()._check_parameters()
         check_choice("choice", self.choice, RULES)
         for name in ("commons", "owns"):
             check_numbers(name, getattr(self, name))
@@ -197,33 +195,86 @@ class StrengthSearch(MTRLBase):
             raise ValueError(f"scoring must be a name or a callable scorer(model, X, y), got {scoring!r}")
         return TaskScorer(scoring)
 
-    def _choose(self, table: LabelledRows, place: Placement) -> tuple[FitProblem, Strengths]:
-        splits = label_splits(self.cv, table, self._kind == CLASSIFICATION, self._seed())
+    def _fit_rows(self, rows: LabelledRows, execution: Execution) -> None:
+        self.layout_ = rows.layout
+        rows = with_splits(self.cv, rows, self._kind == CLASSIFICATION, self._seed())
+        assert rows.splits is not None
+        execution = for_search(execution, len(rows.splits), self._race)
         if several_maps(self.feature_map):
-            return self._choose_map(table, splits, place)
-        problem = self._build_problem(table, splits)
-        warn_of_scales(problem.data.X, getattr(self, "feature_names_in_", None))
-        held = HeldOutRows(table, splits)
-        strengths = self._search(problem, place, len(splits), held)
-        self._keep_held_out(held, problem)
-        return problem, strengths
+            with execution.engine.session():  # rows differ between maps, so that each needs an engine of its own
+                problem = self._choose_map(rows, execution)
+                self._keep(problem, solve(problem, execution))
+            return
+        problem, held = self._problem(rows), HeldOutRows(rows)
+        del rows  # `held` has them, until the strengths are chosen
+        self._warn_of_scales(problem)
+        self._keep(*self._run(problem, execution, held))
 
-    def _choose_map(self, table: LabelledRows, splits: np.ndarray, place: Placement) -> tuple[FitProblem, Strengths]:
+    def _choose(self, problem: Problem, execution: Execution, held: HeldOutRows | None) -> Problem:
+        """Search on the engine of the fit. `held` receives the predictions of the folds at the choice."""
+        scorer = self._scorer()
+        if held is None and (scorer is not None or not is_whole(self.cv)):
+            raise ValueError("rows that are not in this process need a number of folds as cv, and no scorer")
+        assert problem.tasks is not None
+        classes, folds = problem.tasks.classes, int(self.cv) if held is None else held.n_folds
+        if scorer is not None and classes is not None:
+            scorer.check_classes(len(classes))
+        of_fold = None if scorer is None or held is None else _FoldScorer(self, scorer, held)
+        self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
+        grid = self._grid(problem, folds, Criterion(self.scoring_, self._over(), self.choice, self._race, of_fold))
+        # choosing needs less accuracy than the final fit
+        rough = replace(execution.settings, tol=max(self.tol, 3e-3))
+        try:
+            found = search(problem, grid, replace(execution, settings=rough))
+        except NoScoreError as error:
+            if of_fold is None or not of_fold.undefined:
+                raise
+            raise of_fold.undefined[min(of_fold.undefined)] from error
+        if of_fold is not None and not found.results.scored.all():
+            of_fold.warn(np.flatnonzero(~found.results.scored))
+        self.cv_results_, self.map_results_ = found.results, [found.results]
+        problem = replace(problem, strengths=found.choice)
+        if held is not None and held.is_open:  # it is closed if the final fit starts again
+            for fold, point in enumerate(found.points):
+                held.predict(fold, self._fold_model(problem, point))
+            self._keep_held_out(held, classes)
+            held.close()
+        return problem
+
+    def _grid(self, problem: Problem, folds: int, criterion: Criterion) -> Grid:
+        data, tasks, here = problem.data, problem.tasks, isinstance(problem.data, TaskData)
+        assert tasks is not None
+        commons, owns = ((0.0,), (0.0,)) if len(tasks.names) == 1 else (self.commons, self.owns)
+        lambdas: Any = self.lambdas
+        if lambdas is None:
+            assert isinstance(data, TaskData), "rows that are not in this process need lambdas"
+            lambdas = default_lambdas(data.X)
+        return Grid(lambdas, commons, owns, folds, criterion, keep_points=here)
+
+    def _choose_map(self, rows: LabelledRows, execution: Execution) -> Problem:
         """One search for each feature map, on the same splits; the first of the best ones is taken."""
-        if place.session.active:
+        if execution.opened().session.active:
             raise ValueError("a search over several feature maps has no checkpoints; choose one feature_map first")
-        paths, found = [], []
-        for feature_map in candidate_maps(self.feature_map, self._seed(), table.X):
+        results, least = list[CvResults](), np.inf
+        for feature_map in candidate_maps(self.feature_map, self._seed(), rows.X):
             one = copy(self)
             one.feature_map = feature_map
-            problem, strengths = one._choose(table, replace(place, session=CheckpointSession()))
-            error = one.cv_path_.mean(one.scoring_, one._over())[one.cv_path_.cell(*strengths)]
-            paths.append(one.cv_path_)
-            found.append((-error if one.scoring_ == SCORE else error, one, problem, strengths))
-        _, best, problem, strengths = min(found, key=lambda entry: entry[0])
+            problem, held = one._problem(rows), HeldOutRows(rows)
+            one._warn_of_scales(problem)
+            found = on_engine(problem, execution, partial(one._choose, held=held))
+            results.append(one.cv_results_)
+            error = one.cv_results_.mean(one.scoring_, one._over())[one.cv_results_.index_of(found.strengths)]
+            error = -error if one.scoring_ == SCORE else error
+            if not results[1:] or error < least:
+                best, chosen, least = one, found, error
         vars(self).update({name: value for name, value in vars(best).items() if name.endswith("_")})
-        self.cv_paths_ = paths
-        return problem, strengths
+        self.map_results_ = results
+        return chosen
+
+    @property
+    def _race(self) -> bool:
+        """Whether candidates that are clearly worse are left out."""
+        return not self.exhaustive and self._scorer() is None
 
     def _map_of_fit(self) -> Any:
         """The chosen one of several maps."""
@@ -233,75 +284,42 @@ class StrengthSearch(MTRLBase):
         """What held-out errors are averaged over."""
         return "tasks" if self._kind == CLASSIFICATION else "rows"
 
-    def _keep_held_out(self, held: HeldOutRows, problem: FitProblem) -> None:
-        self.metrics_ = held.metrics(problem.classes, get_loss(self.loss).name == "poisson")
+    def _keep_held_out(self, held: HeldOutRows, classes: np.ndarray | None) -> None:
+        self.metrics_ = held.metrics(classes, get_loss(self.loss).name == "poisson")
 
-    def _strengths(self, problem: FitProblem, place: Placement) -> Strengths:
-        """For rows that only the workers hold, which draw the folds."""
-        self._check_search()
-        if not is_whole(self.cv) or self._scorer() is not None:
-            raise ValueError("rows that are not in this process need a number of folds as cv, and no scorer")
-        return self._search(problem, place, int(self.cv))
+    def _warn_of_scales(self, problem: Problem) -> None:
+        assert isinstance(problem.data, TaskData)
+        warn_of_scales(problem.data.X, getattr(self, "feature_names_in_", None))
 
-    def _search(self, problem: FitProblem, place: Placement, folds: int, held: HeldOutRows | None = None) -> Strengths:
-        """`held`: the rows, if they are in this process; it receives the predictions of the folds at the choice."""
-        lambdas = default_lambdas(problem.data.X) if self.lambdas is None else np.asarray(self.lambdas, dtype=float)
-        commons, owns = ([0.0], [0.0]) if len(problem.tasks) == 1 else (list(self.commons), list(self.owns))
-        # choosing needs less accuracy than the final fit
-        settings = self._settings(self._seed(), max(self.tol, 3e-3))
-        scorer = self._scorer()
-        if scorer is not None and problem.classes is not None:
-            scorer.check_classes(len(problem.classes))
-        self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
-        over = self._over()
-        race = None if self.exhaustive or scorer is not None else Race(self.scoring_, over)
-        total = len(lambdas) * len(commons) * len(owns) * folds
-        callbacks = self.callbacks or ()
-        rounds = [callback.on_cv_round for callback in callbacks if hasattr(callback, "on_cv_round")]
-        fits = [callback.on_cv_fit for callback in callbacks if hasattr(callback, "on_cv_fit")]
 
-        def on_round(record: RoundRecord) -> None:
-            for callback in rounds:
-                callback(record)
+class _FoldScorer:
+    """Scores the fits of a search with a scorer of scikit-learn. `undefined`: why a fold has no score."""
 
-        undefined: dict[int, ValueError] = {}  # why a fold has no score
+    def __init__(self, estimator: StrengthSearch, scorer: TaskScorer, held: HeldOutRows):
+        self._estimator, self._scorer, self._held = estimator, scorer, held
+        self.undefined: dict[int, ValueError] = {}
 
-        def score(fold: int, strengths: Strengths, outcome: Outcome) -> float:
-            assert scorer is not None
-            assert held is not None
-            try:
-                return scorer(self._fold_model(problem, outcome, strengths), *held.arguments(fold))
-            except ValueError as error:
-                undefined.setdefault(fold, error)
-                return float("nan")
-            except AttributeError as error:
-                if "predict_proba" not in str(error) or hasattr(self, "predict_proba"):
-                    raise
-                needs = f"the scorer {scorer.metric!r} needs probabilities, which the {get_loss(self.loss).name} loss"
-                raise ValueError(f"{needs} does not give; use the logistic loss or another scorer") from error
+    def __call__(self, fold: int, problem: Problem, outcome: Outcome) -> float:
+        model = self._estimator._fold_model(problem, outcome)
+        try:
+            return self._scorer(model, *self._held.arguments(fold))
+        except ValueError as error:
+            self.undefined.setdefault(fold, error)
+            return float("nan")
+        except AttributeError as error:
+            if "predict_proba" not in str(error) or hasattr(model, "predict_proba"):
+                raise
+            loss = get_loss(model.loss).name
+            needs = f"the scorer {self._scorer.metric!r} needs probabilities, which the {loss} loss"
+            raise ValueError(f"{needs} does not give; use the logistic loss or another scorer") from error
 
-        with bar(self.verbose, "choosing lambda, common and own", total) as step:
-
-            def on_fit(done: int, total: int) -> None:
-                step(total)
-                for callback in fits:
-                    callback(done, total)
-
-            def run(engine: Engine, spec: ProblemSpec, session: CheckpointSession) -> Path:
-                hook = None if scorer is None else score
-                path = cross_validate(
-                    engine, spec, lambdas, commons, folds, session, on_round, on_fit, race, hook, owns
-                )
-                if not path.scored.any() and undefined:
-                    raise undefined[min(undefined)]
-                strengths = path.best(self.scoring_, over, self.choice)
-                if held is not None:
-                    self._predict_held_out(engine, spec, strengths, problem, held)
-                return path
-
-            path, _ = on_engine(self.problem_spec(problem, settings), run, for_paths(place, folds, race))
-        if scorer is not None and not path.scored.all():
-            warn_of_scores(np.flatnonzero(~path.scored), undefined)
-        self.cv_path_: Path = path
-        self.cv_paths_ = [path]
-        return path.best(self.scoring_, over, self.choice)
+    def warn(self, folds: np.ndarray) -> None:
+        """Warn that these folds have no score."""
+        named = f"fold{'s' if len(folds) > 1 else ''} {', '.join(map(str, folds))}"
+        reason = f" ({self.undefined[min(self.undefined)]})" if self.undefined else ""
+        warnings.warn(
+            f"the scorer is not defined on the held-out rows of {named}{reason}, so that only the other folds count; "
+            "use fewer folds or another scorer",
+            UndefinedMetricWarning,
+            stacklevel=caller_level(),
+        )

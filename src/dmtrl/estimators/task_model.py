@@ -12,15 +12,17 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from dmtrl import notebook
 from dmtrl.data.blocks import as_rows
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.data.labels import plain
 from dmtrl.estimators import inputs, model_file
-from dmtrl.estimators.problem import Coordinates, row_products
+from dmtrl.estimators.problem import row_products
 from dmtrl.losses import CLASSIFICATION, REGRESSION, AnyLoss
 from dmtrl.relationship import TaskCovariance
 from dmtrl.relationship.covariance import DENSE_LIMIT
 from dmtrl.relationship.similarity import similarity_order
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import Callback
+from dmtrl.solver.problem import Strengths
 from dmtrl.tables.names import quoted
 
 
@@ -62,12 +64,8 @@ class TaskModel(ABC):
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
         max_rounds: int = 1000,
-        max_staleness: int = 0,
         engine: Any = "local",
         n_jobs: int | None = None,
-        workers: int | None = None,
-        shards: int = 1,
-        on_lost: str = "stop",
         random_state: Any = None,
         warm_start: bool = False,
         verbose: int = 0,
@@ -85,12 +83,8 @@ class TaskModel(ABC):
         self.fit_intercept = fit_intercept
         self.tol = tol
         self.max_rounds = max_rounds
-        self.max_staleness = max_staleness
         self.engine = engine
         self.n_jobs = n_jobs
-        self.workers = workers
-        self.shards = shards
-        self.on_lost = on_lost
         self.random_state = random_state
         self.warm_start = warm_start
         self.verbose = verbose
@@ -159,20 +153,26 @@ class TaskModel(ABC):
         return self.coef_.shape[1] if self.coef_.ndim == 3 else 1
 
     @property
+    def strengths_(self) -> Strengths:
+        """Lambda and the strengths of the common and own parts of the fit, in one object."""
+        check_is_fitted(self)
+        return Strengths(self.reg_lambda_, self.common_strength_, self.own_strength_)
+
+    @property
     def covariance_(self) -> TaskCovariance:
-        """The task covariance Sigma as an operator, with trace one and a row per unit."""
+        """The task covariance Sigma as an operator, with trace one and a row per task."""
         check_is_fitted(self)
         return self._covariance
 
     @property
     def task_covariance_(self) -> np.ndarray | TaskCovariance:
-        """The task covariance Sigma as an array; above 5000 units as an operator."""
+        """The task covariance Sigma as an array; above 5000 tasks as an operator."""
         covariance = self.covariance_
         return covariance if covariance.m > DENSE_LIMIT else covariance.dense()
 
     @property
     def task_correlation_(self) -> Any:
-        """The correlation of each pair of units, as a data frame if pandas is installed."""
+        """The correlation of each pair of tasks, as a data frame if pandas is installed."""
         return label_pairs(self.covariance_.correlation(), self.tasks_)
 
     def predict(self, X: Any, tasks: Any = None) -> np.ndarray:
@@ -326,7 +326,7 @@ class TaskModel(ABC):
         return shown | ({"text/html": self._repr_html_()} if get_config()["display"] == "diagram" else {})
 
     def __sklearn_is_fitted__(self) -> bool:
-        return "certificate_" in vars(self)
+        return "coef_" in vars(self)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()  # type: ignore[misc]
@@ -334,14 +334,6 @@ class TaskModel(ABC):
         tags.target_tags.multi_output = True
         tags.target_tags.single_output = True
         return tags
-
-
-def init_parameters(variables: dict[str, Any], exclude: tuple[str, ...]) -> dict[str, Any]:
-    """The parameters of an `__init__` to pass on, from its `locals()` before anything else is assigned.
-
-    exclude: parameters that it keeps itself.
-    """
-    return {name: value for name, value in variables.items() if name not in ("self", "__class__", *exclude)}
 
 
 def label_pairs(values: np.ndarray, names: np.ndarray) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from dmtrl.engines.base import Engine
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.rounds import Describe, Prepare, Prepared, Restore
-from dmtrl.relationship import FreeIntercept, Relationship
+from dmtrl.relationship import FreeIntercept
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.identity import problem_of
 from dmtrl.solver.checkpoint.paths import RunSession
@@ -34,7 +34,8 @@ from dmtrl.solver.methods.base import (
     first_step,
 )
 from dmtrl.solver.methods.splitting import Splitting
-from dmtrl.solver.outcome import Callback, Candidate, DualPoint, Outcome, RoundRecord, StartPoint, Watch
+from dmtrl.solver.outcome import Callback, DualPoint, Outcome, PrimalPoint, RoundRecord, StartPoint, Watch
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl.solver.task_weights import task_weights
 from dmtrl.worker.kernels import SDCA
@@ -46,7 +47,7 @@ class RunState:
     """Where a run stands at the end of a round; a checkpoint holds it."""
 
     method: Any  # the state of the method
-    best: Candidate
+    best: PrimalPoint
     dual: DualPoint
     accuracy: float  # share of the gap at which local gaps aim
     longest_step: float
@@ -60,20 +61,12 @@ class RunState:
 
 
 class Coordinator:
-    """`layout` says which worker holds which units; by default the workers are asked. `task_weight` is the exponent of
-    the task sizes, or the weights of the tasks themselves."""
+    """`layout` says which worker holds which units; by default the workers are asked."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        m: int,
-        relationship: Relationship,
-        reg_lambda: float,
-        settings: Settings,
-        layout: Layout | None = None,
-        task_weight: float | np.ndarray = 0.0,
-    ):
-        self._engine, self._relationship, self._lam, self._settings = engine, relationship, float(reg_lambda), settings
+    def __init__(self, engine: Engine, problem: Problem, settings: Settings, layout: Layout | None = None):
+        relationship, m, task_weight = problem.regulariser(), problem.m, problem.task_weight
+        self._engine, self._relationship, self._settings = engine, relationship, settings
+        self._lam, self._staleness = problem.strengths.reg_lambda, engine.max_staleness
         self._intercept = isinstance(relationship, FreeIntercept)
         self._layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), m)
         relationship.start(m)  # refuses a relationship for another number of tasks
@@ -99,8 +92,10 @@ class Coordinator:
         raises KeyboardInterrupt stops the run; if there is a checkpoint, it is written first.
         """
         layout, relationship = self._layout, self._relationship
-        facts = layout, relationship, self._lam, self._settings, self._task_weight
-        problem = problem_of(*facts) if session.active else {}
+        problem = {}
+        if session.active:
+            facts = layout, relationship, self._lam, self._settings, self._task_weight, self._staleness
+            problem = problem_of(*facts)
         version = session.resume_run(name, problem)
         method, run = self._begin(start) if version is None else self._resume(version)
         exchange = _Exchange(self._engine, method)
@@ -161,7 +156,7 @@ class Coordinator:
                 ridge = np.broadcast_to(self._lam * self._relationship.weight, layout.m)
                 intercept_step = agreed_intercept_step(intercept_step, ridge, local)
         W, common = (np.zeros(shape), np.zeros(shape[1])) if start is None else start
-        loss = layout.gather(answers, "loss_w") if settings.max_staleness else None
+        loss = layout.gather(answers, "loss_w") if self._staleness else None
         point = InitialPoint(W, common, layout.gather(answers, "b"), layout.gather(answers, "conjugate"), loss)
         at_zero = float(layout.gather(answers, "conjugate_at_zero").sum())
         dual = self._dual_point(layout.per_task(point.b), float(point.conjugate.sum()), at_zero)
@@ -170,7 +165,7 @@ class Coordinator:
             penalty = self._relationship.penalty(W, common) if W.any() else 0.0
             objective = float(loss.sum()) + self._lam * penalty
         method = self._choose_method(longest_step, intercept_step)
-        best, accuracy = Candidate(W, common, objective), settings.local_accuracy
+        best, accuracy = PrimalPoint(W, common, objective), settings.local_accuracy
         return method, RunState(method.init(point), best, dual, accuracy, longest_step, intercept_step)
 
     def _prepare(self, start: StartPoint | None) -> dict[int, Prepared]:
@@ -188,7 +183,7 @@ class Coordinator:
                 keep=start is not None,
                 density=layout.density,
                 first_step=settings.initial_step or first_step(self._lam, layout.m),
-                evaluate=settings.max_staleness > 0,
+                evaluate=self._staleness > 0,
                 intercept=self._intercept,
                 intercept_ridge=None if ridge is None else layout.scatter(k, ridge),
                 total_weight=layout.scatter(k, total),
@@ -220,8 +215,12 @@ class Coordinator:
     def _choose_method(self, longest_step: float, intercept_step: np.ndarray | None) -> Method[Any]:
         layout, settings, relationship = self._layout, self._settings, self._relationship
         ridge = self._intercept_ridge()
-        context = RunContext(relationship, self._lam, layout, settings, longest_step, intercept_step, ridge)
-        if settings.max_staleness:
+        context = RunContext(
+            relationship, self._lam, layout, settings, longest_step, intercept_step, ridge, self._staleness
+        )
+        if self._staleness:
+            if settings.method == "dual":
+                raise ValueError("max_staleness requires method='splitting': asynchronous dual ascent can stall")
             return AsynchronousSplitting(context)
         if settings.method == "dual" and self._intercept:  # the dual step has one size for all columns
             raise ValueError("method='dual' cannot leave the intercept free; use a bias feature or method='splitting'")
@@ -250,10 +249,10 @@ class Coordinator:
         finish = 0.5 * self._settings.tol * abs(run.dual.bound) if run.history else np.inf
         return GapToClose(run.best.objective - run.dual.bound, run.accuracy, finish, best=run.best.W)
 
-    def _learn(self, run: RunState, report: Report) -> Candidate:
-        """Keep the best of what is known; returns the best candidate of this report."""
-        now = min(report.candidates, key=lambda candidate: candidate.objective)
-        run.best = min(run.best, now, key=lambda candidate: candidate.objective)
+    def _learn(self, run: RunState, report: Report) -> PrimalPoint:
+        """Keep the best of what is known; returns the best point of this report."""
+        now = min(report.points, key=lambda point: point.objective)
+        run.best = min(run.best, now, key=lambda point: point.objective)
         point = self._dual_point(report.B, report.conjugate, run.dual.conjugate_at_zero)
         run.dual = max(run.dual, point, key=lambda dual: dual.bound)
         run.omega_steps += report.omega

@@ -15,10 +15,12 @@ from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe, Description, Improved, Prepare, Prepared, Round
 from dmtrl.protocol.steps import Steps
-from dmtrl.solver.api import ProblemSpec, solve_on
+from dmtrl.solver.api import solve_on
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.session import CheckpointSession
 from dmtrl.solver.outcome import DualPoint, Outcome
+from dmtrl.solver.problem import Problem
+from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 
 
@@ -89,31 +91,24 @@ class Extension:
 
 
 def extend(
-    W: np.ndarray,
-    dual: DualPoint,
-    losses: float,
-    new: TaskData,
-    spec: ProblemSpec,
-    reg_lambda: float,
-    common: float,
+    W: np.ndarray, dual: DualPoint, losses: float, new: TaskData, problem: Problem, settings: Settings
 ) -> Extension:
-    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `spec` describes the
-    problem of m + 1 tasks."""
+    """W (m, d), `dual` and `losses` (the old tasks' summed mean losses at W) come from the model; `problem` is that of
+    m + 1 tasks."""
     m, d = W.shape
     if new.m != 1:
         raise ValueError(f"one task can be added at a time, got {new.m}")
-    if spec.outputs * (new.X.shape[1] + (spec.intercept_ridge is not None)) != d:
+    if problem.outputs * (new.X.shape[1] + (problem.intercept is not None)) != d:
         raise ValueError(f"the new task has {new.X.shape[1]} features, which does not fit the weights of the model")
     blocks = replace(new.sources(1)[0], tasks=np.array([m]))
-    fixed = _FixedTasks(W, dual.B, new.X.shape[1], spec.outputs)
-    engine = LocalEngine((), (), workers=[fixed, Worker(blocks, spec.losses)])
-    spec = replace(spec, settings=replace(spec.settings, method="splitting", max_staleness=0))
-    outcome = solve_on(engine, spec, reg_lambda, common, CheckpointSession())
+    fixed = _FixedTasks(W, dual.B, new.X.shape[1], problem.outputs)
+    engine = LocalEngine((), (), workers=[fixed, Worker(blocks, problem.losses)])
+    outcome = solve_on(engine, problem, replace(settings, method="splitting"), CheckpointSession())
     # the dual of the whole problem at the old tasks' B and the new one's; any scaling of it is valid as well
     B = np.vstack([dual.B, outcome.dual.B[m:]])
     own = outcome.dual.conjugate + float((W * outcome.dual.B[:m]).sum())  # the new task's conjugate sum
     conjugate = dual.conjugate + own
     at_zero = dual.conjugate_at_zero + outcome.dual.conjugate_at_zero
-    bound = scaled_dual(spec.relationship_for(reg_lambda, common).conjugate(B) / reg_lambda, conjugate, at_zero)
+    bound = scaled_dual(problem.regulariser().conjugate(B) / problem.strengths.reg_lambda, conjugate, at_zero)
     certificate = Certificate(losses + outcome.certificate.primal, bound)
     return Extension(outcome.W[m], outcome, certificate, DualPoint(B, conjugate, at_zero, bound))

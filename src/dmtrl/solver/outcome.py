@@ -82,7 +82,7 @@ class StartPoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PrimalPoint:
     """A primal point with its objective; `common` is the part of it that all tasks share."""
 
     W: np.ndarray

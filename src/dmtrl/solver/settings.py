@@ -13,7 +13,7 @@ CHOICES = {
     "sampling": ("shuffled", "uniform"),
     "rho": ("paper", "spectral"),
 }
-_MINIMA = {"max_rounds": 1, "max_passes": 1, "w_rounds": 1, "max_staleness": 0, "seed": 0}  # of integers
+_MINIMA = {"max_rounds": 1, "max_passes": 1, "w_rounds": 1, "seed": 0}  # of integers
 _NUMBERS = ["tol", "w_tol", "relaxation", "eta", "local_accuracy", "smoothing", "smoothing_decay", "smoothing_floor"]
 
 
@@ -42,9 +42,6 @@ class Settings:
         Maximum number of passes over the rows of a unit in a round, if `steps` is None.
     local_accuracy : float, default=0.05
         The local gap of a round aims at this share of the last certified gap.
-    max_staleness : int, default=0
-        With 0 each round waits for the slowest worker. With a larger value answers are used as they arrive, and a
-        worker may receive new weights this many times while another is still busy with older ones.
     relaxation : float, default=1.6
         Relaxation of the splitting, between 0 and 2.
     initial_step : float, default=None
@@ -76,7 +73,6 @@ class Settings:
     steps: int | tuple[int, ...] | None = None
     max_passes: int = 100
     local_accuracy: float = 0.05
-    max_staleness: int = 0
     relaxation: float = 1.6
     initial_step: float | None = None
     eta: float = 1.0
@@ -107,8 +103,6 @@ class Settings:
         for name, minimum in _MINIMA.items():
             value = getattr(self, name)
             require(is_whole(value) and value >= minimum, name, f"an integer of at least {minimum}", value)
-        if self.max_staleness and self.method == "dual":
-            raise ValueError("max_staleness requires method='splitting': asynchronous dual ascent can stall")
         omega, steps, initial = self.omega_steps, self.steps, self.initial_step
         ok = omega is None or (is_whole(omega) and omega >= 1)
         require(ok, "omega_steps", "None or a positive integer", omega)

@@ -7,6 +7,7 @@ import numpy as np
 from scipy import sparse
 
 from dmtrl.losses import scalar
+from dmtrl.numerics.rowwise import row_blocks
 from dmtrl.protocol.rounds import Prepare, Scores
 from dmtrl.worker import exact, kernels, span
 from dmtrl.worker.box import span_work
@@ -74,7 +75,7 @@ class LocalProblem(RoundProblem):
             descend = np.union1d(descend, by_newton[out[by_newton, 4] < 0])
         if len(descend):
             work = self._vector_for_passes(plan)
-            if self._order.sampling == "uniform":
+            if self._prepare.sampling == "uniform":
                 self._kernels.uniform_round(self.units, duals, plan, descend, work, out)
             else:
                 shuffled, rest = np.empty(longest, dtype=np.int64), np.zeros_like(duals.calm)
@@ -107,11 +108,18 @@ class LocalProblem(RoundProblem):
 
     def held_out(self, W: np.ndarray, weight: np.ndarray) -> Scores:
         blocks, y = self._blocks, self._blocks.y.astype(float, copy=False)
-        z = np.zeros(len(y))
-        for i in range(blocks.n_units):
-            rows = blocks.starts[i] + np.flatnonzero(weight[blocks.starts[i] : blocks.starts[i + 1]] > 0)
-            w = W[i]
-            z[rows] = blocks.X[rows] @ w[: blocks.X.shape[1]] + (w[-1] if self.units.intercept else 0.0)
+        z, d, tested = np.zeros(len(y)), blocks.X.shape[1], np.flatnonzero(weight > 0)
+        unit = np.searchsorted(blocks.starts, tested, side="right") - 1
+        if sparse.issparse(blocks.X):
+            first = np.searchsorted(tested, blocks.starts)
+            for i in np.unique(unit):
+                rows = tested[first[i] : first[i + 1]]
+                z[rows] = blocks.X[rows] @ W[i, :d]
+        else:
+            for some in row_blocks(len(tested), d):
+                z[tested[some]] = np.einsum("ij,ij->i", blocks.X[tested[some]], W[unit[some], :d])
+        if self.units.intercept:
+            z[tested] += W[unit, -1]
         if blocks.offset is not None:
             z += blocks.offset
         return Scores(
@@ -145,8 +153,8 @@ class LocalProblem(RoundProblem):
         # Classes that can be separated leave an intercept undetermined, which passes find slowly. Amounts do not: more
         # rows than 2 d are solved exactly only where that happens anyway.
         passes = np.isin(self.units.loss, _TURNING) & (n > 2 * d)
-        if np.isfinite(self._order.first_step):
-            first = np.full(len(n), self._order.first_step)
+        if np.isfinite(self._prepare.first_step):
+            first = np.full(len(n), self._prepare.first_step)
             passes &= self._choose_solvers(first, n / self._curvature, 1.0) == kernels.SDCA
         few = self._in_span & (n <= _FEW_ROWS) & ~passes
         exact = few | (cheap & (solver != kernels.SDCA)) | (solver == kernels.GRAM)
@@ -159,7 +167,7 @@ class LocalProblem(RoundProblem):
         A round then leaves about 1 / 32 of the error at the curvature that classes of these shares have without
         features. Where the first step size is long, classes may be separated and the curvature small: there, the
         intercept is as stiff as a number of a row on average."""
-        if not np.isfinite(self._order.first_step):
+        if not np.isfinite(self._prepare.first_step):
             return np.full(self._blocks.n_units, np.inf)
         y, p, starts = self.units.y, self.units.p, self._blocks.starts
         balance = np.ones(self._blocks.n_units)
@@ -168,7 +176,10 @@ class LocalProblem(RoundProblem):
             positive = sum_by_unit(p * (y > 0), starts) / np.maximum(sum_by_unit(p, starts), scalar.TINY)
             balance = np.where(classes, np.maximum(4.0 * positive * (1.0 - positive), 1e-6), 1.0)
         stiffness = (
-            self._order.first_step * self._mean_q * self._curvature / self._rows.numbers_by_unit(self._order.density)
+            self._prepare.first_step
+            * self._mean_q
+            * self._curvature
+            / self._rows.numbers_by_unit(self._prepare.density)
         )
         return np.asarray(np.maximum(_ENOUGH_FOR_INTERCEPT / balance, stiffness))
 
@@ -188,7 +199,7 @@ class LocalProblem(RoundProblem):
         return np.where(counts, np.maximum(mean, 0.1), curvature)
 
     def _choose_solvers(self, step: np.ndarray, intercept_step: np.ndarray, pace: float) -> np.ndarray:
-        wanted = self._order.local_solver
+        wanted = self._prepare.local_solver
         n_units, d = len(step), self._blocks.X.shape[1]
         squared = self.units.loss == scalar.SQUARED
         if wanted != "auto":
@@ -200,7 +211,7 @@ class LocalProblem(RoundProblem):
         one_pass = 4 * n * per_row
         sdca = one_pass * (3 * (1 + stiffness) if pace > 0 else 1.0)
         # where passes do not suffice, an exact solution may cost several times as much as the most passes allowed
-        most = _WORTH_TIMES * one_pass * int(self._order.max_passes)
+        most = _WORTH_TIMES * one_pass * int(self._prepare.max_passes)
         ahead = max(pace * _ROUNDS_AHEAD, 1.0)
         few = n <= _FEW_ROWS
         newton, in_span = (np.where((cost <= most) | few, cost, np.inf) for cost in self._exact_costs(ahead))

@@ -46,20 +46,20 @@ class RoundProblem(ABC):
     _labels: Any  # `units` without X: compiled once for all formats of rows
     _curvature: np.ndarray  # of the loss of each unit, times the weight of its task
 
-    def __init__(self, rows: LocalRows, held: np.ndarray, order: Prepare, outputs: int = 1):
+    def __init__(self, rows: LocalRows, held: np.ndarray, prepare: Prepare, outputs: int = 1):
         blocks = rows.blocks
-        self._rows, self._blocks, self._order, self._k = rows, blocks, order, outputs
-        self._in_objective = np.ones(blocks.n_units) if order.task_weight is None else order.task_weight
-        p = np.repeat(self._in_objective / order.total_weight, np.diff(blocks.starts))
+        self._rows, self._blocks, self._prepare, self._k = rows, blocks, prepare, outputs
+        self._in_objective = np.ones(blocks.n_units) if prepare.task_weight is None else prepare.task_weight
+        p = np.repeat(self._in_objective / prepare.total_weight, np.diff(blocks.starts))
         p[held] = 0.0
         if blocks.sample_weight is not None:
             p *= blocks.sample_weight
         self._p, self._weight = p, np.maximum(sum_by_unit(p, blocks.starts), scalar.TINY)
         self._mean_q = sum_by_unit(p * rows.q, blocks.starts) / self._weight
         self._stream_ids = blocks.tasks.astype(np.uint64) + (blocks.shards.astype(np.uint64) << np.uint64(40))
-        self._numbers_in_row = rows.numbers_in_row(order.density)
-        self._block = rows_in_block(blocks, self._numbers_in_row, order.sampling)
-        self._fixed_work = order.sampling == "uniform" or bool(order.steps.all())
+        self._numbers_in_row = rows.numbers_in_row(prepare.density)
+        self._block = rows_in_block(blocks, self._numbers_in_row, prepare.sampling)
+        self._fixed_work = prepare.sampling == "uniform" or bool(prepare.steps.all())
 
     @abstractmethod
     def _duals_at(self, W: np.ndarray, alpha: np.ndarray) -> None:
@@ -101,51 +101,51 @@ class RoundProblem(ABC):
         """The step size of the intercepts, if there are any. It is short where several units must agree on one."""
         if not self.units.intercept:
             return None
-        if self._order.intercept_ridge is None:
+        if self._prepare.intercept_ridge is None:
             return AGREED_STIFFNESS / self._curvature
         # the ridge limits how stiff an intercept is: where it is the tighter limit, almost exact minimisation is free
         step = self._own_intercept_step()
-        return np.where(self._order.intercept_ridge * step >= 1.0, LONG_STEP / self._curvature, step)
+        return np.where(self._prepare.intercept_ridge * step >= 1.0, LONG_STEP / self._curvature, step)
 
     def begin(self, alpha: np.ndarray | None = None) -> DualState:
         """The state at the start of a run, from dual variables that were kept, else from zero or the weights given."""
         n, d = self._blocks.X.shape
         if alpha is None:
             alpha = np.zeros(n if self._k == 1 else (n, self._k))
-        if self._order.w is not None and not alpha.any():
-            self._duals_at(np.ascontiguousarray(self._order.w), alpha)
+        if self._prepare.w is not None and not alpha.any():
+            self._duals_at(np.ascontiguousarray(self._prepare.w), alpha)
         B = np.zeros((self._blocks.n_units, self._k * (d + self.units.intercept)))
         if alpha.any():
             self._sum_duals(alpha, B)
         return DualState(alpha, B, np.zeros(n, dtype=np.uint8))
 
-    def improve(self, state: DualState, order: Round) -> Improved:
+    def improve(self, state: DualState, request: Round) -> Improved:
         """Improve the dual variables on the local problems around the weights that came."""
-        step = Steps(order.step, order.intercept_step, self._order.intercept_ridge, self._k)
-        intercept_step = np.zeros(len(order.step)) if step.intercept is None else step.effective_intercept
-        solver = self._choose_solvers(order.step, intercept_step, order.pace)
-        steps, target = amount_of_work(np.diff(self.units.starts), self._order, order)
-        centre = local_centre(state, order, step)
-        before = state.alpha.copy() if order.eta < 1 else None
+        step = Steps(request.step, request.intercept_step, self._prepare.intercept_ridge, self._k)
+        intercept_step = np.zeros(len(request.step)) if step.intercept is None else step.effective_intercept
+        solver = self._choose_solvers(request.step, intercept_step, request.pace)
+        steps, target = amount_of_work(np.diff(self.units.starts), self._prepare, request)
+        centre = local_centre(state, request, step)
+        before = state.alpha.copy() if request.eta < 1 else None
         # B is replaced, not changed: the coordinator may have the last one, which was not copied for the answer
         state.B, state.U = state.B.copy(), np.empty(centre.shape)
         plan = kernels.Order(
             ids=self._stream_ids,
-            W=np.ascontiguousarray(order.w),
+            W=np.ascontiguousarray(request.w),
             C=centre,
-            step=np.ascontiguousarray(order.step),
+            step=np.ascontiguousarray(request.step),
             intercept_step=np.ascontiguousarray(intercept_step),
             steps=steps,
             block=self._block,
             target=target,
-            seed=int(self._order.seed),
-            round=int(order.round),
-            evaluate_w=bool(order.evaluate_w),
-            evaluate_u=bool(order.evaluate_u),
+            seed=int(self._prepare.seed),
+            round=int(request.round),
+            evaluate_w=bool(request.evaluate_w),
+            evaluate_u=bool(request.evaluate_u),
         )
         out = self._solve(kernels.Duals(state.alpha, state.B, state.U, state.calm), plan, solver)
         if before is not None:
-            state.alpha[:] = before + order.eta * (state.alpha - before)
+            state.alpha[:] = before + request.eta * (state.alpha - before)
             self._sum_duals(state.alpha, state.B)
             out[:, 3] = self.conjugates(state.alpha)
         return Improved(
@@ -156,7 +156,7 @@ class RoundProblem(ABC):
             conjugate=out[:, 3].copy(),
             steps=out[:, 4].astype(np.int64),
             solver=solver.astype(np.int8),
-            loss_probe=None if order.probe is None else self.losses_at(order.probe, state.alpha),
+            loss_probe=None if request.probe is None else self.losses_at(request.probe, state.alpha),
         )
 
     def _vector_for_passes(self, plan: kernels.Order) -> np.ndarray:
@@ -185,26 +185,26 @@ def rows_in_block(blocks: Blocks, numbers_in_row: float, sampling: str) -> np.nd
     return np.clip(n // 32, 1, fit)
 
 
-def amount_of_work(n: np.ndarray, run: Prepare, order: Round) -> tuple[np.ndarray, float]:
+def amount_of_work(n: np.ndarray, prepare: Prepare, request: Round) -> tuple[np.ndarray, float]:
     """Coordinate steps of units with n rows, and the local gap at which a unit may stop; negative: never early."""
-    if run.steps.all():
-        steps, target = np.where(n > 0, run.steps, 0), -1.0
+    if prepare.steps.all():
+        steps, target = np.where(n > 0, prepare.steps, 0), -1.0
     else:
-        uniform = run.sampling == "uniform"
-        steps, target = n * int(run.max_passes), -1.0 if uniform else float(order.target)
-    if order.most is not None:  # a limit, or without a target the number itself
-        steps = order.most if target < 0 else np.minimum(steps, order.most)
+        uniform = prepare.sampling == "uniform"
+        steps, target = n * int(prepare.max_passes), -1.0 if uniform else float(request.target)
+    if request.most is not None:  # a limit, or without a target the number itself
+        steps = request.most if target < 0 else np.minimum(steps, request.most)
     return steps, target
 
 
-def local_centre(state: DualState, order: Round, step: Steps) -> np.ndarray:
+def local_centre(state: DualState, request: Round, step: Steps) -> np.ndarray:
     """The centres (17) of the local problems; written over U, which is not needed any more."""
-    C, W = state.U, order.w
-    if C is None or order.relax == 0.0:
+    C, W = state.U, request.w
+    if C is None or request.relax == 0.0:
         C = W.copy()
     else:
         np.subtract(W, C, out=C)
-        C *= order.relax
+        C *= request.relax
         C += W
     for block in row_blocks(*C.shape):
         C[block] = step.only(block).centre(W[block], C[block], state.B[block])

@@ -60,10 +60,10 @@ class SoftmaxProblem(RoundProblem):
         n = np.maximum(np.diff(self.units.starts), 1)
         if not self._exact:
             return np.full(len(n), kernels.SDCA)
-        if self._order.local_solver == "newton":
+        if self._prepare.local_solver == "newton":
             return np.full(len(n), kernels.NEWTON)
         stiffness = (step * self._mean_q + intercept_step) * self._curvature / n
-        ascent = self._pass_cost() * np.minimum(1 + 0.2 * stiffness, int(self._order.max_passes))
+        ascent = self._pass_cost() * np.minimum(1 + 0.2 * stiffness, int(self._prepare.max_passes))
         return np.where(self._newton_cost() < ascent, kernels.NEWTON, kernels.SDCA)
 
     def _pass_cost(self) -> np.ndarray:

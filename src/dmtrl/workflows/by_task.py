@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.data.sources import SourcePlan
-from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.base import SHIFT_INVARIANT
 from dmtrl.estimators.grids import default_lambdas
-from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.exceptions import CellError, InputError, Setting
 from dmtrl.losses import CLASSIFICATION, Loss
 from dmtrl.progress import NoProgress, Progress
+from dmtrl.solver.problem import Tasks
 from dmtrl.tables import TableFiles, open_files
 from dmtrl.tables import columns as read
 from dmtrl.tables.arrow import pa
@@ -152,10 +152,8 @@ def prepare_by_task(request: FitRequest, progress: Progress | None = None) -> Tr
     if len(used) == 0:
         raise ValueError("every task has rows of only one class; there is nothing to learn")
     plan = SourcePlan(np.array(texts, dtype=object)[used], rows[used].astype(float), scan.reader)
-    nothing = coordinates.rows(sample.X[:0])
-    data = TaskData(nothing, np.empty(0), None, np.zeros(len(used) + 1, dtype=int), tasks[used])
-    problem = FitProblem(data, coordinates, tasks, used, constant, classes, rows=rows)
-    in_files = RowsInFiles(plan, problem, rows, default_lambdas(coordinates.rows(sample.X)))
+    found, lambdas = Tasks(tasks, used, constant, classes, row_counts=rows), default_lambdas(coordinates.rows(sample.X))
+    in_files = RowsInFiles(plan, coordinates, found, rows, lambdas)
     return replace(sample, notes=tuple(notes), in_files=in_files)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dmtrl import __version__
-from dmtrl.engines import RayOptions
+from dmtrl.engines import LocalOptions, RayOptions
 from dmtrl.estimators.comparison import Comparison
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
@@ -176,7 +176,6 @@ def estimator(table: TrainingTable, request: FitRequest) -> Any:
         "loss": table.loss,
         "task_weight": request.task_weight,
         "tol": request.tol,
-        "max_staleness": request.max_staleness,
         "random_state": request.seed,
         "n_jobs": _threads(table, request),
         "engine": _engine(request),
@@ -205,13 +204,13 @@ def _threads(table: TrainingTable, request: FitRequest) -> int:
     return 1 if table.X.shape[0] * table.X.shape[1] < SMALL else -1
 
 
-def _engine(request: FitRequest) -> str | RayOptions:
+def _engine(request: FitRequest) -> LocalOptions | RayOptions:
     if request.engine == "ray":
-        return RayOptions(request.address, request.workers)
+        return RayOptions(request.address, request.workers, max_staleness=request.max_staleness)
     for name in ("address", "workers"):
         if getattr(request, name) is not None:
             raise InputError(Setting(name), " requires ", Setting("engine", "ray"))
-    return request.engine
+    return LocalOptions(max_staleness=request.max_staleness)
 
 
 def folds_for(rows_per_task: np.ndarray, *otherwise: str | Setting) -> int:

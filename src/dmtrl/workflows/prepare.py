@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.data.sources import SourcePlan
-from dmtrl.engines import choose_engine
-from dmtrl.estimators.problem import FitProblem
 from dmtrl.exceptions import InputError, Setting
-from dmtrl.losses import Loss, get_loss
+from dmtrl.losses import Loss
 from dmtrl.progress import NoProgress, Progress
-from dmtrl.solver.api import Placement, thread_count
 from dmtrl.solver.checkpoint import CheckpointSession
+from dmtrl.solver.problem import Tasks
 from dmtrl.tables import Batch, TableFiles, open_files, require_column, require_columns
 from dmtrl.tables import columns as read
 from dmtrl.tables.learning import Choices, learn
@@ -56,17 +55,15 @@ class RowsInFiles:
     """The rows of a fit that the workers read."""
 
     plan: SourcePlan
-    problem: FitProblem
+    coordinates: Coordinates
+    tasks: Tasks
     rows_per_task: np.ndarray
     lambdas: np.ndarray
 
     def fit(self, model: Any, session: CheckpointSession) -> None:
         if "lambdas" in model.get_params() and model.lambdas is None:
             model.set_params(lambdas=self.lambdas.tolist())
-        engine = choose_engine(model.engine, thread_count(model.n_jobs))
-        names = [str(name) for name in self.plan.names]
-        with engine.session(), engine.start(self.plan.sources, get_loss(model.loss), names) as running:
-            model.fit_problem(self.problem, Placement(running, session=session))
+        model.fit_problem(model.describe(self.plan, self.coordinates, self.tasks), checkpoint=session)
 
 
 def count_rows(tasks: np.ndarray, weight: np.ndarray | None = None) -> np.ndarray:

@@ -13,7 +13,7 @@ from dmtrl.estimators.inputs import lookup
 from dmtrl.losses import get_loss
 from dmtrl.relationship.similarity import WEAK, Pair, strongest_pairs, unit_vectors
 from dmtrl.report.model_page.held_out import cv_measure, held_out_error, metric_errors, metrics_of
-from dmtrl.solver.cross_validation import Path
+from dmtrl.solver.cv_results import CvResults
 from dmtrl.workflows.prepare import TrainingTable
 
 MAX_COMPARED = 2000  # tasks; with more, the strongest pairs are not searched
@@ -170,7 +170,7 @@ def model_figures(
     weight: Any = None,
 ) -> ModelFigures:
     """What a fitted model says about itself. X, y, tasks, weight: the rows of the fit, if known."""
-    certificate, path, loss = model.certificate_, getattr(model, "cv_path_", None), get_loss(model.loss)
+    certificate, results, loss = model.certificate_, getattr(model, "cv_results_", None), get_loss(model.loss)
     metrics = metrics_of(model, comparison)
     held_out, baseline = _held_out(model, X, y, tasks, weight)
     return ModelFigures(
@@ -183,7 +183,7 @@ def model_figures(
         own=model.own_strength_,
         task_weight=model.task_weight,
         shares=dict(zip(PARTS, model.weight_shares_.mean(axis=0).tolist(), strict=True)),
-        chosen=None if path is None else _choice(path, cv_measure(model)),
+        chosen=None if results is None else _choice(results, cv_measure(model)),
         held_out=held_out,
         baseline=baseline,
         metrics=None if metrics is None else _measured(metrics),
@@ -230,8 +230,8 @@ def _tasks(model: Any, comparison: Comparison | None, metrics: Metrics | None) -
     )
 
 
-def _choice(path: Path, measure: str) -> Choice:
-    tried = path.rounds > 0
+def _choice(results: CvResults, measure: str) -> Choice:
+    tried = results.rounds > 0
     return Choice(tried[..., 0].size, int(tried.sum()), tried.shape[-1], measure)
 
 
@@ -240,8 +240,8 @@ def _held_out(model: Any, X: Any, y: Any, tasks: Any, weight: Any) -> tuple[Mapp
     found = held_out_error(model, None, X, y, tasks, weight)
     if found is None:
         return None, None
-    path = model.cv_path_
-    loss = path.mean("loss")[path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)]
+    results = model.cv_results_
+    loss = results.mean("loss")[results.index_of(model.strengths_)]
     return {"loss": float(loss), cv_measure(model): found.error}, found.baseline
 
 
@@ -251,14 +251,14 @@ def _task_errors(model: Any, comparison: Comparison | None) -> dict[str, np.ndar
         rows = lookup(model.tasks_, comparison.tasks)  # -1 takes the NaN at the end
         errors = {name: np.append(getattr(comparison, name), np.nan) for name in ("together", "alone", "pooled")}
         return {name: values[rows] for name, values in errors.items()}
-    path = getattr(model, "cv_path_", None)
-    if path is None or path.weight.shape[-1] != len(model.tasks_):
+    results = getattr(model, "cv_results_", None)
+    if results is None or results.weight.shape[-1] != len(model.tasks_):
         return {}
     metrics = metric_errors(model)
     if metrics is not None:
         return {"held_out_error": metrics.per_task}
-    cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
-    total, weight = getattr(path, cv_measure(model))[cell].sum(axis=0), path.weight[cell].sum(axis=0)
+    chosen = results.index_of(model.strengths_)
+    total, weight = getattr(results, cv_measure(model))[chosen].sum(axis=0), results.weight[chosen].sum(axis=0)
     return {"held_out_error": np.divide(total, weight, out=np.full(len(total), np.nan), where=weight > 0)}
 
 

@@ -6,7 +6,6 @@ all engines do exactly the same work. Loading rows into the workers is timed sep
 
 import time
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,8 @@ from dmtrl.engines.ray import cluster
 from dmtrl.losses import get_loss
 from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.bench.timing import interleaved, ratio
 from dmtrl_lab.experiments.early_stop import may_stop_early
@@ -57,9 +58,9 @@ def measure(rows: int, rounds: int) -> Figures:
             engines[name] = stack.enter_context(engine)
             seconds[f"start workers, {name}"] = time.perf_counter() - began
         engines[THREADS] = stack.enter_context(LocalEngine(data.sources(2), get_loss("hinge"), threads=2))
-        common: dict[str, Any] = {"loss": "hinge", "reg_lambda": REG_LAMBDA, "settings": settings}
+        problem = Problem.of(data, loss="hinge", reg_lambda=REG_LAMBDA)
         competitors = {
-            name: lambda engine=engine: solve(data, engine=engine, **common) for name, engine in engines.items()
+            name: lambda engine=engine: solve(problem, Execution(engine, settings)) for name, engine in engines.items()
         }
         timed = interleaved(competitors, 3)
     return {

@@ -99,13 +99,13 @@ def measure(problem: str, loss: str, quick: bool) -> Figures:
             warm_up=False,
         )
         fitted = ours.results[DEFAULT]
-        path = fitted.cv_path_
-        candidates, rows = len(path.lambdas) * len(path.commons), tasks_of(data)
+        tried = fitted.cv_results_
+        candidates, rows = len(tried.lambdas) * len(tried.commons), tasks_of(data)
         folds = [task_folds(y, i, stratified=loss != "squared") for i, (_, y) in enumerate(rows)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             warnings.simplefilter("ignore", FutureWarning)  # of new defaults, which newer versions have
-            alone = partial(search_tasks, rows, folds, loss, np.asarray(path.lambdas), candidates)
+            alone = partial(search_tasks, rows, folds, loss, np.asarray(tried.lambdas), candidates)
             theirs = interleaved({peer: alone}, 1, warm_up=False)
     by_task = zip(theirs.results[peer], tasks_of(test), strict=True)
     predicted = {

@@ -15,6 +15,8 @@ from threadpoolctl import threadpool_limits
 from dmtrl.data.task_data import TaskData
 from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.bench.peers import fit_tasks, load_rows, settle
 from dmtrl_lab.bench.timing import interleaved, ratio
@@ -62,7 +64,10 @@ def measure(problem: str, loss: str, reg_lambda: float | str, quick: bool) -> Fi
         competitors: dict[str, Any] = {
             DEFAULT: lambda: model().fit(data.X, data.y, tasks=tasks),
             THREADS: lambda: model(n_jobs=2).fit(data.X, data.y, tasks=tasks),
-            SPECIAL: lambda: solve(data, loss=loss, reg_lambda=lam, settings=Settings(tol=GAP, max_rounds=MAX_ROUNDS)),
+            SPECIAL: lambda: solve(
+                Problem.of(data, loss=loss, reg_lambda=lam),
+                Execution(settings=Settings(tol=GAP, max_rounds=MAX_ROUNDS)),
+            ),
         }
         separate = tasks_of(data)
         for one in settled:

@@ -25,6 +25,7 @@ from dmtrl.losses import AnyLoss, get_loss
 from dmtrl.losses.builtin import huber
 from dmtrl.report.content import Item, Table, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.problem import Problem
 from dmtrl_lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select
 from dmtrl_lab.experiments.heart import DUMMIES, HOSPITALS, complete_columns
 
@@ -139,7 +140,7 @@ def clear(sites: Sites) -> np.ndarray:
     """The multi-task problem without noise and without clipping."""
     loss = sites.smooth if sites.classes else get_loss("squared")
     data = TaskData.from_list(sites.train)
-    return solve(data, loss=loss, reg_lambda=sites.reg_lambda, common=COMMON, intercept_ridge=1e-6).W
+    return solve(Problem.of(data, loss=loss, reg_lambda=sites.reg_lambda, common=COMMON, intercept_ridge=1e-6)).W
 
 
 def simulated(size: int) -> Sites:

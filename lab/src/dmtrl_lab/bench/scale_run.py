@@ -16,7 +16,10 @@ from scipy import sparse
 
 import dmtrl  # whose estimators are imported when they are used
 from dmtrl.data.task_data import TaskData
+from dmtrl.engines import LocalOptions
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 
 GAP = 1e-2
@@ -106,7 +109,10 @@ def run(
                 "gap": model.certificate_.relative_gap,
             }
         data = TaskData(X, y, None, np.arange(m + 1) * rows, np.arange(m))
-        outcome = solve(data, loss=loss, reg_lambda=LAMBDAS[loss], n_jobs=-1, settings=Settings(tol=GAP))
+        outcome = solve(
+            Problem.of(data, loss=loss, reg_lambda=LAMBDAS[loss]),
+            Execution(LocalOptions(n_jobs=-1), settings=Settings(tol=GAP)),
+        )
         return {
             "seconds": time.perf_counter() - began,
             "data": size(X, y),

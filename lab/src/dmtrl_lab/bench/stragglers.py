@@ -18,7 +18,9 @@ from dmtrl.losses import get_loss
 from dmtrl.protocol.message import Message
 from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import Outcome
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
 from dmtrl_lab.bench.timing import ratio
@@ -103,15 +105,19 @@ class Timing:
 
 
 def timed(
-    task: PaperProblem, lam: float, slowness: Sequence[float], settings: Settings, stretch: float = STRETCH
+    task: PaperProblem, lam: float, slowness: Sequence[float], max_staleness: int = 0, stretch: float = STRETCH
 ) -> Timing:
     with PacedEngine(task, slowness, stretch) as engine:
+        engine.max_staleness = max_staleness
         gc.collect()
         gc.disable()  # it would slow down a random worker
         try:
             with may_stop_early():
                 began = time.perf_counter()
-                outcome = solve(task.train, loss=task.loss, reg_lambda=lam, settings=settings, engine=engine)
+                outcome = solve(
+                    Problem.of(task.train, loss=task.loss, reg_lambda=lam),
+                    Execution(engine, settings=Settings(tol=GAP)),
+                )
                 wall = time.perf_counter() - began
         finally:
             gc.enable()
@@ -123,14 +129,16 @@ def timed(
 def measure(problem: str, reg_lambda: float, workers: int, quick: bool) -> Figures:
     task, lam, repeats = _problem(problem, quick), reg_lambda, 1 if quick else 3
     workers = min(workers, task.train.m)
-    variants = {SYNCHRONOUS: Settings(tol=GAP), ASYNCHRONOUS: Settings(tol=GAP, max_staleness=STALENESS)}
+    variants = {SYNCHRONOUS: 0, ASYNCHRONOUS: STALENESS}
     slowness = [SLOWER if k == workers // 2 else 1.0 for k in range(workers)]
     warm_up(task.train.sources(1), get_loss(task.loss))  # compile before slow workers take part
-    best = solve(task.train, loss=task.loss, reg_lambda=lam, settings=Settings(tol=GAP / 1000)).certificate
+    best = solve(
+        Problem.of(task.train, loss=task.loss, reg_lambda=lam), Execution(settings=Settings(tol=GAP / 1000))
+    ).certificate
     found: dict[str, list[Timing]] = {variant: [] for variant in variants}
     for _ in range(repeats + 1):
-        for variant, settings in variants.items():
-            found[variant].append(timed(task, lam, slowness, settings, 0.1 if quick else STRETCH))
+        for variant, staleness in variants.items():
+            found[variant].append(timed(task, lam, slowness, staleness, 0.1 if quick else STRETCH))
     # the first warms up
     return {variant: _figures(timings[1:], best.primal, best.dual) for variant, timings in found.items()}
 

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.engines import LocalOptions
 from dmtrl.report.content import Item, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import Outcome, RoundRecord, Watch
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.baselines import Fitted, centralised_mtrl
 from dmtrl_lab.experiments.early_stop import may_stop_early
@@ -35,14 +38,15 @@ def measure(problem: str, quick: bool) -> Figures:
     task, reg_lambda = load_problem(problem, quick=quick), LAMBDAS[problem]
     options: dict[str, Any] = {"local_solver": "auto", "sampling": "shuffled", "max_passes": 100, "rho": "spectral"}
     tight = Settings.paper(T=3000, P=OMEGA_STEPS, w_tol=W_TOL, **options)
-    how: dict[str, Any] = {"loss": task.loss, "reg_lambda": reg_lambda, "workers": task.train.m, "n_jobs": -1}
+    same = Problem.of(task.train, loss=task.loss, reg_lambda=reg_lambda)
+    one_task_each = LocalOptions(workers=task.train.m, n_jobs=-1)
     last: deque[tuple[RoundRecord, np.ndarray]] = deque(maxlen=1)
     methods: dict[str, Callable[[Watch], Outcome | Fitted]] = {
-        DMTRL: lambda watch: solve(task.train, settings=tight, watch=watch, **how),
+        DMTRL: lambda watch: solve(same, Execution(one_task_each, settings=tight, watch=watch)),
         CENTRAL: lambda watch: centralised_mtrl(
             task.train, task.loss, reg_lambda, omega_steps=OMEGA_STEPS, w_tol=W_TOL, watch=watch
         ),
-        DEFAULT: lambda watch: solve(task.train, watch=watch, **how),
+        DEFAULT: lambda watch: solve(same, Execution(one_task_each, watch=watch)),
     }
     figures = {}
     for name, run in methods.items():

@@ -4,15 +4,18 @@ Sigma is fixed at the learned one. The theory gives enough local steps and round
 steps gives the rounds that were needed.
 """
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
+from dmtrl.engines import LocalOptions
 from dmtrl.losses import get_loss, scalar
 from dmtrl.relationship import Fixed
 from dmtrl.report.content import Item, LineChart, Series, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import RoundRecord
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.experiments.early_stop import StopRun, may_stop_early
 from dmtrl_lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
@@ -34,8 +37,10 @@ def runs(quick: bool) -> list[Run]:
 def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     """Return the predicted and the measured rounds to the relative gap, with H from the theory for Theta."""
     data = load_problem("synthetic 1", quick=quick).train
-    how: dict[str, Any] = {"loss": loss, "reg_lambda": reg_lambda, "workers": data.m, "n_jobs": -1}
-    sigma = solve(data, **how).covariance
+    one_task_each = LocalOptions(workers=data.m, n_jobs=-1)
+    learned = Problem.of(data, loss=loss, reg_lambda=reg_lambda)
+    sigma = solve(learned, Execution(one_task_each)).covariance
+    fixed = replace(learned, relationship=Fixed(sigma))
     facts = [TaskFacts.of(loss, X, y) for X, y in tasks_of(data)]
     rho = sigma.paper_rho()
     step = rho * sigma.diagonal() / reg_lambda
@@ -43,7 +48,7 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
     start = data.m * at_zero  # the gap at alpha = 0 and W = 0 is the sum of the tasks' losses
     # A Lipschitz loss needs more steps the smaller a task's gap is: use an even share of the target gap.
     relative = RELATIVE_GAPS[loss]
-    best = solve(data, relationship=Fixed(sigma), settings=Settings(tol=relative / 10), **how).certificate.primal
+    best = solve(fixed, Execution(one_task_each, settings=Settings(tol=relative / 10))).certificate.primal
     gaps = [relative * best / data.m] * data.m if loss == "hinge" else None
     H = steps_per_task(facts, THETA, step, gaps)
     settings = Settings.paper(T=MAX_ROUNDS, P=1, H=tuple(int(h) for h in H))
@@ -55,7 +60,7 @@ def measure(loss: str, reg_lambda: float, quick: bool) -> Figures:
             raise StopRun
 
     with may_stop_early():
-        solve(data, relationship=Fixed(sigma), settings=settings, watch=watch, **how)
+        solve(fixed, Execution(one_task_each, settings=settings, watch=watch))
     if not reached:
         raise RuntimeError(f"no relative gap of {relative:g} within {MAX_ROUNDS} rounds")
     gap = relative * best

@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.engines import LocalOptions
 from dmtrl.report.content import ChartGrid, Item, LineChart, Series, Table, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import RoundRecord, Watch
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.baselines import NotEnoughMemoryError, centralised_mtrl, ssdca
 from dmtrl_lab.experiments import paper
@@ -77,13 +80,17 @@ def _fit(method: str, task: PaperProblem, reg_lambda: float, quick: bool, watch:
         centralised_mtrl(data, task.loss, reg_lambda, watch=watch, **limits)
         return
     if method == DEFAULT:
-        how: dict[str, Any] = {"settings": Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)}
+        settings = Settings(max_rounds=20 if quick else OMEGA_STEPS * W_ROUNDS)
     elif method == ALONE:
-        how = {"settings": Settings.paper(T=omega_steps * rounds, P=1), "relationship": "independent"}
+        settings = Settings.paper(T=omega_steps * rounds, P=1)
     else:
         steps = max(round(SHARES[method] * len(data.y) / data.m), 1)
-        how = {"settings": Settings.paper(T=rounds, P=omega_steps, H=steps)}
-    solve(data, loss=task.loss, reg_lambda=reg_lambda, workers=data.m, n_jobs=-1, watch=watch, **how)
+        settings = Settings.paper(T=rounds, P=omega_steps, H=steps)
+    relationship = "independent" if method == ALONE else "learned"
+    solve(
+        Problem.of(data, loss=task.loss, reg_lambda=reg_lambda, relationship=relationship),
+        Execution(LocalOptions(workers=data.m, n_jobs=-1), settings, watch=watch),
+    )
 
 
 STYLES = {ALONE: "dots", SSDCA: "dashes", CENTRAL: "dashes"}

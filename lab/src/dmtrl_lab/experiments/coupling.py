@@ -4,11 +4,14 @@ Paper preset. First the whole algorithm; then one W-step from zero with the lear
 of rho alone. Both data sets have the same inputs and sizes.
 """
 
-from typing import Any
+from functools import partial
 
+from dmtrl.engines import LocalOptions
 from dmtrl.relationship import Fixed
 from dmtrl.report.content import ChartGrid, Item, LineChart, Series, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.experiments.curves import history_curves, rounds_to
 from dmtrl_lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
@@ -25,12 +28,17 @@ def runs(quick: bool) -> list[Run]:
 
 def measure(problem: str, sigma: str, quick: bool) -> Figures:
     data, rounds = load_problem(problem, quick=quick).train, 60 if quick else 300
-    how: dict[str, Any] = {"loss": "hinge", "reg_lambda": LAMBDA, "workers": data.m, "n_jobs": -1}
+    one_task_each, problem_of = (
+        LocalOptions(workers=data.m, n_jobs=-1),
+        partial(Problem.of, data, loss="hinge", reg_lambda=LAMBDA),
+    )
     if sigma == LEARNING:
-        outcome = solve(data, settings=Settings.paper(T=rounds // 10, P=10), **how)
+        outcome = solve(problem_of(), Execution(one_task_each, settings=Settings.paper(T=rounds // 10, P=10)))
     else:
-        learned = solve(data, **how).covariance
-        outcome = solve(data, relationship=Fixed(learned), settings=Settings.paper(T=rounds, P=1), **how)
+        learned = solve(problem_of(), Execution(one_task_each)).covariance
+        outcome = solve(
+            problem_of(relationship=Fixed(learned)), Execution(one_task_each, settings=Settings.paper(T=rounds, P=1))
+        )
     return {**history_curves(outcome.history, before=True), "rho": outcome.history[-1].rho}
 
 

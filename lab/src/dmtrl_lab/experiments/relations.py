@@ -6,8 +6,11 @@ Recovery is the Pearson correlation between learned and true correlations over a
 import numpy as np
 
 from dmtrl.datasets import make_synthetic
+from dmtrl.engines import LocalOptions
 from dmtrl.report.content import HeatMap, Item, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl_lab.experiments import paper
 from dmtrl_lab.experiments.curves import Spread
 from dmtrl_lab.experiments.experiment import Experiment, Figures, Records, Run, grid, select, table
@@ -23,7 +26,7 @@ def runs(quick: bool) -> list[Run]:
 
 def measure(kind: int, seed: int, quick: bool) -> Figures:
     tasks = make_synthetic(kind, seed, **(QUICK_SYNTHETIC if quick else {}))
-    outcome = solve(tasks.train, loss="hinge", reg_lambda=LAMBDA, n_jobs=-1)
+    outcome = solve(Problem.of(tasks.train, loss="hinge", reg_lambda=LAMBDA), Execution(LocalOptions(n_jobs=-1)))
     learned = outcome.covariance.correlation()
     return {
         "recovery": tasks.recovery(learned),

@@ -5,6 +5,8 @@ Both alternations solve each local problem exactly, so the remaining gap is due 
 
 from dmtrl.report.content import ChartGrid, Item, LineChart, Series, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.experiments.curves import history_curves
 from dmtrl_lab.experiments.early_stop import may_stop_early
@@ -30,7 +32,9 @@ def runs(quick: bool) -> list[Run]:
 def measure(reg_lambda: float, method: str, quick: bool) -> Figures:
     task = load_problem("school", quick=quick)
     with may_stop_early():
-        outcome = solve(task.train, loss="squared", reg_lambda=reg_lambda, settings=settings(method, quick))
+        outcome = solve(
+            Problem.of(task.train, loss="squared", reg_lambda=reg_lambda), Execution(settings=settings(method, quick))
+        )
     certificate = outcome.certificate
     return {
         **history_curves(outcome.history, before=method != SPLITTING),

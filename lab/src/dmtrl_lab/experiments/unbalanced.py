@@ -4,14 +4,17 @@ Synthetic 1 with tasks cut to very different sizes, paper preset, one W-step wit
 differs.
 """
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
+from dmtrl.engines import LocalOptions
 from dmtrl.relationship import Fixed, TaskCovariance
 from dmtrl.report.content import Item, LineChart, Series, Text
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.experiments.curves import history_curves, rounds_to
 from dmtrl_lab.experiments.experiment import Experiment, Figures, Records, Run, grid, table
@@ -38,11 +41,14 @@ def runs(quick: bool) -> list[Run]:
 
 def measure(allocation: str, quick: bool) -> Figures:
     data = unbalanced(load_problem("synthetic 1", quick=quick).train)
-    how: dict[str, Any] = {"loss": LOSS, "reg_lambda": LAMBDA, "n_jobs": -1}
-    learned = solve(data, **how).covariance
+    problem = Problem.of(data, loss=LOSS, reg_lambda=LAMBDA)
+    learned = solve(problem, Execution(LocalOptions(n_jobs=-1))).covariance
     steps = allocate_steps(allocation, data, learned)
     settings = Settings.paper(T=100 if quick else 400, P=1, H=tuple(int(h) for h in steps))
-    outcome = solve(data, relationship=Fixed(learned), workers=data.m, settings=settings, **how)
+    outcome = solve(
+        replace(problem, relationship=Fixed(learned)),
+        Execution(LocalOptions(workers=data.m, n_jobs=-1), settings=settings),
+    )
     return {
         **history_curves(outcome.history, before=True),
         "rows": np.diff(data.starts),

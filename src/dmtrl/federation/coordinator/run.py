@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.engines.recovery import Carrier, RecoveringEngine
-from dmtrl.estimators.problem import Coordinates
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation.coordinator.asking import Asker, Subset, refused_by
 from dmtrl.federation.coordinator.results import OnEvent, StudyEvent, StudyResult, TaskResult
@@ -141,12 +141,12 @@ class _Run:
             self._begin(sites, tasks, prepared, coordinates)
             model = models.unfitted(study, found.mean_square)
             constant = np.array([task.constant for task in tasks])
-            problem = models.problem_of(study, coordinates, [task.name for task in tasks], constant)
+            problem = models.problem_of(model, study, coordinates, [task.name for task in tasks], constant)
             outcome = half.fit(model, problem, np.array([task.site for task in tasks]))
         model.preparation_ = prepared
         self._report("sending results")
         W = coordinates.weights(np.zeros((len(tasks), len(coordinates.x_centre))), constant)
-        W[problem.used] = outcome.W
+        W[constant == 0] = outcome.W
         with self._asker() as sites:
             errors = self._finish(sites, model, outcome, tasks, W)
             return self._result(model, tasks, errors, protection)
@@ -271,8 +271,8 @@ class _Run:
 
 def _cv_errors(model: Any, measure: str) -> np.ndarray | None:
     """The held-out error of each task at the chosen strengths; None without cross-validation."""
-    path = getattr(model, "cv_path_", None)
-    if path is None:
+    results = getattr(model, "cv_results_", None)
+    if results is None:
         return None
-    i, j = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
-    return np.asarray(getattr(path, measure)[i, j].sum(axis=0) / path.weight[i, j].sum(axis=0))
+    chosen = results.index_of(model.strengths_)
+    return np.asarray(getattr(results, measure)[chosen].sum(axis=0) / results.weight[chosen].sum(axis=0))

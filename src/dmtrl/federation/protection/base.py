@@ -20,13 +20,14 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from dmtrl.data.blocks import Blocks
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.engines.base import Engine
-from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.federation.study.approval_text import Leaving
 from dmtrl.federation.study.study_file import Study
 from dmtrl.protocol.study import Begin, Released
 from dmtrl.solver.checkpoint import CheckpointSession
 from dmtrl.solver.outcome import Outcome
+from dmtrl.solver.problem import Problem
 from dmtrl.tables.preparation import Preparation
 
 # What the coordinator and a site offer to a protection
@@ -174,7 +175,7 @@ class CoordinatorHalf(ABC):
         """The prepared problem. rows: of all tasks, as the sites told it in `Welcome`."""
 
     @abstractmethod
-    def fit(self, model: Any, problem: FitProblem, owner: np.ndarray) -> Outcome:
+    def fit(self, model: Any, problem: Problem, owner: np.ndarray) -> Outcome:
         """Fit the model, which has the outcome afterwards. owner: the site of each task."""
 
 

@@ -15,6 +15,7 @@ from dmtrl.federation.study.preparation import are_finite
 from dmtrl.protocol.codec import encode
 from dmtrl.protocol.study import Finish, Finished
 from dmtrl.solver.certificate import Certificate
+from dmtrl.solver.problem import Strengths
 
 MODEL = "model.dmtrl"
 
@@ -38,7 +39,7 @@ class Finisher:
         if not (are_finite(weights, (len(names), width)) and are_finite(request.common, (width,))):
             raise RefusedBySiteError("the coordinator sent a result whose weights do not fit the study")
         prepared, coordinates = preparation.from_json(begin.preparation), problem.coordinates()
-        strengths, certificate = (request.reg_lambda, request.tau), Certificate(request.primal, request.dual)
+        strengths, certificate = Strengths(request.reg_lambda, request.tau), Certificate(request.primal, request.dual)
         model = models.received(study, prepared, coordinates, names, weights, request.common, strengths, certificate)
         answer = held_out_errors(study, site, problem.data, model, problem.policy.minimum_held_out)
         errors = {name: values.tolist() for name, values in vars(answer).items()}

@@ -10,7 +10,7 @@ import numpy as np
 
 from dmtrl import storage
 from dmtrl.data.blocks import Blocks
-from dmtrl.estimators.problem import Coordinates
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.protection.base import Bounds, Protection
 from dmtrl.federation.site.budget import Budget

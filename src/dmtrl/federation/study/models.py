@@ -1,19 +1,20 @@
 """Estimators from a study: the one that the coordinator fits, and the one that a site receives."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dmtrl.data.task_data import TaskData
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.estimators.grids import lambda_grid
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
-from dmtrl.estimators.problem import Coordinates, FitProblem
 from dmtrl.federation.study.study_file import Study
 from dmtrl.losses import get_loss
 from dmtrl.relationship import Learned
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import DualPoint, Outcome
+from dmtrl.solver.problem import Problem, Strengths, Tasks
 from dmtrl.tables.preparation import Preparation
 
 
@@ -45,31 +46,30 @@ def received(
     names: list[str],
     W: np.ndarray,
     common: np.ndarray,
-    strengths: tuple[float, float],
+    strengths: Strengths,
     certificate: Certificate,
 ) -> Any:
     """The model of the tasks that a site receives. Its certificate is that of the whole study."""
-    reg_lambda, tau = strengths
     kind = MTRLClassifier if study.classification else MTRLRegressor
-    model = kind(reg_lambda=reg_lambda, common=tau, **_shared(study))
+    model = kind(reg_lambda=strengths.reg_lambda, common=strengths.common, **_shared(study))
     nothing = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual)  # the dual variables stay with the coordinator
     covariance = Learned().update((W - common)[:, :-1])
     ones = np.ones(len(W))  # every task counts the same in a study, and sizes stay with the coordinator
     outcome = Outcome(W, common, covariance, certificate, nothing, [], True, "splitting", ones, ones)
-    model.set_outcome(problem_of(study, coordinates, names, np.zeros(len(names))), outcome, reg_lambda, tau)
+    problem = problem_of(model, study, coordinates, names, np.zeros(len(names)))
+    model.set_outcome(replace(problem, strengths=strengths), outcome)
     model.preparation_ = preparation
     return model
 
 
-def problem_of(study: Study, coordinates: Coordinates, names: list[str], constant: np.ndarray) -> FitProblem:
-    """The problem of these tasks, without rows: the sites hold them.
+def problem_of(model: Any, study: Study, coordinates: Coordinates, names: list[str], constant: np.ndarray) -> Problem:
+    """The problem of these tasks for an estimator, without rows: the sites hold them.
 
     constant: the score of each task that always predicts one class; 0 for the others, which are fitted.
     """
-    tasks, used = np.array(names), np.flatnonzero(constant == 0)
-    nothing = coordinates.rows(np.empty((0, len(coordinates.x_centre))))
-    data = TaskData(nothing, np.empty(0), None, np.zeros(len(used) + 1, dtype=int), tasks[used])
-    return FitProblem(data, coordinates, tasks, used, constant, classes_of(study))
+    tasks = Tasks(np.array(names), np.flatnonzero(constant == 0), constant, classes_of(study))
+    problem: Problem = model.describe(len(tasks.used), coordinates, tasks)
+    return problem
 
 
 def most_features(study: Study) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.estimators.base import SHIFT_INVARIANT
-from dmtrl.estimators.problem import Coordinates
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.study.study_file import SITE, Study, StudyColumn
 from dmtrl.protocol.study import (

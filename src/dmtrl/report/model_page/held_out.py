@@ -18,7 +18,7 @@ from dmtrl.estimators.held_out import LOWER_IS_BETTER, TITLES, Metrics
 from dmtrl.losses import REGRESSION, AnyLoss, OneVsRest, Softmax, get_loss
 from dmtrl.report.content import Item, Table
 from dmtrl.report.theme import format_number
-from dmtrl.solver.cross_validation import SCORE
+from dmtrl.solver.cv_results import SCORE
 
 OTHERS = {"alone": "each task alone", "pooled": "one model for all"}
 SQUARED_ERROR, ERROR_RATE = measure_name("squared_error"), measure_name("wrong")
@@ -69,14 +69,13 @@ def held_out_error(
     X, y, tasks, sample_weight: the data of the fit, for the baseline. Where the model has metrics, they have both: the
     scores of the search are those of less accurate fits.
     """
-    path = getattr(model, "cv_path_", None)
-    metrics = None if path is None else metric_errors(model)
+    results = getattr(model, "cv_results_", None)
+    metrics = None if results is None else metric_errors(model)
     if metrics is not None:
         return HeldOut(measure_name(cv_measure(model)), metrics.overall, "rows", True, metrics.baseline)
-    if path is not None:
+    if results is not None:
         measure, over = measure_name(cv_measure(model)), "rows"
-        cell = path.cell(model.reg_lambda_, model.common_strength_, model.own_strength_)
-        error = path.mean(cv_measure(model))[cell]
+        error = results.mean(cv_measure(model))[results.index_of(model.strengths_)]
     elif comparison is not None:
         measure, over = measure_name(comparison.measure), "tasks"
         error = np.nanmean(comparison.together)
@@ -90,7 +89,7 @@ def held_out_error(
             baseline = baseline_error(table.y, table.codes, weight, measure, over)
         else:
             baseline = baseline_loss(_loss_of(model), table.y, table.codes, weight, over)
-    return HeldOut(measure, float(error), over, path is not None, baseline)
+    return HeldOut(measure, float(error), over, results is not None, baseline)
 
 
 class MetricErrors(NamedTuple):

@@ -15,26 +15,47 @@ from dmtrl.solver.layout import Layout
 from dmtrl.solver.settings import Settings
 
 _WHEN_TO_STOP = {"tol", "max_rounds", "omega_steps"}
-_TRIED = {"lambdas": "lambda", "commons": "common", "owns": "own"}  # what a search tries, as users know it
+_TRIED = ("lambdas", "commons", "owns")  # what a search tries
+# what a key of a checkpoint means, for messages; other keys are the names of settings
+_MEANING = {
+    "tasks": "the number of tasks",
+    "features": "the number of features",
+    "workers": "the number of workers",
+    "partition_digest": "the partition (rows and weights of each worker)",
+    "task_weights_digest": "the weights of the tasks",
+    "reg_lambda": "lambda",
+    "relationship": "the relationship",
+    "relationship_at_sample": "the relationship at sample weights",
+    "run": "the run",
+    "lambdas": "lambda",
+    "commons": "common",
+    "owns": "own",
+    "splits_digest": "the digest of the splits",
+    "has_scorer": "whether there is a scorer",
+}
 
 
 def problem_of(
-    layout: Layout, relationship: Relationship, lam: float, settings: Settings, task_weight: np.ndarray
+    layout: Layout,
+    relationship: Relationship,
+    lam: float,
+    settings: Settings,
+    task_weight: np.ndarray,
+    max_staleness: int,
 ) -> dict[str, Any]:
     """What a checkpoint must agree on, as far as the coordinator knows it; each worker checks its own rows.
     When to stop may differ: a finished run can continue with a smaller tol or more rounds."""
     options = {name: value for name, value in asdict(settings).items() if name not in _WHEN_TO_STOP}
     return {
-        "the number of tasks": layout.m,
-        "the number of features": layout.d,
-        "the number of workers": len(layout.positions),
-        "the partition (rows and weights of each worker)": _digest(
-            *layout.positions, layout.task, layout.rows, layout.weight
-        ),
-        "the weights of the tasks": _digest(task_weight),
-        "lambda": lam,
-        "the relationship": _relation(relationship),
+        "tasks": layout.m,
+        "features": layout.d,
+        "workers": len(layout.positions),
+        "partition_digest": _digest(*layout.positions, layout.task, layout.rows, layout.weight),
+        "task_weights_digest": _digest(task_weight),
+        "reg_lambda": lam,
+        "relationship": _relation(relationship),
         **_sample(relationship, layout.m, layout.d),
+        "max_staleness": max_staleness,
         **options,
     }
 
@@ -50,7 +71,7 @@ def require_same(folder: str, here: Mapping[str, Any], there: Mapping[str, Any])
     # the numbers themselves if none is new: they are repeated or in another order
     ours, theirs = ((_distinct(name, one.get(name)) if plain else one.get(name)) for one in (here, there))
     raise InputError(
-        f"{folder} is a checkpoint of another problem or of other settings: {_TRIED.get(name, name)} is "
+        f"{folder} is a checkpoint of another problem or of other settings: {_MEANING.get(name, name)} is "
         f"{_short(ours)} here and {_short(theirs)} there; repeat exactly what was stopped, or leave out ",
         Setting("resume"),
         " to start again",
@@ -92,7 +113,7 @@ def _sample(relationship: Any, m: int, d: int) -> dict[str, Any]:
     V, common = np.cos(np.arange(m * d, dtype=float)).reshape(m, d), np.zeros(d)
     W = relationship.prox(V.copy(), 1.0, common).W
     numbers = (relationship.penalty(W, common), relationship.conjugate(V), np.vdot(V, W))
-    return {"the relationship at sample weights": [f"{round(float(number), 9) + 0.0:.6g}" for number in numbers]}
+    return {"relationship_at_sample": [f"{round(float(number), 9) + 0.0:.6g}" for number in numbers]}
 
 
 def _digest(*arrays: np.ndarray) -> str:

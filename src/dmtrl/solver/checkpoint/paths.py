@@ -13,8 +13,9 @@ import numpy as np
 
 from dmtrl.engines.base import Engine
 from dmtrl.protocol.rounds import Restore
-from dmtrl.solver.checkpoint.session import Cell, CheckpointSession, PathEnd, RunInProgress, require_same_run
+from dmtrl.solver.checkpoint.session import CheckpointSession, FitKey, PathEnd, RunInProgress, require_same_run
 from dmtrl.solver.checkpoint.versions import Arrays, Version
+from dmtrl.solver.outcome import StartPoint
 from dmtrl.solver.path_threads import PathStopped, Turns
 
 
@@ -80,9 +81,12 @@ class PathGroup:
             with self._changed:
                 self.session.writer.count_round()
 
-    def keep(self, fold: int, cell: Cell, scores: dict[str, np.ndarray], end: PathEnd) -> None:
+    def keep(self, key: FitKey, scores: dict[str, np.ndarray], end: PathEnd, keep_point: bool) -> None:
         with self._changed:
-            self.session.fits.scores[cell], self.session.fits.ends[fold] = scores, end
+            fits = self.session.fits
+            fits.scores[key], fits.ends[key.fold] = scores, end
+            if keep_point:  # a copy, because the next fit of the path may write over the weights
+                fits.points[key] = StartPoint(end.point.W.copy(), end.point.common.copy())
 
     def _save_if_all_wait(self) -> None:
         if self._save_wanted and self._engines and self._waiting.keys() == self._engines.keys():
@@ -117,9 +121,11 @@ class PathSession:
         if stopping or not over:  # else fit_done comes next
             self.group.pause(self.fold, run, stopping)
 
-    def fit_done(self, cell: Cell, scores: dict[str, np.ndarray], end: PathEnd, stopping: bool) -> None:
-        """After every finished fit."""
-        self.group.keep(self.fold, cell, scores, end)
+    def fit_done(
+        self, key: FitKey, scores: dict[str, np.ndarray], end: PathEnd, keep_point: bool, stopping: bool
+    ) -> None:
+        """After every finished fit. `keep_point`: its weights may be those of the choice."""
+        self.group.keep(key, scores, end, keep_point)
         self.group.pause(self.fold, RunInProgress(), stopping)
 
 

@@ -8,8 +8,8 @@ import contextlib
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,9 +23,16 @@ from dmtrl.solver.checkpoint.identity import require_same
 from dmtrl.solver.checkpoint.options import Checkpoint, PathLike, absolute, check_path, is_due
 from dmtrl.solver.checkpoint.versions import Arrays, Version
 from dmtrl.solver.outcome import StartPoint
+from dmtrl.solver.problem import Strengths
 
 FIT = "fit"  # the run on all rows; other runs are paths of a cross-validation
-Cell = tuple[float, float, float, int]  # common, own, lambda, fold
+
+
+class FitKey(NamedTuple):
+    """A fit of a search: the strengths of the candidate, and the fold."""
+
+    strengths: Strengths
+    fold: int
 
 
 class PathEnd(NamedTuple):
@@ -40,8 +47,13 @@ class FinishedFits:
     """The fits of a cross-validation that are finished."""
 
     grid: dict[str, Any] = field(default_factory=dict)  # what it tries
-    scores: dict[Cell, dict[str, np.ndarray]] = field(default_factory=dict)  # held-out sums by task
+    scores: dict[FitKey, dict[str, np.ndarray]] = field(default_factory=dict)  # held-out sums by task
     ends: dict[int, PathEnd] = field(default_factory=dict)  # by fold: from where its path continues
+    points: dict[FitKey, StartPoint] = field(default_factory=dict)  # the weights of candidates that may be the choice
+
+    def keep_points(self, chosen: Collection[Strengths]) -> None:
+        """Drop the weights of all other candidates."""
+        self.points = {key: point for key, point in self.points.items() if key.strengths in chosen}
 
 
 @dataclass(frozen=True)
@@ -147,8 +159,8 @@ class CheckpointSession:
         """The folder of the newest complete version."""
         return self.writer.last if self.writer is not None else None
 
-    def resume_cross_validation(self, grid: Mapping[str, Any]) -> None:
-        """Refuse the checkpoint of another cross-validation."""
+    def resume_search(self, grid: Mapping[str, Any]) -> None:
+        """Refuse the checkpoint of another search."""
         resumed = self._resumed
         if resumed is not None:
             require_same(resumed.folder, grid, self.fits.grid)
@@ -189,11 +201,21 @@ class CheckpointSession:
 
     def _save(self, engines: Iterable[Engine], header: Mapping[str, Any], arrays: Arrays) -> None:
         assert self.writer is not None
-        cells = list(self.fits.scores)
-        header = {**header, "grid": self.fits.grid, "cells": cells, "ends": list(self.fits.ends)}
-        for name in self.fits.scores[cells[0]] if cells else ():
-            arrays[f"score.{name}"] = np.array([self.fits.scores[cell][name] for cell in cells])
-        for fold, (point, step) in self.fits.ends.items():
+        fits = self.fits
+        keys, points = list(fits.scores), list(fits.points)
+        header = {
+            **header,
+            "grid": fits.grid,
+            "fits": [_to_json(key) for key in keys],
+            "points": [_to_json(key) for key in points],
+            "ends": list(fits.ends),
+        }
+        for name in fits.scores[keys[0]] if keys else ():
+            arrays[f"score.{name}"] = np.array([fits.scores[key][name] for key in keys])
+        if points:
+            arrays["point.W"] = np.array([fits.points[key].W for key in points])
+            arrays["point.common"] = np.array([fits.points[key].common for key in points])
+        for fold, (point, step) in fits.ends.items():
             arrays[f"end-{fold}.W"], arrays[f"end-{fold}.common"] = point
             arrays[f"end-{fold}.step"] = np.array(step)
         self.writer.save(engines, header, arrays)
@@ -243,20 +265,30 @@ def open_session(
 
 
 def _read_fits(version: Version) -> FinishedFits:
-    cells = [(float(tau), float(kappa), float(lam), int(fold)) for tau, kappa, lam, fold in version.header["cells"]]
-    sums = _under("score", version.arrays)
-    scores = {cell: {name: values[i] for name, values in sums.items()} for i, cell in enumerate(cells)}
+    sums, points = _under("score", version.arrays), _under("point", version.arrays)
+    keys = map(_from_json, version.header["fits"])
+    scores = {key: {name: values[i] for name, values in sums.items()} for i, key in enumerate(keys)}
+    kept = map(_from_json, version.header["points"])
+    kept_points = {key: StartPoint(points["W"][i], points["common"][i]) for i, key in enumerate(kept)}
     ends = {}
     for fold in version.header["ends"]:
         end = _under(f"end-{fold}", version.arrays)
         ends[int(fold)] = PathEnd(StartPoint(end["W"], end["common"]), float(end["step"]))
-    return FinishedFits(version.header["grid"] or {}, scores, ends)
+    return FinishedFits(version.header["grid"] or {}, scores, ends, kept_points)
+
+
+def _to_json(key: FitKey) -> dict[str, Any]:
+    return {**asdict(key.strengths), "fold": key.fold}
+
+
+def _from_json(fields: Mapping[str, Any]) -> FitKey:
+    return FitKey(Strengths(**{name: value for name, value in fields.items() if name != "fold"}), int(fields["fold"]))
 
 
 def require_same_run(version: Version, name: str, problem: Mapping[str, Any]) -> None:
     """Refuse a version of another run."""
-    what, header = "the run", version.header
-    require_same(version.folder, {what: name, **problem}, {what: header["run"], **header["problem"]})
+    header = version.header
+    require_same(version.folder, {"run": name, **problem}, {"run": header["run"], **header["problem"]})
 
 
 def _under(prefix: str, arrays: Arrays) -> Arrays:

@@ -18,7 +18,7 @@ from dmtrl import storage
 from dmtrl.exceptions import NoCheckpointError
 from dmtrl.solver.checkpoint.options import PathLike, absolute
 
-FORMAT = 5
+FORMAT = 6
 _KIND = "dmtrl checkpoint"
 _STATE, _MANIFEST = "coordinator.npz", "manifest.json"
 _NAME = re.compile(r"version-([0-9]{6,})-([0-9a-f]{8})")

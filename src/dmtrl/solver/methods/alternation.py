@@ -12,7 +12,7 @@ import numpy as np
 from dmtrl.protocol.rounds import Improved, Round
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.solver.methods.base import GapToClose, InitialPoint, Report, RunContext, Totals
-from dmtrl.solver.outcome import Candidate
+from dmtrl.solver.outcome import PrimalPoint
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Alternation:
         done = state.round_in_w_step >= settings.w_rounds or totals.bracket_w <= settings.w_tol * abs(w_objective)
         omega = relationship.learned and done
         report = Report(
-            candidates=[Candidate(W, common, objective)],
+            points=[PrimalPoint(W, common, objective)],
             B=totals.B,
             conjugate=totals.conjugate,
             w_gap=totals.bracket_w,

@@ -25,7 +25,7 @@ from dmtrl.solver.methods.base import (
     step_change,
 )
 from dmtrl.solver.methods.splitting import STRIDE, norm
-from dmtrl.solver.outcome import Candidate
+from dmtrl.solver.outcome import PrimalPoint
 
 _SMALLER_STEP = 0.5  # of splitting's first step size: the frozen rows of a straggler count as curvature 1/s
 _PASSES = 2  # per answer: little work, so that no answer is based on very old weights
@@ -68,7 +68,7 @@ class AsynchronousState:
     taken: int = 0  # answers in this round
     version: int = 0  # of the weights
     probe: Probe | None = None
-    found: Candidate | None = None  # the best probed weights of this round
+    found: PrimalPoint | None = None  # the best probed weights of this round
     sent: dict[int, Round] = field(default_factory=dict, metadata={"saved": False})
     versions: dict[int, deque[int]] = field(default_factory=dict, metadata={"saved": False})  # last sent, by worker
 
@@ -101,7 +101,7 @@ class AsynchronousSplitting:
             solver=np.zeros(units, dtype=np.int8),
             steps=np.zeros(units, dtype=np.int64),
             s=settings.initial_step or step,
-            staleness=settings.max_staleness,
+            staleness=self._context.max_staleness,
             accuracy=settings.local_accuracy,
             passes=min(_PASSES, settings.max_passes),
             answered=np.zeros(workers, dtype=np.int64),
@@ -121,7 +121,7 @@ class AsynchronousSplitting:
         for k in sorted(idle):
             if self._may_continue(state, k):
                 requests[k] = state.sent[k] = self._request(state, k, target)
-                newest = deque[int](maxlen=self._context.settings.max_staleness + 1)
+                newest = deque[int](maxlen=self._context.max_staleness + 1)
                 state.versions.setdefault(k, newest).append(state.version)
         return requests
 
@@ -173,10 +173,10 @@ class AsynchronousSplitting:
         if state.taken < len(state.answered):
             return None
         self._adapt(state)
-        candidates, state.found = [self._candidate(state), *([state.found] if state.found else [])], None
+        points, state.found = [self._primal_point(state), *([state.found] if state.found else [])], None
         b = state.b.copy()
         return Report(
-            candidates=candidates,
+            points=points,
             B=self._context.layout.per_task(b),
             conjugate=float(state.conjugate.sum()),
             w_gap=np.inf,
@@ -217,21 +217,21 @@ class AsynchronousSplitting:
             state.probe = Probe(prox.W, prox.common, prox.penalty, np.zeros(workers, dtype=bool), unknown)
 
     def _finish_probe(self, state: AsynchronousState) -> None:
-        """Keep the weights of the probe as a candidate, once every worker has evaluated them."""
+        """Keep the weights of the probe as a primal point, once every worker has evaluated them."""
         probe = state.probe
         if probe is None or np.isnan(probe.loss).any():
             return
         state.probe = None
         objective = float(sum(probe.loss)) + self._context.lam * probe.penalty
         if state.found is None or objective < state.found.objective:
-            state.found = Candidate(probe.W, probe.common, objective)
+            state.found = PrimalPoint(probe.W, probe.common, objective)
 
-    def _candidate(self, state: AsynchronousState) -> Candidate:
+    def _primal_point(self, state: AsynchronousState) -> PrimalPoint:
         """For each task the weights at which its loss was last evaluated; they need not be of one version."""
         if self._probes or not np.isfinite(state.loss).all():
-            return Candidate(state.Z, state.common, np.inf)
+            return PrimalPoint(state.Z, state.common, np.inf)
         penalty = self._context.relationship.penalty(state.W, state.common)
-        return Candidate(state.W.copy(), state.common, float(state.loss.sum()) + self._context.lam * penalty)
+        return PrimalPoint(state.W.copy(), state.common, float(state.loss.sum()) + self._context.lam * penalty)
 
     # step size and accuracy
 

@@ -20,7 +20,7 @@ from dmtrl.protocol.steps import AGREED_STIFFNESS, Steps
 from dmtrl.relationship import FreeIntercept, Relationship
 from dmtrl.relationship.base import Prox
 from dmtrl.solver.layout import Layout
-from dmtrl.solver.outcome import Candidate
+from dmtrl.solver.outcome import PrimalPoint
 from dmtrl.solver.settings import Settings
 
 MAX_STEP_CHANGES = 30  # finitely many, so that the convergence theorem for a fixed step applies in the end
@@ -37,6 +37,7 @@ class RunContext:
     longest_step: float = np.inf
     intercept_step: np.ndarray | None = None  # of each task, if weights have intercepts after the features
     intercept_ridge: np.ndarray | None = None  # of each task, in the local problems; None: the coordinator steps
+    max_staleness: int = 0  # of the engine
 
     def steps(self, s: float, intercept_scale: float = 1.0) -> Steps:
         """The step sizes of each unit: a task in k shards takes steps k times as long."""
@@ -136,7 +137,7 @@ class GapToClose:
 class Report:
     """What a round found."""
 
-    candidates: list[Candidate]
+    points: list[PrimalPoint]
     B: np.ndarray  # (m, d), the dual point
     conjugate: float
     w_gap: float  # W-step gap at the weights that were sent and the dual variables from before the round

@@ -23,7 +23,7 @@ from dmtrl.solver.methods.base import (
     is_straight,
     step_change,
 )
-from dmtrl.solver.outcome import Candidate
+from dmtrl.solver.outcome import PrimalPoint
 
 STRIDE = 8.0  # how much longer the step becomes where the losses look linear
 _SHARE, _POWER = 1.25, 0.6  # of the balance (20); tuned over random problems
@@ -156,17 +156,17 @@ class Splitting:
         objective = totals.loss_w + lam * state.penalty
         at_z_and_b = float(np.vdot(state.Z, B_before))
         w_gap = totals.bracket_w + lam * state.penalty + state.w_conjugate / lam - at_z_and_b
-        candidates = [Candidate(state.Z, state.common, objective)]
+        points = [PrimalPoint(state.Z, state.common, objective)]
         if not self._context.layout.split:
             loss_u, at_u = _least_loss(totals, U), np.inf
             if loss_u + max(lam * state.penalty + rise, 0.0) < objective:  # else the penalty rules it out
                 at_u = loss_u + lam * relationship.penalty(U, state.common)
             if totals.loss_u < np.inf and at_u < objective:
-                candidates.append(Candidate(U, state.common, at_u))
+                points.append(PrimalPoint(U, state.common, at_u))
             state.evaluate_u = not objective < state.lowest or at_u < objective
             state.lowest = min(state.lowest, objective)
         return Report(
-            candidates, totals.B, totals.conjugate, w_gap, objective, float("nan"), state.s, totals.solver, totals.steps
+            points, totals.B, totals.conjugate, w_gap, objective, float("nan"), state.s, totals.solver, totals.steps
         )
 
     def _adapt(self, state: SplittingState, U: np.ndarray, Z: np.ndarray, B: np.ndarray, turned: float) -> None:

@@ -8,11 +8,11 @@ sum; it is some rotation of the tasks, on which the ordinary relationship comput
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.problem import FitProblem
 from dmtrl.federation.protection.base import Asking, CoordinatorHalf, CoordinatorSide, PreparedProblem
 from dmtrl.federation.protection.masks.masking import LEAST_SITES, unmasked
 from dmtrl.federation.protection.masks.questions import split_counts
@@ -27,6 +27,7 @@ from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.methods.base import MAX_STEP_CHANGES, first_step, is_straight, step_change
 from dmtrl.solver.methods.splitting import STRIDE
 from dmtrl.solver.outcome import DualPoint, Outcome
+from dmtrl.solver.problem import Problem, Strengths
 from dmtrl.solver.settings import Settings
 
 _SHARE, _POWER = 0.8, 0.7  # of the balance (20)
@@ -187,19 +188,21 @@ class MasksCoordinator(CoordinatorHalf):
         total = self._sums.rows()
         return prepare_from_sums(self._study, total, self._sums.ask_all, report, "adding up masked statistics")
 
-    def fit(self, model: Any, problem: FitProblem, owner: np.ndarray) -> Outcome:
+    def fit(self, model: Any, problem: Problem, owner: np.ndarray) -> Outcome:
         study = self._study
-        m, width = len(owner), len(problem.coordinates.x_centre) + 1
+        coordinates = problem.coordinates
+        assert coordinates is not None
+        m, width = len(owner), len(coordinates.x_centre) + 1
         common, lam = 0.0 if m == 1 else (study.fit.common or (1.0,))[0], study.fit.reg_lambda[0]
         settings = Settings(tol=study.fit.tolerance, seed=study.fit.seed)
-        ridge = model.intercept_ridge(problem.coordinates)
+        ridge = model.intercept_ridge(coordinates)
         w0, certificate, gaps = fit_masked(self._sums, width - 1, lam, common, ridge, settings, self._report)
         W = self._weights(owner, width)
         covariance, ones = Learned().update((W - w0)[:, :-1]), np.ones(m)
         dual, converged = DualPoint(np.zeros_like(W), 0.0, 0.0, certificate.dual), gaps[-1] <= settings.tol
         outcome = Outcome(W, w0, covariance, certificate, dual, [], converged, "masked splitting", ones, ones)
-        warn_unless_converged(outcome, settings, stacklevel=2)
-        model.set_outcome(problem, outcome, lam, common)
+        warn_unless_converged(outcome, settings)
+        model.set_outcome(replace(problem, strengths=Strengths(lam, common)), outcome)
         model.n_rounds_ = len(gaps)
         return outcome
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from dmtrl.data.task_data import TaskData
-from dmtrl.estimators.problem import FitProblem
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.protection.base import CoordinatorHalf, CoordinatorSide, PreparedProblem
 from dmtrl.federation.protection.noise.accounting import cost_of
@@ -27,6 +26,7 @@ from dmtrl.protocol.study import Release, Released
 from dmtrl.relationship import FreeIntercept, Learned
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.outcome import DualPoint, Outcome
+from dmtrl.solver.problem import Problem, Strengths
 from dmtrl.solver.settings import Settings
 
 
@@ -117,21 +117,24 @@ class NoiseCoordinator(CoordinatorHalf):
         prepared, coordinates = declared(self._study)
         return PreparedProblem(prepared, coordinates, 1.0)
 
-    def fit(self, model: Any, problem: FitProblem, owner: np.ndarray) -> Outcome:
-        study, names = self._study, [str(name) for name in problem.tasks]
+    def fit(self, model: Any, problem: Problem, owner: np.ndarray) -> Outcome:
+        tasks, coordinates = problem.tasks, problem.coordinates
+        assert tasks is not None
+        assert coordinates is not None
+        study, names = self._study, [str(name) for name in tasks.names]
         common = 0.0 if len(names) == 1 else (study.fit.common or (1.0,))[0]
         private = PrivateProblem(
             study.privacy,
             study.loss,
             names,
-            len(problem.coordinates.x_centre),
+            len(coordinates.x_centre),
             study.fit.reg_lambda[0],
             common,
-            model.intercept_ridge(problem.coordinates),
+            model.intercept_ridge(coordinates),
             Settings(tol=study.fit.tolerance, seed=study.fit.seed),
         )
         outcome = fit(private, self._ask(owner, private.features), self._report)
-        model.set_outcome(problem, outcome, private.reg_lambda, common)
+        model.set_outcome(replace(problem, strengths=Strengths(private.reg_lambda, common)), outcome)
         return outcome
 
     def _report(self, done: int, total: int) -> None:

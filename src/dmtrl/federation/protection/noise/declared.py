@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from dmtrl.data.coordinates import Coordinates
 from dmtrl.estimators.base import SHIFT_INVARIANT
-from dmtrl.estimators.problem import Coordinates
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.study.preparation import (
     PARTS,

@@ -17,7 +17,9 @@ from scipy.special import ndtri
 from dmtrl.data.task_data import TaskData
 from dmtrl.federation.protection.noise.sensitivity import MomentWeights, moments_sensitivity
 from dmtrl.solver.api import solve
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import Outcome
+from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
 
 Noise = Callable[[tuple[int, ...]], np.ndarray]  # standard normal numbers of a shape
@@ -127,7 +129,9 @@ class Quadratics:
             labels.append(math.sqrt(d) * (vectors.T @ (c[:d] - c[d] * cross)) / roots)
             crosses.append((c[d] / A[d, d], cross))
         data = TaskData.from_list(list(zip(rows, labels, strict=True)), list(names))
-        found = solve(data, loss="squared", reg_lambda=reg_lambda, common=common, settings=settings)
+        found = solve(
+            Problem.of(data, loss="squared", reg_lambda=reg_lambda, common=common), Execution(settings=settings)
+        )
         intercept = np.array([at_zero - cross @ w for (at_zero, cross), w in zip(crosses, found.W, strict=True)])
         W, dual = np.column_stack([found.W, intercept]), np.column_stack([found.dual.B, np.zeros(m)])
         return replace(found, W=W, common=np.append(found.common, 0.0), dual=replace(found.dual, B=dual))

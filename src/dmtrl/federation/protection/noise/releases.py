@@ -112,7 +112,7 @@ class Releases:
     def _solve(self, centre: np.ndarray, step: float, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """b and the computed duality gap f(u) + f*(-b) + <u, b> at u = c + s b, from dual variables zero. The gap is
         that of b only if it is allowed."""
-        self._worker.handle(first_request(self._blocks, Settings(), ridge=-1.0))
+        self._worker.handle(first_request(self._blocks, Settings(), ridge=None))
         m, target = len(centre), 0.2 * float(allowed.min())
         b, gap, steps = np.zeros_like(centre), np.full(m, np.inf), np.full(m, float(step))
         for number in range(_MOST_ROUNDS):

@@ -4,13 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from dmtrl.estimators.problem import FitProblem
 from dmtrl.federation.protection.base import CoordinatorHalf, CoordinatorSide, PreparedProblem, Report
 from dmtrl.federation.protection.sums import prepare_from_sums
 from dmtrl.federation.study.study_file import Study
 from dmtrl.progress import GapProgress
-from dmtrl.solver.api import Placement
 from dmtrl.solver.outcome import Outcome, RoundRecord
+from dmtrl.solver.problem import Problem
 
 
 class PlainCoordinator(CoordinatorHalf):
@@ -21,12 +20,14 @@ class PlainCoordinator(CoordinatorHalf):
         side = self._side
         return prepare_from_sums(self._study, rows, side.sites.ask_all, side.report, "adding up statistics")
 
-    def fit(self, model: Any, problem: FitProblem, owner: np.ndarray) -> Outcome:
+    def fit(self, model: Any, problem: Problem, owner: np.ndarray) -> Outcome:
         """Choose lambda and fit, on the sites that have a task to fit."""
-        fitted, names = np.unique(owner[problem.used]).tolist(), [str(name) for name in problem.data.names]
+        tasks = problem.tasks
+        assert tasks is not None
+        fitted, names = np.unique(owner[tasks.used]).tolist(), [str(name) for name in tasks.names[tasks.used]]
         model.set_params(callbacks=[_Watch(self._side.report, self._study.fit.tolerance)])
         with self._side.engine(fitted, names) as engine:
-            outcome: Outcome = model.fit_problem(problem, Placement(engine, session=self._side.session))
+            outcome: Outcome = model.fit_problem(problem, engine, self._side.session)
         model.set_params(callbacks=None)
         return outcome
 
