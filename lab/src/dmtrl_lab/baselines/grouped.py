@@ -20,7 +20,7 @@ MIXED_TREES, PLAIN_TREES = 100, 150
 
 @dataclass(frozen=True)
 class GroupedRows:
-    """Training rows, and rows to predict. Groups are numbers. `binary`: y is 0 or 1, and probabilities are predicted."""
+    """Training rows, and rows to predict. Groups are numbers. `binary`: y is 0 or 1; probabilities are predicted."""
 
     X: np.ndarray
     y: np.ndarray
