@@ -120,7 +120,7 @@ def runs(quick: bool) -> list[Run]:
     found = []
     for name in QUICK_TABLES if quick else TABLES:
         for split, others in OTHERS.items():
-            installed = [other for other in others if METHODS[other].missing() is None]
+            installed = [other for other in others if METHODS[other].package.missing() is None]
             for model in (*estimators(), *installed):
                 seconds = 1.0 if quick or model in METHODS else TABLES[name]
                 folds = range(QUICK_FOLDS if quick else FOLDS)
@@ -219,7 +219,11 @@ def items(records: Records) -> list[Item]:
             f"Features are standardised with training rows, text is one-hot. Machine: {machines(records)}."
         ),
         *(Text(f"{name}: {METHODS[name].description}.") for name in OTHERS[KNOWN]),
-        *(Text(f"Left out: {name} ({reason}).") for name in OTHERS[KNOWN] if (reason := METHODS[name].missing())),
+        *(
+            Text(f"Left out: {name} ({reason}).")
+            for name in OTHERS[KNOWN]
+            if (reason := METHODS[name].package.missing())
+        ),
     ]
     for split, title in titles.items():
         rows = compare(records, split)
