@@ -4,7 +4,7 @@ The squared loss takes one exchange, other smooth losses a few Newton rounds (do
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,15 @@ class SharedFit:
     objective: float  # with the penalties
     rounds: int
     converged: bool
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(k, d + 1): for each output the weights of the features, then the intercept."""
+        return np.column_stack([self.coef, self.intercept])
+
+    def only(self, tasks: np.ndarray) -> "SharedFit":
+        """The same for some tasks, by number."""
+        return replace(self, levels=self.levels[tasks])
 
     @property
     def level_variance(self) -> float:
