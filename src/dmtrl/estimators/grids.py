@@ -15,8 +15,8 @@ def default_lambdas(X: Any) -> np.ndarray:
 
 
 def lambdas_of_deviations(X: Any) -> np.ndarray:
-    """The grid for deviations from a shared part: infinity, which means none, and values from ten times the mean squared
-    row norm down three decades. A search extends it at its ends."""
+    """The grid for deviations from a shared part: infinity, which means none, and values from ten times the mean
+    squared row norm down three decades. A search extends it at its ends."""
     return np.append(np.inf, default_lambdas(X)[0] * np.logspace(1, -2, 7))
 
 

@@ -100,9 +100,7 @@ def solve_given(
     return replace(outcome, shared=shared)
 
 
-def levels_only(
-    engine: Engine, problem: Problem, shared: SharedFit, layout: Layout, levels: np.ndarray
-) -> Outcome:
+def levels_only(engine: Engine, problem: Problem, shared: SharedFit, layout: Layout, levels: np.ndarray) -> Outcome:
     """The model without deviations at these levels (m, k), with a certificate from sums (63)."""
     requests = {
         worker: SumMoments(shared=shared.weights, level=layout.scatter(worker, layout.per_unit(levels)))

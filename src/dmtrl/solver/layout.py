@@ -27,9 +27,7 @@ class Layout:
     density: float = 1.0  # share of the sampled chunks of dense rows that are not all zero
 
     @classmethod
-    def from_descriptions(
-        cls, answers: Mapping[int, Description], m: int, may_lack_rows: bool = False
-    ) -> "Layout":
+    def from_descriptions(cls, answers: Mapping[int, Description], m: int, may_lack_rows: bool = False) -> "Layout":
         """`may_lack_rows`: tasks may have no row that trains, in a fold."""
         workers = sorted(answers)
         features = {int(answers[k].features) for k in workers}

@@ -130,8 +130,8 @@ class Outcome:
     tasks : ndarray of int or None
         Numbers of the tasks in the rows of W. None means all tasks, in order.
     shared : SharedFit or None
-        What all tasks share, if it was fitted first. W then holds deviations from it, with the deviation of the level of
-        each task in the last columns, and the certificate is of the deviations, given the shared part.
+        What all tasks share, if it was fitted first. W then holds deviations from it, with the deviation of the level
+        of each task in the last columns, and the certificate is of the deviations, given the shared part.
     """
 
     W: np.ndarray

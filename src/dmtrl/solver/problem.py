@@ -47,7 +47,9 @@ class Strengths:
 
     def __post_init__(self) -> None:
         lam, level = self.reg_lambda, self.level
-        require(_is_positive(lam) or lam == np.inf, "reg_lambda", "positive and finite, or infinite with a shared part", lam)
+        require(
+            _is_positive(lam) or lam == np.inf, "reg_lambda", "positive and finite, or infinite with a shared part", lam
+        )
         require(level is None or _is_positive(level) or level == np.inf, "level", "None, or positive", level)
         values = float(lam), check_tau(self.common), check_kappa(self.own), None if level is None else float(level)
         for name, value in zip(("reg_lambda", "common", "own", "level"), values, strict=True):
@@ -116,8 +118,8 @@ class Problem:
     intercept : Intercept, default=None
         The intercepts of the tasks. None means no intercept.
     shared : "linear" or SharedFit, default=None
-        What all tasks share is fitted first, or given, and its score is added to the offsets of the rows. The problem is
-        then about deviations from it, and every task has an intercept, its level, whatever `intercept` says. Where the
+        What all tasks share is fitted first, or given, and its score is added to the offsets of the rows. The problem
+        is then about deviations from it, and every task has an intercept, its level, whatever `intercept` says. Where the
         loss has kinks or there are too many features (`can_fit_shared`), "linear" means None.
     start : StartPoint, default=None
         Weights from which to start.

@@ -229,9 +229,7 @@ class _Paths:
 
         unshared = self.shared is not None  # after a checkpoint, a fold may be finished without its shared part
         missing = [
-            fold
-            for fold in folds
-            if FitKey(choice, fold) not in points or (unshared and fold not in self.fold_shared)
+            fold for fold in folds if FitKey(choice, fold) not in points or (unshared and fold not in self.fold_shared)
         ]
         if missing:
             self._in_parallel(missing, fit)
