@@ -31,16 +31,23 @@ class GroupedRows:
 
 
 @dataclass(frozen=True)
+class Package:
+    """A package that may not be installed."""
+
+    name: str
+
+    def missing(self) -> str | None:
+        """Return why the package cannot be used here, or None."""
+        return None if find_spec(self.name) else f"{self.name} is not installed; pip install {self.name}"
+
+
+@dataclass(frozen=True)
 class Method:
     """A method: what it is, the package that it needs, and a function from rows to predictions."""
 
     description: str
-    package: str
+    package: Package
     predict: Callable[[GroupedRows], np.ndarray]
-
-    def missing(self) -> str | None:
-        """Return why the method cannot run here, or None."""
-        return None if find_spec(self.package) else f"{self.package} is not installed (pip install {self.package})"
 
 
 def with_constant(X: np.ndarray) -> np.ndarray:
@@ -122,16 +129,17 @@ def fit_statsmodels(X: np.ndarray, y: np.ndarray, group: np.ndarray) -> Any:
         return MixedLM(y, with_constant(X), groups=group).fit(reml=False)
 
 
+SKLEARN, GPBOOST, LIGHTGBM = Package("sklearn"), Package("gpboost"), Package("lightgbm")
 METHODS: dict[str, Method] = {
-    POOLED: Method("one regression for all rows, without a penalty", "sklearn", fit_pooled),
-    LMM: Method("linear or logistic mixed model with a random intercept (GPBoost)", "gpboost", _fit_mixed),
+    POOLED: Method("one regression for all rows, without a penalty", SKLEARN, fit_pooled),
+    LMM: Method("linear or logistic mixed model with a random intercept (GPBoost)", GPBOOST, _fit_mixed),
     SLOPES: Method(
-        f"the same with random slopes of the first {MAX_SLOPES} columns that vary within tasks", "gpboost", _fit_slopes
+        f"the same with random slopes of the first {MAX_SLOPES} columns that vary within tasks", GPBOOST, _fit_slopes
     ),
     TREES: Method(
-        f"{MIXED_TREES} boosted trees with a random intercept (GPBoost), not tuned", "gpboost", _fit_mixed_trees
+        f"{MIXED_TREES} boosted trees with a random intercept (GPBoost), not tuned", GPBOOST, _fit_mixed_trees
     ),
     LGBM: Method(
-        f"{PLAIN_TREES} boosted trees with the task as a category (LightGBM), not tuned", "lightgbm", _fit_trees
+        f"{PLAIN_TREES} boosted trees with the task as a category (LightGBM), not tuned", LIGHTGBM, _fit_trees
     ),
 }

@@ -17,7 +17,7 @@ from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
 from dmtrl.report.content import Item, Text
 from dmtrl_lab.baselines.grouped import LGBM, LMM, METHODS, POOLED, SLOPES, TREES, GroupedRows
 from dmtrl_lab.experiments.early_stop import may_stop_early
-from dmtrl_lab.experiments.experiment import Experiment, Figures, Records, Run, grid, machines, select, table
+from dmtrl_lab.experiments.experiment import Experiment, Figures, Record, Records, Run, grid, machines, select, table
 
 KNOWN, NEW = "known", "new"
 FOLD_COLUMNS = {KNOWN: "fold", NEW: "task_fold"}
@@ -120,7 +120,7 @@ def runs(quick: bool) -> list[Run]:
     found = []
     for name in QUICK_TABLES if quick else TABLES:
         for split, others in OTHERS.items():
-            installed = [other for other in others if METHODS[other].missing() is None]
+            installed = [other for other in others if METHODS[other].package.missing() is None]
             for model in (*estimators(), *installed):
                 seconds = 1.0 if quick or model in METHODS else TABLES[name]
                 folds = range(QUICK_FOLDS if quick else FOLDS)
@@ -153,9 +153,9 @@ class Error:
     @classmethod
     def of(cls, records: Records) -> "Error | None":
         """Return None if there are no records, or one of them was refused."""
-        figures = [record.figures for record in sorted(records, key=lambda one: one.params["fold"])]
-        if not figures or any("refused" in one for one in figures):
+        if not records or any(_refused(record) for record in records):
             return None
+        figures = [record.figures for record in sorted(records, key=lambda one: one.params["fold"])]
         return cls(np.array([one["error"] for one in figures]), np.array([one["rows"] for one in figures], dtype=float))
 
     @property
@@ -178,6 +178,10 @@ class Error:
         return f"{self.mean:.{decimals}f} ± {self.standard_error:.{decimals}f}"
 
 
+def _refused(record: Record) -> bool:
+    return "refused" in record.figures
+
+
 def verdict(difference: float, split: str) -> str:
     """Return the outcome in words: level means within the tolerance of this kind of split."""
     if abs(difference) <= LEVEL[split]:
@@ -195,10 +199,11 @@ def compare(records: Records, split: str) -> list[dict[str, object]]:
         found = {model: Error.of(select(records, table=name, split=split, model=model)) for model in methods}
         errors = {model: error for model, error in found.items() if error is not None}
         row: dict[str, object] = {"table": name}
-        row |= {model: str(errors[model]) if model in errors else "refused" for model in methods}
+        refused = {record.params["model"] for record in select(records, table=name, split=split) if _refused(record)}
+        row |= {model: "refused" if model in refused else str(errors.get(model, "")) for model in methods}
         rivals = [model for model in BEST_OF[split] if model in errors]
         if OURS not in errors:
-            row |= {"difference": "", "verdict": "refused"}
+            row |= {"difference": "", "verdict": "refused" if OURS in refused else ""}
         elif not rivals:
             row |= {"difference": "", "verdict": ""}
         else:
@@ -219,7 +224,11 @@ def items(records: Records) -> list[Item]:
             f"Features are standardised with training rows, text is one-hot. Machine: {machines(records)}."
         ),
         *(Text(f"{name}: {METHODS[name].description}.") for name in OTHERS[KNOWN]),
-        *(Text(f"Left out: {name} ({reason}).") for name in OTHERS[KNOWN] if (reason := METHODS[name].missing())),
+        *(
+            Text(f"Left out: {name} ({reason}).")
+            for name in OTHERS[KNOWN]
+            if (reason := METHODS[name].package.missing())
+        ),
     ]
     for split, title in titles.items():
         rows = compare(records, split)
@@ -230,7 +239,7 @@ def items(records: Records) -> list[Item]:
             f"{LEVEL[split]:.1%}; far behind: by more than {MOST_BEHIND:.0%}. Level or ahead: {counts}."
         )
         shown.append(table(title, rows, caption))
-    refusals = {record.figures["refused"]: record.params["table"] for record in records if "refused" in record.figures}
+    refusals = {record.figures["refused"]: record.params["table"] for record in records if _refused(record)}
     return [*shown, *(Text(f"Refused on {name}: {reason}") for reason, name in refusals.items())]
 
 
