@@ -39,8 +39,8 @@ product progress protocol provisioned publish published question ray reader read
 refused registry regressor rejoin released remote replacement reply report request restart restarting restore restored
 result rff row rowwise save saved scalar scale scan school scorer search second section series server service share
 silent similarity simulate simulation softmax spectrum spline spread start state status stopped storage strength
-subset sum summary synthetic target text theme thread to toml total up use used vector violation warm warning welcome word work
-workflow writer
+subset sum summary synthetic target text theme thread to toml total up use used vector violation warm warning welcome
+word work workflow writer
 """,
     )
 )
