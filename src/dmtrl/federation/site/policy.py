@@ -10,11 +10,12 @@ from typing import Any
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.study.study_file import SITE_NAME
 from dmtrl.federation.study.toml_fields import TomlTable, parse_toml, to_toml
-from dmtrl.protocol.codec import ANSWER_NAMES
+from dmtrl.protocol.codec import ANSWER_NAMES, name_of
+from dmtrl.protocol.rounds import Moments
 
 FILE = "policy.toml"
-# Everything that can leave a site.
-MESSAGES = tuple(dict.fromkeys(ANSWER_NAMES.values()))
+# Everything that can leave a site. The sums for a shared model are not among them: no study fits one.
+MESSAGES = tuple(name for name in dict.fromkeys(ANSWER_NAMES.values()) if name != name_of(Moments))
 
 
 @dataclass(frozen=True)
