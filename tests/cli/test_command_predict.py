@@ -85,11 +85,11 @@ def test_unknown_tasks(folder: Path, tmp_path: Path) -> None:
     result = run("predict", folder / "sales.model", data, "-o", out)
     assert result.exit_code == 1
     assert f"row {int(np.argmax(strange)) + 1} has the unknown task '006'; pass --unknown skip to" in result.stderr
-    assert "or --unknown common to predict them" in result.stderr
+    assert "or --unknown shared to predict them" in result.stderr
     assert not out.exists()
     X, shop = model.preparation_.transform(new), np.array(new.column("shop").to_pylist())
-    common = model.set_params(unknown_tasks="common").predict(X, tasks=shop)
-    assert run("predict", folder / "sales.model", data, "-o", out, "--unknown", "common").exit_code == 0
+    common = model.set_params(unknown_tasks="shared").predict(X, tasks=shop)
+    assert run("predict", folder / "sales.model", data, "-o", out, "--unknown", "shared").exit_code == 0
     np.testing.assert_array_equal(pd.read_parquet(out)["prediction"], common)
     result = run("predict", folder / "sales.model", data, "-o", out, "--unknown", "skip", "--force", "--json")
     found = json.loads(result.stdout)
@@ -105,9 +105,9 @@ def test_unknown_tasks_without_a_common_component(folder: Path, tmp_path: Path) 
     words = (*WORDS, "--target", "sales", "--drop", "verdict", "--no-common", "-o", out)
     assert run("fit", folder / "shops.csv", *words).exit_code == 0
     data = write(shops(m=6, seed=5), tmp_path / "new.csv")
-    result = run("predict", out, data, "-q", "--unknown", "common")
+    result = run("predict", out, data, "-q", "--unknown", "shared")
     assert result.exit_code == 1
-    assert "has the unknown task '006', and the model has no common component" in result.stderr
+    assert "has the unknown task '006', and the model has nothing that tasks share" in result.stderr
 
 
 def test_libsvm_files(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_new_stores_and_new_levels_at_predict(fitted: tuple[Path, dict[str, Any]
     assert refused.exit_code == 1
     assert "the unknown task 'F99'; pass --unknown skip" in refused.stderr
     assert not out.exists()
-    result = run(*words, "--unknown", "common", "-o", out, "--json")
+    result = run(*words, "--unknown", "shared", "-o", out, "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["unknown_tasks"] == ["F99"]

@@ -157,7 +157,7 @@ def test_task_column():
 
 
 def test_unknown_task_at_predict():
-    with refuses(r"unknown task 'west': the model was fitted on 'east', 'north', 'south'; set unknown_tasks='common'"):
+    with refuses(r"unknown task 'west': the model was fitted on 'east', 'north', 'south'; set unknown_tasks='shared'"):
         FITTED.predict(X[:1], tasks=["west"])
     with refuses(r"unknown task 7: the model was fitted on 'east'"):
         FITTED.predict(X[:1], tasks=[7])
@@ -166,8 +166,8 @@ def test_unknown_task_at_predict():
     many = MTRLRegressor(relationship="independent").fit(X, Y, tasks=np.arange(12))
     with refuses(r"unknown task 99: the model was fitted on 0, 1, 2, 3, 4 and 7 more;"):
         many.predict(X[:1], tasks=[99])
-    with refuses(r"task 99: .*, and it has no common component to predict other tasks from; that requires common > 0"):
-        many.set_params(unknown_tasks="common").predict(X[:1], tasks=[99])
+    with refuses(r"task 99: .*, and has nothing that tasks share to predict other tasks from"):
+        many.set_params(unknown_tasks="shared").predict(X[:1], tasks=[99])
     with refuses(r"the model has 3 tasks \('east', 'north', 'south'\); pass the task of each row as tasks="):
         FITTED.predict(X)
     with refuses(r"the model was fitted without tasks; do not pass tasks"):
@@ -235,7 +235,7 @@ def test_strengths_to_try_must_be_a_list(name):
         ({"feature_map": RFF(n_components=0)}, "n_components must be a whole number of at least 1, got 0"),
         ({"feature_map": RFF(n_components=2.5)}, "n_components must be a whole number of at least 1, got 2.5"),
         ({"feature_map": RFF(gamma=-1.0)}, "gamma must be 'scale' or a positive number, got -1.0"),
-        ({"unknown_tasks": "guess"}, "unknown_tasks must be 'raise' or 'common', got 'guess'"),
+        ({"unknown_tasks": "guess"}, "unknown_tasks must be 'raise' or 'shared', got 'guess'"),
         ({"engine": "steam"}, "engine must be 'local', 'ray' or"),
         ({"tol": -1}, "tol must be at least 0"),
         ({"max_rounds": 0}, "max_rounds must be an integer of at least 1"),

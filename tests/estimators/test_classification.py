@@ -249,7 +249,7 @@ def test_scorers_of_every_kind_hand_tasks_on():
 
 def test_unknown_task_from_the_common_component():
     seen = TASKS != "c"
-    model = MTRLClassifier(unknown_tasks="common").fit(X[seen], Y[seen], tasks=TASKS[seen])
+    model = MTRLClassifier(unknown_tasks="shared").fit(X[seen], Y[seen], tasks=TASKS[seen])
     assert model.score(X[~seen], Y[~seen], tasks=TASKS[~seen]) > 0.8
 
 
@@ -257,5 +257,5 @@ def test_unknown_task_from_the_common_component():
 def test_unknown_task_with_several_classes(multi_class):
     X, y, tasks = related_tasks(k=3)
     seen = tasks != "c"
-    model = MTRLClassifier(unknown_tasks="common", multi_class=multi_class).fit(X[seen], y[seen], tasks=tasks[seen])
+    model = MTRLClassifier(unknown_tasks="shared", multi_class=multi_class).fit(X[seen], y[seen], tasks=tasks[seen])
     assert model.score(X[~seen], y[~seen], tasks=tasks[~seen]) > 0.8

@@ -321,7 +321,7 @@ def test_unknown_task_from_the_common_component():
     held_out = tasks == "t3"
     rest = ~held_out
     for given in ("learned", "independent"):
-        model = MTRLRegressor(reg_lambda=0.01, relationship=given, common=1.0, unknown_tasks="common")
+        model = MTRLRegressor(reg_lambda=0.01, relationship=given, common=1.0, unknown_tasks="shared")
         model.fit(rows[rest], y[rest], tasks=tasks[rest])
         known, new = model.predict(rows, tasks=np.where(held_out, "t0", tasks)), model.predict(rows, tasks=tasks)
         np.testing.assert_allclose(new[rest], known[rest])
@@ -417,7 +417,7 @@ def test_tasks_pass_through_cross_validation():
     weighted = cross_validate(MTRLRegressor(), X, Y, cv=3, scoring=scoring, params=params)
     np.testing.assert_allclose(weighted["test_rows"], plain)
     assert (weighted["test_tasks"] != plain).all()
-    unseen, (rows, y, tasks) = MTRLRegressor(unknown_tasks="common"), related_tasks(spread=0.05)
+    unseen, (rows, y, tasks) = MTRLRegressor(unknown_tasks="shared"), related_tasks(spread=0.05)
     new_tasks = cross_val_score(unseen, rows, y, cv=GroupKFold(4), params={"tasks": tasks, "groups": tasks})
     assert (new_tasks > 0.35).all()
 

@@ -256,7 +256,7 @@ def test_intervals_of_columns_of_counts_and_after_saving(tmp_path: Any) -> None:
 
 def test_what_intervals_cannot_do_is_refused() -> None:
     X, y, tasks = _rows([30, 30])
-    model = MTRLRegressorCV(lambdas=[0.1], commons=[1.0], owns=[0.0], cv=3, unknown_tasks="common").fit(
+    model = MTRLRegressorCV(lambdas=[0.1], commons=[1.0], owns=[0.0], cv=3, unknown_tasks="shared").fit(
         X, y, tasks=tasks
     )
     for coverage in (90, "a", None):

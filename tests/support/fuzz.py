@@ -126,7 +126,7 @@ def command(rng: np.random.Generator, folder: Path) -> list[str]:
     else:
         path = folder / "a.csv"
         path.write_text(damaged_cells(path.read_text(encoding="utf-8"), rng), encoding="utf-8", newline="")
-    words = [str(word) for word in rng.choice(["--fill", "--unknown=skip", "--unknown=common", "--keep=*", "--keep=q"],
+    words = [str(word) for word in rng.choice(["--fill", "--unknown=skip", "--unknown=shared", "--keep=*", "--keep=q"],
                                               rng.integers(0, 3))]  # fmt: skip
     return ["predict", str(model), str(folder / "a.csv"), *words]
 

@@ -18,7 +18,7 @@ from dmtrl.workflows.requests import PredictRequest
 @click.option("--out", "-o", type=click.Path(), help="Output file: CSV, Parquet or Arrow.  [default: CSV on stdout]")
 @click.option(
     "--unknown",
-    type=click.Choice(["raise", "common", "skip"]),
+    type=click.Choice(["raise", "shared", "skip"]),
     default="raise",
     show_default=True,
     help="Tasks not in the fit: fail, predict from what all tasks share, or leave empty.",

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from dmtrl.protocol.codec import decode, encode, name_of
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.rounds import READ_ONLY, HoldOut, Prepare, Restore, Save
+from dmtrl.protocol.rounds import READ_ONLY, HoldOut, Prepare, Restore, Save, UseShared
 
 IN_MEMORY = 256 << 20  # bytes, for all workers of an engine
 _BATCH = 8 << 20  # bytes that are replayed at a time
@@ -25,7 +25,9 @@ class ReplayLog:
 
     def __init__(self, in_memory: int = IN_MEMORY) -> None:
         self._in_memory = max(in_memory, 1)  # 0 would mean no limit
-        self._hold_out: Message | None = None  # the last one; a restored worker holds out the same rows
+        # the last ones; a restored worker holds out the same rows and uses the same shared part
+        self._hold_out: Message | None = None
+        self._use_shared: Message | None = None
         self._save: tuple[str, int] | None = None  # folder of the last save, and the file position after it
         self._file = self._spool()
         self.missing = ""  # why the beginning could not be kept; empty if it was
@@ -104,13 +106,15 @@ class ReplayLog:
             return
         if isinstance(request, HoldOut):
             self._hold_out = message
+        if isinstance(request, UseShared):
+            self._use_shared = message
         if isinstance(request, Save):
             if "error" not in answer.scalars:
                 self._saved(request)
         elif isinstance(request, Restore):
             self._begin(message)
         elif isinstance(request, Prepare) and not request.keep:
-            self._begin(self._hold_out, message)
+            self._begin(self._hold_out, self._use_shared, message)
         else:
             self._append(message)
 

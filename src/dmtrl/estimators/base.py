@@ -20,7 +20,7 @@ from dmtrl.estimators.held_out import HeldOutRows
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.problem import pad, restrict, task_data
 from dmtrl.estimators.task_model import TaskModel, check_callbacks, check_choice
-from dmtrl.losses import BUILTIN, AnyLoss, get_loss
+from dmtrl.losses import BUILTIN, CLASSIFICATION, AnyLoss, get_loss
 from dmtrl.numerics.checks import is_number
 from dmtrl.relationship import Learned, TaskCovariance, is_learned
 from dmtrl.relationship.base import check_kappa, check_tau
@@ -30,10 +30,12 @@ from dmtrl.solver.checkpoint import Checkpoint, CheckpointSession
 from dmtrl.solver.checkpoint.options import PathLike
 from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import Outcome, StartPoint
-from dmtrl.solver.problem import Intercept, Problem, Strengths, Tasks
+from dmtrl.solver.problem import LINEAR, Intercept, Problem, Strengths, Tasks
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.shared_fit import SharedFit, can_fit_shared, fits_in_sums
 from dmtrl.solver.task_weights import check_task_weight
 
+AUTO = "auto"
 INTERCEPT_RIDGE = 1e-6  # ridge on a free intercept: the certificate needs one, and this one has no visible effect
 SHIFT_INVARIANT = {"squared", "absolute", "epsilon_insensitive", "huber", "quantile"}  # losses of y - z only
 
@@ -44,13 +46,15 @@ class MTRLBase(TaskModel):
     _outcome: Outcome
 
     @abstractmethod
-    def arrange(self, rows: LabelledRows) -> tuple[LabelledRows, Tasks]:
+    def arrange(self, rows: LabelledRows, ordinary: bool = False) -> tuple[LabelledRows, Tasks]:
         """Arrange labels as numbers, task after task.
 
         Parameters
         ----------
         rows : LabelledRows
             Checked rows of all tasks.
+        ordinary : bool, default=False
+            Whether a task with a single class is a task like any other, because there is a shared part.
 
         Returns
         -------
@@ -192,7 +196,11 @@ class MTRLBase(TaskModel):
             valid = ", ".join(sorted(name for name, make in BUILTIN.items() if make().kind == self._kind))
             raise ValueError(f"the {loss.name} loss is for {loss.kind}; {type(self).__name__} accepts {valid}")
         check_choice("fit_intercept", self.fit_intercept, (True, False, "penalised"))
-        check_choice("unknown_tasks", self.unknown_tasks, ("raise", "common"))
+        check_choice("unknown_tasks", self.unknown_tasks, ("raise", "shared"))
+        check_choice("shared_model", self.shared_model, (None, LINEAR))
+        level: Any = self.level
+        if not (level == AUTO if isinstance(level, str) else is_number(level) and level > 0):
+            raise ValueError(f"level must be 'auto' or a positive number, got {level!r}")
         check_callbacks(self.callbacks)
         common: Any = self.common
         if is_number(common):
@@ -201,9 +209,20 @@ class MTRLBase(TaskModel):
             raise ValueError(f"common must be 'auto' or a number of at least 0, got {common!r}")
         check_kappa(self.own)
         reg_lambda: Any = self.reg_lambda
-        if not (isinstance(reg_lambda, Real) and 0 < float(reg_lambda) < np.inf):
+        finite = isinstance(reg_lambda, Real) and 0 < float(reg_lambda) < np.inf
+        if not (finite or (self.shared_model is not None and reg_lambda == np.inf)):
             raise ValueError(f"reg_lambda must be positive and finite, got {reg_lambda!r}")
-        check_task_weight(self.task_weight)
+        self._task_weight(shared=False)
+
+    def _may_share(self) -> bool:
+        """Whether a problem of several tasks has a shared part, unless it has too many features."""
+        return self.shared_model is not None and self.fit_intercept is True and can_fit_shared(get_loss(self.loss), 0)
+
+    def _task_weight(self, shared: bool) -> float:
+        """The exponent of the task sizes. `shared`: whether there is a shared part."""
+        if isinstance(self.task_weight, str) and self.task_weight == AUTO:
+            return 1.0 if shared else 0.5
+        return check_task_weight(self.task_weight)
 
     def _map_of_fit(self) -> Any:
         """The feature map to fit, as the parameter names it."""
@@ -213,7 +232,8 @@ class MTRLBase(TaskModel):
         """The problem of checked rows."""
         feature_map = get_feature_map(self._map_of_fit(), self._seed())
         X = as_rows(rows.X if feature_map is None else feature_map.fit_transform(rows.X))
-        arranged, tasks = self.arrange(rows)
+        several, k = self._may_share() and len(rows.names) > 1, len(np.unique(rows.y)) if self._has_classes else 1
+        arranged, tasks = self.arrange(rows, several and fits_in_sums(X.shape[1], k if k > 2 else 1))
         centre_y = get_loss(self.loss).name in SHIFT_INVARIANT
         coordinates = Coordinates.for_rows(
             X, arranged.y, arranged.rows, rows.sample_weight, self.fit_intercept, centre_y
@@ -244,29 +264,38 @@ class MTRLBase(TaskModel):
         if is_learned(relationship):  # for a single task "independent" is equivalent and faster
             relationship = "learned" if m > 1 else "independent"
         ridge = self.intercept_ridge(coordinates)
+        losses = self._losses(None if tasks.seen is None else tasks.seen_in_problem)
+        shared = self._may_share() and m > 1 and can_fit_shared(losses, len(coordinates.x_centre))
         problem = Problem(
             data,
-            self._losses(None if tasks.seen is None else tasks.seen_in_problem),
-            self._strengths(m, len(tasks.names)),
+            losses,
+            self._strengths(m, len(tasks.names), shared),
             relationship,
-            check_task_weight(self.task_weight),
+            self._task_weight(shared),
             None if ridge is None else Intercept(ridge),
+            LINEAR if shared else None,
             tasks=tasks,
             coordinates=coordinates,
             feature_map=feature_map,
         )
         return replace(problem, start=self._start(problem))
 
-    def _strengths(self, m: int, total: int) -> Strengths:
+    def _strengths(self, m: int, total: int, shared: bool = False) -> Strengths:
         """The strengths of a problem of m tasks, of `total` tasks of the model. With common="auto" common is that of a
-        given relationship or, if the relationship is learned, 1."""
+        given relationship or, if the relationship is learned, 1; 0 if there is a shared part."""
         lam, relationship = float(self.reg_lambda), self.relationship
         if total == 1:
             return Strengths(lam)
+        level = None if isinstance(self.level, str) or not shared else float(self.level)
         own = float(self.own) or float(getattr(relationship, "kappa", 0.0) * m)
         if not isinstance(self.common, str):
-            return Strengths(lam, float(self.common), own)
-        return Strengths(lam, float(getattr(relationship, "tau", is_learned(relationship) / m) * m), own)
+            return Strengths(lam, float(self.common), own, level)
+        usual = is_learned(relationship) and not shared
+        return Strengths(lam, float(getattr(relationship, "tau", usual / m) * m), own, level)
+
+    @property
+    def _has_classes(self) -> bool:
+        return self._kind == CLASSIFICATION
 
     def _losses(self, seen: np.ndarray | None) -> AnyLoss | list[AnyLoss]:
         """The loss of all tasks, or one for each. `seen` (m, k): whether a task has a class."""
@@ -298,10 +327,14 @@ class MTRLBase(TaskModel):
         columns = tasks.outputs * (len(coordinates.x_centre) + coordinates.intercept)
         if before.W.shape != (problem.m, columns):
             return None
+        if before.shared is not None or problem.shared is not None:  # deviations do not depend on the coordinates
+            same = before.shared is not None and problem.shared is not None
+            return StartPoint(before.W, before.common) if same else None
         return StartPoint(self.weights_of(coordinates, tasks, np.arange(len(tasks.names))), before.common)
 
     def weights_of(self, coordinates: Coordinates, tasks: Tasks, order: np.ndarray) -> np.ndarray:
-        """Return the coefficients of the fitted model as weights in a problem, a row per task.
+        """Return the coefficients of the fitted model as weights in a problem, a row per task. With a shared part they
+        are deviations from it.
 
         Parameters
         ----------
@@ -314,20 +347,23 @@ class MTRLBase(TaskModel):
         """
         coef, intercept = self.coef_[order][tasks.used], self.intercept_[order][tasks.used]
         W = coordinates.weights(coef.astype(float), intercept)
+        shared = self._outcome.shared
+        if shared is not None:
+            return np.asarray(W - shared.row)
         if tasks.outputs > 1 and self.fit_intercept is True:  # no row asks for the intercept of an absent class
             W[:, -tasks.outputs :][~tasks.seen_in_problem] = 0.0
         return W
 
-    def _fold_model(self, problem: Problem, fit: Outcome | StartPoint) -> Self:
+    def _fold_model(self, problem: Problem, fit: Outcome | StartPoint, shared: SharedFit | None = None) -> Self:
         """The fitted model of one fold of a cross-validation, which predicts checked rows of `fit`. From weights alone,
-        it has no certificate and no relations."""
+        it has no certificate and no relations; `shared` is then the shared part of the fold."""
         model = copy(self)
         model.task_column = None
         vars(model).pop("feature_names_in_", None)  # the rows are arrays by now
         if isinstance(fit, Outcome):
             model._keep(problem, fit)
         else:
-            model._keep_coefficients(problem, fit.W)
+            model._keep_coefficients(problem, fit.W, shared)
         return model
 
     def _seed(self) -> int:
@@ -338,7 +374,8 @@ class MTRLBase(TaskModel):
 
     def _keep(self, problem: Problem, outcome: Outcome) -> None:
         """Set the fitted attributes."""
-        W, tasks, strengths = self._keep_coefficients(problem, outcome.W), problem.tasks, problem.strengths
+        tasks, strengths = problem.tasks, problem.strengths
+        W = self._keep_coefficients(problem, outcome.W, outcome.shared)
         assert tasks is not None
         total, used = len(tasks.names), tasks.used
         self.reg_lambda_, self.common_strength_ = strengths.reg_lambda, strengths.common
@@ -353,17 +390,18 @@ class MTRLBase(TaskModel):
         # in the coordinates of the problem, for warm_start and add_task; neither needs the history
         self._outcome = replace(outcome, history=[])
 
-    def _keep_coefficients(self, problem: Problem, W: np.ndarray) -> np.ndarray:
+    def _keep_coefficients(self, problem: Problem, W: np.ndarray, shared: SharedFit | None) -> np.ndarray:
         """Set the attributes that predictions need. Returns the weights with the intercepts of absent classes."""
         tasks, coordinates = problem.tasks, problem.coordinates
         assert tasks is not None, "the problem was not described by an estimator"
         assert coordinates is not None
         used, k, dtype = tasks.used, tasks.outputs, coordinates.x_centre.dtype
-        if k > 1 and self.fit_intercept is True:
+        if k > 1 and self.fit_intercept is True and shared is None:
             W = np.hstack([W[:, :-k], fill_absent(W[:, -k:], tasks.seen_in_problem)])
         intercept = tasks.constant.astype(float)
         coef = np.zeros((*intercept.shape, len(coordinates.x_centre)))
-        coef[used], intercept[used] = coordinates.coefficients(W, k)
+        whole = W if shared is None else W + shared.row
+        coef[used], intercept[used] = coordinates.coefficients(whole, k)
         self.tasks_ = tasks.names
         if tasks.classes is not None:
             self.classes_ = tasks.classes
@@ -372,23 +410,44 @@ class MTRLBase(TaskModel):
         self.feature_map_, self.coordinates_ = problem.feature_map, coordinates
         self.coef_ = coef.astype(dtype)
         self.intercept_ = np.asarray(intercept, dtype=dtype)
+        self.shared_coef_ = self.shared_intercept_ = self.level_ = self.levels_ = None
+        if shared is not None:
+            self.level_ = shared.level
+            self._keep_levels(W)
+            self.shared_coef_, self.shared_intercept_ = self._one_task(shared.row)
+            self.new_task_coef_, self.new_task_intercept_ = self._one_task(shared.new_row)
         return W
+
+    def _keep_levels(self, W: np.ndarray) -> None:
+        """W: deviations from the shared part, with levels."""
+        k = self._outputs
+        self.levels_ = np.asarray(W[:, -1] if k == 1 else W[:, -k:], dtype=self.coef_.dtype)
+
+    def _one_task(self, w: np.ndarray) -> tuple[np.ndarray, Any]:
+        """Weights of the problem as coefficients and intercept."""
+        coef, intercept = self.coordinates_.coefficients(w, self._outputs)
+        return coef.astype(self.coef_.dtype), intercept if self._outputs > 1 else float(intercept)
 
     def _keep_parts(self, outcome: Outcome, W: np.ndarray, used: np.ndarray, m: int) -> None:
         """Set what describes the common, related and own parts of the weights. `W`: the weights with all intercepts;
         `used`: the number of the task of each of its rows."""
         k, fitted = self._outputs, len(W)
-        tau, kappa = self.common_strength_ / fitted, self.own_strength_ / fitted
+        common_variance, own_variance = self.common_strength_ / fitted, self.own_strength_ / fitted
         free = self.fit_intercept is True  # then the intercepts are not part of the relationship
         features, common = (W[:, :-k], outcome.common[:-k]) if free else (W, outcome.common)
         if is_learned(self.relationship):
-            parts = learned_parts(features, common, kappa)
+            parts = learned_parts(features, common, own_variance)
         else:
-            parts = given_parts(outcome.covariance, features, tau, kappa)
-        whole = np.append(parts.common, W[:, -k:].mean(axis=0)) if free else parts.common  # the mean over tasks
-        coef, intercept = self.coordinates_.coefficients(whole, k)
-        self.common_coef_ = coef.astype(self.coef_.dtype)
-        self.common_intercept_ = intercept if k > 1 else float(intercept)
+            parts = given_parts(outcome.covariance, features, common_variance, own_variance)
+        shared = outcome.shared
+        if shared is not None:
+            parts = parts._replace(common=parts.common + shared.coef.ravel())
+            whole = np.append(parts.common, shared.intercept)
+        else:
+            whole = np.append(parts.common, W[:, -k:].mean(axis=0)) if free else parts.common  # the mean over tasks
+        self.common_coef_, self.common_intercept_ = self._one_task(whole)
+        if shared is None:
+            self.new_task_coef_, self.new_task_intercept_ = self.common_coef_, self.common_intercept_
         self.weight_shares_ = np.zeros((m, 3))
         self.weight_shares_[used] = parts.shares()
 

@@ -21,19 +21,22 @@ SEARCH_PARAMETERS = {
         three widths, and the middle one beside the features (`RFF(linear=True)`). `coef_` refers to the transformed
         features.""",
     "lambdas": """sequence of float
-        Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm.""",
+        Values of reg_lambda to try. None means eleven values over five decades, below the mean squared row norm. With a
+        shared part, None means infinity (no deviations) and seven values over three decades, which are extended by
+        factors of sqrt(10) while the best one is at an end.""",
     "commons": """sequence of float
-        Values of `common` to try. Ignored for a single task, which uses 0.""",
+        Values of `common` to try. None means 0, 1 and 10, or 0 with a shared part. A single task uses 0.""",
     "owns": """sequence of float
-        Values of `own` to try. Ignored for a single task, which uses 0.""",
+        Values of `own` to try. None means 0 and 3, or 0 with a shared part. A single task uses 0.""",
     "cv": """int, splitter or iterable
-        Number of folds, drawn within each task and class; a scikit-learn splitter such as GroupKFold or
-        TimeSeriesSplit; or an iterable of (train, test) row numbers. The last two split the rows as passed to `fit`,
-        and every split must train on every task.""",
+        Number of folds, drawn within each task and class, or with a shared part over all rows; a scikit-learn splitter
+        such as GroupKFold or TimeSeriesSplit; or an iterable of (train, test) row numbers. The last two split the rows
+        as passed to `fit`, and every split must train on every task unless there is a shared part.""",
     "scoring": """str or callable
         What is measured on held-out rows: "loss", "squared_error", "wrong" (the error rate), the name of a scikit-learn
         scorer such as "r2" or "roc_auc", or a callable `scorer(model, X, y)`. None means "squared_error" for squared
-        loss, "wrong" (averaged over tasks, ties broken by the loss) for classification, and "loss" otherwise. A scorer
+        loss, "wrong" (averaged over tasks, ties broken by the loss) for classification without a shared part, and
+        "loss" otherwise. A scorer
         scores all held-out rows of a fold at once, and the mean over folds counts; `task_scorer(name,
         average="tasks")` averages over tasks first. A fold on which the scorer is not defined is left out, with a
         warning.""",
@@ -132,14 +135,16 @@ class MTRLClassifierCV(StrengthSearch, MTRLClassifier):
         self,
         loss: str | AnyLoss = "logistic",
         lambdas: Sequence[float] | None = None,
-        commons: Sequence[float] = (0.0, 1.0, 10.0),
-        owns: Sequence[float] = (0.0, 3.0),
+        commons: Sequence[float] | None = None,
+        owns: Sequence[float] | None = None,
         cv: Any = 5,
         scoring: Any = None,
         choice: str = "best",
         exhaustive: bool = False,
         relationship: Any = "learned",
-        task_weight: float | str = 0.5,
+        task_weight: float | str = "auto",
+        shared_model: str | None = None,
+        level: float | str = "auto",
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -167,6 +172,8 @@ class MTRLClassifierCV(StrengthSearch, MTRLClassifier):
             exhaustive=exhaustive,
             relationship=relationship,
             task_weight=task_weight,
+            shared_model=shared_model,
+            level=level,
             feature_map=feature_map,
             fit_intercept=fit_intercept,
             tol=tol,

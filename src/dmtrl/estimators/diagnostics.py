@@ -15,7 +15,7 @@ from dmtrl.estimators.classes import fill_absent
 from dmtrl.estimators.comparison import Comparison, default_measure, held_out_errors, significantly_positive
 from dmtrl.estimators.correlations import CorrelationIntervals, Groups, intervals_of, pad_pairs, relation_test
 from dmtrl.estimators.folds import given_splits, with_splits
-from dmtrl.estimators.grids import default_lambdas
+from dmtrl.estimators.grids import default_lambdas, lambdas_of_deviations
 from dmtrl.estimators.held_out import HeldOutRows
 from dmtrl.estimators.inputs import LabelledRows, lookup, read
 from dmtrl.estimators.task_model import label_pairs
@@ -28,12 +28,11 @@ from dmtrl.solver.api import on_engine, solve, warn_unless_converged
 from dmtrl.solver.certificate import Certificate
 from dmtrl.solver.execution import Execution
 from dmtrl.solver.grid import Criterion, Grid
-from dmtrl.solver.new_task import Extension, extend
+from dmtrl.solver.new_task import Extension, extend_deviations, extend_outcome
 from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.problem import Intercept, Problem, Strengths, Tasks
 from dmtrl.solver.search import SearchResult, for_search, search
 from dmtrl.solver.settings import Settings
-from dmtrl.solver.task_weights import check_task_weight
 
 _TOL_OF_REFITS = 1e-4  # they differ by little from each other
 
@@ -150,9 +149,11 @@ class Diagnostics(MTRLBase):
         """
         check_is_fitted(self)
         rows = self._read(X, y, tasks, sample_weight, False, lambda rows: given_splits(cv, rows, groups))
-        rows = with_splits(cv, rows, self._kind == CLASSIFICATION, 0)
+        over_all = self.shared_coef_ is not None
+        rows = with_splits(cv, rows, self._kind == CLASSIFICATION, 0, over_all)
         problem, data, found_tasks = self._problem_of_same_tasks(rows)
         m, lambdas, mine = problem.m, default_lambdas(data.X), problem.strengths
+        together = lambdas_of_deviations(data.X) if over_all else lambdas
         equal = TaskCovariance(np.full((m, 1), m**-0.5), np.ones(1), 0.0)  # rank one: all tasks have the same weights
         shared = None if problem.intercept is None else replace(problem.intercept, shared=True)
         held = {name: HeldOutRows(rows) for name in ("together", "alone", "pooled")}
@@ -162,10 +163,10 @@ class Diagnostics(MTRLBase):
             return Grid(lambdas, [common], [own], held["together"].n_folds, Criterion(measure, "tasks", race=True))
 
         searches = {
-            "together": (problem, grid(np.append(lambdas, mine.reg_lambda), mine.common, mine.own)),
+            "together": (problem, grid(np.append(together, mine.reg_lambda), mine.common, mine.own)),
             # Sigma = I / m: lambda / m gives the same penalty on a task
-            "alone": (replace(problem, relationship=independent(m)), grid(lambdas / m)),
-            "pooled": (replace(problem, relationship=Fixed(equal), intercept=shared), grid(lambdas)),
+            "alone": (replace(problem, shared=None, relationship=independent(m)), grid(lambdas / m)),
+            "pooled": (replace(problem, shared=None, relationship=Fixed(equal), intercept=shared), grid(lambdas)),
         }
 
         def run(_: Problem, execution: Execution) -> dict[str, SearchResult]:
@@ -173,8 +174,9 @@ class Diagnostics(MTRLBase):
             with bar(self.verbose, "comparing", len(searches)) as step:
                 for name, (variant, candidates) in searches.items():
                     one = found[name] = search(variant, candidates, replace(execution, checkpoint=None))
-                    for fold, point in enumerate(one.points):
-                        held[name].predict(fold, self._fold_model(replace(variant, strengths=one.choice), point))
+                    chosen = replace(variant, strengths=one.choice)
+                    for fold, (point, part) in enumerate(zip(one.points, one.fold_shared, strict=True)):
+                        held[name].predict(fold, self._fold_model(chosen, point, part))
                     step()
             return found
 
@@ -240,6 +242,8 @@ class Diagnostics(MTRLBase):
                 "are not independent"
             )
         problem, data, _ = self._problem_of_same_tasks(rows)
+        if np.isinf(self.reg_lambda_):
+            raise ValueError("the model has no deviations from the shared part (reg_lambda_ is infinite) to correlate")
         groups = Groups.draw(data.starts, n_groups, np.random.default_rng(self._seed()))
         W, correlations, weights = self._refits(problem, data, groups)
         test = relation_test(W, groups.deviations(weights), groups)
@@ -326,20 +330,22 @@ class Diagnostics(MTRLBase):
             )
         rows, seen = self._rows_of_new_task(X, y, name, sample_weight)
         newcomer = TaskData.from_list([rows], [name])
-        before, strengths = self._outcome, self.strengths_
+        before, strengths, shared = self._outcome, self.strengths_, self._outcome.shared
         settings, ridge = Settings(tol=self.tol, max_rounds=self.max_rounds), self.intercept_ridge(self.coordinates_)
         # the old tasks keep their weights, so the mean is no longer exactly one
         ratio = _size(newcomer) / before.task_size[0]
-        weight = np.append(before.task_weight, before.task_weight[0] * ratio ** check_task_weight(self.task_weight))
+        exponent = self._task_weight(shared is not None)
+        weight = np.append(before.task_weight, before.task_weight[0] * ratio**exponent)
         grown = len(names) / len(self.tasks_)  # the same tau and kappa for one more task
         strengths = replace(strengths, common=strengths.common * grown, own=strengths.own * grown)
         loss = self._losses(seen)
         loss = loss[0] if isinstance(loss, list) else loss
         intercept = None if ridge is None else Intercept(ridge)
-        problem = Problem(len(names), loss, strengths, task_weight=weight, intercept=intercept)
-        penalty = problem.regulariser().penalty(before.W, before.common)
-        losses = self.certificate_.primal - strengths.reg_lambda * penalty
-        added = extend(before.W, before.dual, losses, newcomer, problem, settings)
+        if shared is not None:
+            added = extend_deviations(before, newcomer, loss, strengths, weight, settings)
+        else:
+            problem = Problem(len(names), loss, strengths, task_weight=weight, intercept=intercept)
+            added = extend_outcome(before, newcomer, problem, settings)
         if not np.isfinite(added.certificate.relative_gap):
             raise ValueError(f"task {name!r} has no certificate after max_rounds={self.max_rounds}; raise max_rounds")
         warn_unless_converged(added.outcome, settings)
@@ -358,7 +364,7 @@ class Diagnostics(MTRLBase):
         if self._kind == CLASSIFICATION:
             if not np.isin(y, self.classes_).all():
                 raise ValueError(f"the labels of the new task must be among the classes {self.classes_.tolist()}")
-            if len(np.unique(y)) < 2:
+            if len(np.unique(y)) < 2 and self.shared_coef_ is None:
                 raise ValueError(
                     f"the new task has only one class, {y.tolist()[0]!r}; it needs rows of at least two classes"
                 )
@@ -377,9 +383,10 @@ class Diagnostics(MTRLBase):
         whole = W  # with intercepts for classes that the task does not have
         if seen is not None and "seen_classes_" in vars(self):  # the model of a study does not have it
             self.seen_classes_ = np.vstack([self.seen_classes_, seen])
-            if k > 1 and self.fit_intercept is True:
+            if k > 1 and self.fit_intercept is True and before.shared is None:
                 whole = np.hstack([W[:, :-k], fill_absent(W[:, -k:], self.seen_classes_)])
-        coef, intercept = self.coordinates_.coefficients(whole[-1], k)
+        last = whole[-1] if before.shared is None else whole[-1] + before.shared.row
+        coef, intercept = self.coordinates_.coefficients(last, k)
         self.coef_ = np.concatenate([self.coef_, coef[None].astype(self.coef_.dtype)])
         self.intercept_ = np.concatenate([self.intercept_, np.asarray(intercept, dtype=self.intercept_.dtype)[None]])
         self.common_strength_ *= len(names) / len(self.tasks_)
@@ -398,6 +405,10 @@ class Diagnostics(MTRLBase):
             task_weight=added.outcome.task_weight,
             task_size=np.append(before.task_size, _size(newcomer)),
         )
+        if before.shared is not None:
+            levels = np.vstack([before.shared.levels, added.w[-k:]])
+            self._outcome = replace(self._outcome, shared=replace(before.shared, levels=levels))
+            self._keep_levels(W)
         self.task_weights_ = added.outcome.task_weight
         if self.task_rows_ is not None:
             self.task_rows_ = np.append(self.task_rows_, newcomer.X.shape[0])

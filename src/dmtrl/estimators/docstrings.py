@@ -15,14 +15,14 @@ PARAMETERS = {
     "reg_lambda": """float
         Regularisation strength. The objective is the sum over tasks of the mean loss, see `task_weight`, plus
         reg_lambda / 2 * tr(W^T Sigma^-1 W). The default suits standardised features. For squared loss it does not
-        depend on the scale of y.""",
+        depend on the scale of y. With a shared part, W are the deviations from it, and infinity means none.""",
     "relationship": """{"learned", "independent", "shared"}, sparse graph, covariance or Relationship
         How the tasks are related. "learned" estimates the task covariance; the others are fixed.""",
     "common": """float or "auto"
         Strength of a component that all tasks share, in addition to the learned relationship, in units of 1/m for m
         tasks: 1 makes it as strong as the average task's own part; 0 is the problem of the paper. "auto" is 1 if the
-        relationship between tasks is learned, and 0 for a fixed relationship. A single task has no common
-        component.""",
+        relationship between tasks is learned, and 0 for a fixed relationship or with a shared part. A single task has
+        no common component.""",
     "own": """float
         Strength of a part of each task's coefficients that is not related to other tasks, in the units of `common`. It
         keeps what the relationship would shrink away, so that sharing hurts less where tasks differ; with a large
@@ -31,7 +31,19 @@ PARAMETERS = {
         How much a task counts in the objective. "equal" counts the mean loss of each task the same, as in the paper.
         "rows" counts every row the same, so that a task with few rows hardly shapes the relations. A number gamma
         between 0 (equal) and 1 (rows) gives a task with n rows a weight proportional to n^gamma, with mean one over
-        the tasks. With sample weights, n is their sum.""",
+        the tasks. With sample weights, n is their sum. "auto" is "rows" with a shared part, and 0.5 without.""",
+    "shared_model": """"linear" or None
+        "linear" fits what all tasks share first: one linear model of all rows, with a level for each task that is
+        shrunk towards the shared one. The relationship is then between the deviations from it: tasks are related if
+        they deviate from the average in the same way. Tasks with one row or one class are ordinary tasks then, and new
+        tasks are predicted by the shared part. With None nothing is shared but the relationship and the common
+        component: the problem of the paper. Losses with kinks ("hinge", "absolute", "quantile",
+        "epsilon_insensitive") and custom losses, more than 1000 shared weights, a single task, and a `fit_intercept`
+        other than True always mean None; `shared_coef_` is None then.""",
+    "level": """"auto" or float
+        Strength with which the levels of the tasks are shrunk towards the shared level, in rows: with n rows by the
+        factor n / (n + level) for squared loss. "auto" estimates it by marginal likelihood; infinity means no levels.
+        Only used with a shared part.""",
     "feature_map": """"rff", "splines" or transformer
         Transformation of the features. "rff" gives 300 random Fourier features, "splines" a curve for each feature;
         pass `RFF(n_components, gamma)`, `Splines(n_knots)` or any scikit-learn transformer for others. `coef_` refers
@@ -61,9 +73,9 @@ PARAMETERS = {
     "task_column": """str or int
         Name or index of the column of X with the task labels, instead of `tasks`. It may hold text and is not a
         feature.""",
-    "unknown_tasks": """{"raise", "common"}
-        What `predict` does for a task that was not in `fit`: raise ValueError, or predict from the common
-        component.""",
+    "unknown_tasks": """{"raise", "shared"}
+        What `predict` does for a task that was not in `fit`: raise ValueError, or predict from what all tasks share,
+        the shared part or else the common component.""",
 }
 
 ATTRIBUTES = {
@@ -74,9 +86,23 @@ ATTRIBUTES = {
     "intercept_": """ndarray of shape (m,)
         Intercepts of each task.""",
     "common_coef_": """ndarray of shape (d,)
-        Coefficients of the common component; zero without one.""",
+        Coefficients that all tasks have in common: those of the common component, plus the shared part; zero without
+        either.""",
     "common_intercept_": """float
         Intercept of the common component.""",
+    "new_task_coef_": """ndarray of shape (d,)
+        Coefficients that predict a task that was not in `fit`.""",
+    "new_task_intercept_": """float
+        Intercept that predicts a task that was not in `fit`.""",
+    "shared_coef_": """ndarray of shape (d,) or None
+        Coefficients of the shared part; None without one.""",
+    "shared_intercept_": """float or None
+        Intercept of the shared part; None without one.""",
+    "level_": """float or None
+        Strength of the levels around the shared part, infinite if there are none; None without a shared part.""",
+    "levels_": """ndarray of shape (m,) or None
+        How far the score of each task lies above the shared part, at the mean row of the fit; None without a shared
+        part.""",
     "reg_lambda_": """float
         The regularisation strength of the fit.""",
     "common_strength_": """float
@@ -84,7 +110,7 @@ ATTRIBUTES = {
     "own_strength_": """float
         The strength of the tasks' own parts of the fit, in the units of `own`.""",
     "strengths_": """Strengths
-        These three strengths in one object.""",
+        These three strengths and `level_` in one object.""",
     "weight_shares_": """ndarray of shape (m, 3)
         How much of each task's coefficients is common to all tasks, related to other tasks, and its own: the lengths
         of these three parts, divided by their sum.""",

@@ -57,13 +57,15 @@ def _roles(number: int, pair: Any, n: int) -> np.ndarray:
     return roles
 
 
-def with_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> LabelledRows:
-    """Checked rows with splits: those that they have, or folds that are drawn.
+def with_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int, over_all: bool = False) -> LabelledRows:
+    """Checked rows with splits: those that they have, or folds that are drawn, within tasks or over all rows.
 
-    Raises ValueError if there are more folds than rows, or if a split does not train on every task.
+    Raises ValueError if there are more folds than rows, or if a split does not train on every task. With `over_all` a
+    split may lack tasks: what all tasks share predicts them.
     """
     if rows.splits is None:
-        sizes = np.bincount(rows.codes)
+        groups = np.zeros_like(rows.codes) if over_all else rows.codes
+        sizes = np.bincount(groups)
         if cv < 2:
             raise ValueError(f"cross-validation needs at least two folds, got {cv}")
         if sizes.max() < 2:
@@ -73,10 +75,12 @@ def with_splits(cv: Any, rows: LabelledRows, classes: bool, seed: int) -> Labell
             where = "there are only" if len(sizes) == 1 else f"the largest task, {name!r}, has only"
             raise ValueError(f"cv={cv} is more folds than rows: {where} {few} rows; use cv={few} or less")
         labels = np.unique(rows.y, return_inverse=True)[1] if classes else None
-        return replace(rows, splits=draw_splits(rows.codes, labels, int(cv), seed))
+        return replace(rows, splits=draw_splits(groups, labels, int(cv), seed))
     for k, roles in enumerate(rows.splits):
         if not (roles == TEST).any():
             raise ValueError(f"split {k} of cv has no test rows with a positive sample weight")
+        if over_all:
+            continue
         missing = np.setdiff1d(np.arange(len(rows.names)), rows.codes[roles == TRAIN])
         if len(missing):
             name = plain(rows.names[missing[0]])

@@ -167,6 +167,7 @@ class HeldOutRows:
             probability = None if predicted.probability is None else share
             baseline = Predicted(share.argmax(axis=1), probability, share[:, 1] if k == 2 else share, fold)
             several = np.count_nonzero(np.bincount(codes * k + y, minlength=m * k).reshape(m, k), axis=1) > 1
+            several |= not several.any()
             learned = np.flatnonzero(several[codes[labels]])
             labels, predicted, baseline = labels[learned], predicted.take(learned), baseline.take(learned)
         held_y, held_weight, held_codes = y[labels], weight[labels], codes[labels]
@@ -196,9 +197,10 @@ class HeldOutRows:
 
 
 def _means(y: np.ndarray, codes: np.ndarray, weight: np.ndarray, m: int) -> np.ndarray:
-    """The mean of each task."""
-    total = np.bincount(codes, weights=weight, minlength=m)
-    return np.asarray(np.bincount(codes, weights=weight * y, minlength=m) / total)
+    """The mean of each task; that of all rows for a task without any."""
+    total, overall = np.bincount(codes, weights=weight, minlength=m), float(weight @ y / weight.sum())
+    sums = np.bincount(codes, weights=weight * y, minlength=m)
+    return np.divide(sums, total, out=np.full(m, overall), where=total > 0)
 
 
 def _frequencies(y: np.ndarray, codes: np.ndarray, weight: np.ndarray, m: int, k: int) -> np.ndarray:

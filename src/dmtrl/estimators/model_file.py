@@ -39,19 +39,21 @@ from dmtrl.solver.cv_results import CvResults
 from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import DualPoint, Outcome, RoundRecord, StartPoint
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.shared_fit import SharedFit
 from dmtrl.storage import whole_file
 from dmtrl.tables.preparation import Block, Category, Date, Dropped, Number, Preparation, Words
 
 if TYPE_CHECKING:
     from dmtrl.estimators.base import MTRLBase
 
-FORMAT = 5
+FORMAT = 6
 MODELS = ("MTRLRegressor", "MTRLClassifier", "MTRLRegressorCV", "MTRLClassifierCV")
 # only needed by fit: objects are replaced by the default of the parameter
 _NOT_SAVED = {"callbacks", "engine", "random_state", "cv", "scoring", "_metadata_request"}
 _PREPARATION = (Preparation, Number, Category, Date, Words, Block, Dropped)
 _VALIDATION = (CvResults, Metrics, FoldModels)
-_RECORDS = (Certificate, TaskCovariance, DualPoint, RoundRecord, Outcome, Coordinates, *_VALIDATION, *_PREPARATION)
+_SOLUTION = (Certificate, TaskCovariance, DualPoint, RoundRecord, SharedFit, Outcome)
+_RECORDS = (*_SOLUTION, Coordinates, *_VALIDATION, *_PREPARATION)
 _HEADER, _DIGEST = "dmtrl-model.json", 64
 _MAX_NPY_HEADER = 1 << 16
 _AGAIN = "copy the file again, or save the model again"
@@ -281,7 +283,8 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     """Recompute the certificate of a model from the data of its fit.
 
     The primal is the objective of the model's coefficients on the data. The dual is a new lower bound from rounds of
-    the solver, which take about as long as a fit. Nothing stored in the model is trusted.
+    the solver, which take about as long as a fit. Nothing stored in the model is trusted, but for the shared part: with
+    one, the certificate is of the deviations, given the shared part that the model holds.
 
     Parameters
     ----------
@@ -307,7 +310,8 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     check_is_fitted(model)
     stored, coordinates = model.certificate_, model.coordinates_
     rows = model.read_rows(X, y, tasks, sample_weight)
-    arranged, found = model.arrange(rows)
+    shared = model._outcome.shared
+    arranged, found = model.arrange(rows, ordinary=shared is not None)
     order = lookup(rows.names, model.tasks_)  # a task that was added later is the last one in the model
     same = np.array_equal(np.sort(order), np.arange(len(model.tasks_)))
     if not same or (found.classes is not None and not np.array_equal(found.classes, model.classes_)):
@@ -316,8 +320,17 @@ def verify(model: "MTRLBase", X: Any, y: Any = None, tasks: Any = None, sample_w
     problem = model.describe(task_data(mapped, arranged, coordinates), coordinates, found)
     W = model.weights_of(coordinates, found, order)
     common = coordinates.weights(model.common_coef_[None].astype(float), np.asarray([model.common_intercept_]))[0]
+    if shared is not None:
+        shared = shared.only(order)
+        common = common - shared.row
+        if np.isinf(model.reg_lambda_):
+            k = len(shared.intercept)
+            size = np.abs(model.coef_).max(initial=0.0) * (1e-9 if model.coef_.dtype == np.float64 else 1e-4)
+            if np.abs(W[:, :-k]).max(initial=0.0) > size:
+                raise ValueError("the coefficients of a model without deviations differ between tasks: it was changed")
     problem = replace(
         problem,
+        shared=shared,
         strengths=model.strengths_,
         start=StartPoint(W, common),
         task_weight=model.task_weights_[order][found.used],

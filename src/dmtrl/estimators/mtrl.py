@@ -26,7 +26,8 @@ CLASSIFIER_PARAMETERS = {
         Regularisation strength. The objective is the sum over tasks of the mean loss, see `task_weight`, plus
         reg_lambda / 2 * tr(W^T Sigma^-1 W). The default suits standardised features and tf-idf rows.""",
     "on_single_class": """{"raise", "constant"}
-        What to do if all rows of a task have the same class: raise ValueError, or always predict that class there.""",
+        What to do if all rows of a task have the same class and there is no shared part: raise ValueError, or always
+        predict that class there.""",
     "multi_class": """{"auto", "softmax", "ovr"}
         The model of more than two classes: "softmax" (multinomial logistic regression) or "ovr" (one-vs-rest: a model
         of each class against the others, with any loss). "auto" means softmax for the logistic loss and one-vs-rest
@@ -42,9 +43,21 @@ CLASSIFIER_ATTRIBUTES = {
     "intercept_": """ndarray of shape (m,) or (m, k)
         Intercepts of each task.""",
     "common_coef_": """ndarray of shape (d,) or (k, d)
-        Coefficients of the common component; zero without one.""",
+        Coefficients that all tasks have in common: those of the common component, plus the shared part; zero without
+        either.""",
     "common_intercept_": """float, or ndarray of shape (k,)
         Intercept of the common component.""",
+    "new_task_coef_": """ndarray of shape (d,) or (k, d)
+        Coefficients that predict a task that was not in `fit`.""",
+    "new_task_intercept_": """float, or ndarray of shape (k,)
+        Intercept that predicts a task that was not in `fit`.""",
+    "shared_coef_": """ndarray of shape (d,) or (k, d), or None
+        Coefficients of the shared part; None without one.""",
+    "shared_intercept_": """float, ndarray of shape (k,) or None
+        Intercept of the shared part; None without one.""",
+    "levels_": """ndarray of shape (m,) or (m, k), or None
+        How far the score of each task lies above the shared part, at the mean row of the fit; None without a shared
+        part.""",
     "classes_": """ndarray of shape (k,)
         Sorted class labels.""",
     "seen_classes_": """ndarray of shape (m, k)
@@ -76,7 +89,7 @@ class MTRLRegressor(Diagnostics, RegressorMixin, BaseEstimator):
 
     _kind = REGRESSION
 
-    def arrange(self, rows: LabelledRows) -> tuple[LabelledRows, Tasks]:
+    def arrange(self, rows: LabelledRows, ordinary: bool = False) -> tuple[LabelledRows, Tasks]:
         y, loss, m = rows.numeric_y(), get_loss(self.loss), len(rows.names)
         if isinstance(loss, Loss):
             rows.check_labels(y, loss)
@@ -108,7 +121,9 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         relationship: Any = "learned",
         common: float | str = "auto",
         own: float = 0.0,
-        task_weight: float | str = 0.5,
+        task_weight: float | str = "auto",
+        shared_model: str | None = None,
+        level: float | str = "auto",
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -132,6 +147,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
             common=common,
             own=own,
             task_weight=task_weight,
+            shared_model=shared_model,
+            level=level,
             feature_map=feature_map,
             fit_intercept=fit_intercept,
             tol=tol,
@@ -156,12 +173,14 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         check_choice("multi_class", self.multi_class, ("auto", "softmax", "ovr"))
         resolve_multi_class(self.multi_class, get_loss(self.loss))
 
-    def arrange(self, rows: LabelledRows) -> tuple[LabelledRows, Tasks]:
+    def arrange(self, rows: LabelledRows, ordinary: bool = False) -> tuple[LabelledRows, Tasks]:
         check_classification_targets(rows.y)
         class_names, labels = np.unique(rows.y, return_inverse=True)
         m, k = len(rows.names), len(class_names)
         counts = np.bincount(rows.codes * k + labels, minlength=m * k).reshape(m, k)
         single = np.count_nonzero(counts, axis=1) == 1
+        if ordinary and k > 1:
+            single[:] = False
         if single.any():
             i = int(np.argmax(single))
             task, label = plain(rows.names[i]), plain(class_names[np.argmax(counts[i])])
@@ -184,12 +203,12 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
 
     def _losses(self, seen: np.ndarray | None) -> AnyLoss | list[AnyLoss]:
         loss = get_loss(self.loss)
-        return loss if seen is None or seen.shape[1] == 2 else class_losses(loss, self.multi_class, seen)
+        return loss if seen is None or seen.shape[1] == 2 else class_losses(loss, self.multi_class, _possible(seen))
 
     def score_intercepts(self) -> np.ndarray:
         if self._outputs == 1 or self.absent_classes == "share":
             return self.intercept_
-        return np.where(self.seen_classes_, self.intercept_, self.intercept_.dtype.type(ABSENT_CLASS_SCORE))
+        return np.where(_possible(self.seen_classes_), self.intercept_, self.intercept_.dtype.type(ABSENT_CLASS_SCORE))
 
     def _predictions(self, scores: np.ndarray) -> np.ndarray:
         two = len(self.classes_) == 2
@@ -266,3 +285,8 @@ class MTRLClassifier(Diagnostics, ClassifierMixin, BaseEstimator):
         tags.classifier_tags.multi_class = True
         tags.classifier_tags.multi_label = True
         return tags
+
+
+def _possible(seen: np.ndarray) -> np.ndarray:
+    """(m, k): the classes that a task may have, from those that it has. One class says nothing about the others."""
+    return seen | (np.count_nonzero(seen, axis=1) == 1)[:, None]

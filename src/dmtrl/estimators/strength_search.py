@@ -21,7 +21,7 @@ from dmtrl.estimators.base import SHIFT_INVARIANT, MTRLBase
 from dmtrl.estimators.comparison import default_measure
 from dmtrl.estimators.feature_maps import candidate_maps, several_maps
 from dmtrl.estimators.folds import given_splits, with_splits
-from dmtrl.estimators.grids import default_lambdas
+from dmtrl.estimators.grids import COMMONS, MOST_ADDED, OWNS, default_lambdas, lambdas_of_deviations
 from dmtrl.estimators.held_out import HeldOutRows, Metrics
 from dmtrl.estimators.inputs import LabelledRows
 from dmtrl.estimators.metrics import TaskScorer
@@ -75,25 +75,32 @@ def warn_of_scales(X: Any, names: np.ndarray | None) -> None:
         )
 
 
+def _given(values: Any, usual: Any) -> Any:
+    return usual if values is None else values
+
+
 class StrengthSearch(MTRLBase):
     """Chooses lambda, common and own before the final fit."""
 
     __metadata_request__fit: ClassVar = {"tasks": True, "sample_weight": True, "groups": True}
     metrics_: Metrics
     reg_lambda, common, own, warm_start = 0.1, "auto", 0.0, False  # not parameters: the search chooses
+    _search_tol: ClassVar[float] = 3e-3  # choosing needs less accuracy than the final fit
 
     def __init__(
         self,
         loss: str | AnyLoss = "squared",
         lambdas: Sequence[float] | None = None,
-        commons: Sequence[float] = (0.0, 1.0, 10.0),
-        owns: Sequence[float] = (0.0, 3.0),
+        commons: Sequence[float] | None = None,
+        owns: Sequence[float] | None = None,
         cv: Any = 5,
         scoring: Any = None,
         choice: str = "best",
         exhaustive: bool = False,
         relationship: Any = "learned",
-        task_weight: float | str = 0.5,
+        task_weight: float | str = "auto",
+        shared_model: str | None = None,
+        level: float | str = "auto",
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -116,6 +123,8 @@ class StrengthSearch(MTRLBase):
         self.exhaustive = exhaustive
         self.relationship = relationship
         self.task_weight = task_weight
+        self.shared_model = shared_model
+        self.level = level
         self.feature_map = feature_map
         self.fit_intercept = fit_intercept
         self.tol = tol
@@ -168,11 +177,13 @@ class StrengthSearch(MTRLBase):
         super()._check_parameters()
         check_choice("choice", self.choice, RULES)
         for name in ("commons", "owns"):
-            check_numbers(name, getattr(self, name))
+            if getattr(self, name) is not None:
+                check_numbers(name, getattr(self, name))
         if self.lambdas is not None:
             check_numbers("lambdas", self.lambdas)
             lambdas = np.asarray(self.lambdas, dtype=float)
-            if not (np.isfinite(lambdas).all() and (lambdas > 0).all()):
+            finite = np.isfinite(lambdas) | ((lambdas == np.inf) & (self.shared_model is not None))
+            if not (finite.all() and (lambdas > 0).all()):
                 raise ValueError(f"lambdas must be positive and finite, got {list(lambdas)}")
         if self.scoring == "wrong" and self._kind != CLASSIFICATION:
             raise ValueError("scoring='wrong' counts wrong answers, for classification only; use loss or squared_error")
@@ -197,9 +208,10 @@ class StrengthSearch(MTRLBase):
 
     def _fit_rows(self, rows: LabelledRows, execution: Execution) -> None:
         self.layout_ = rows.layout
-        rows = with_splits(self.cv, rows, self._kind == CLASSIFICATION, self._seed())
+        over_all = self._may_share() and len(rows.names) > 1
+        rows = with_splits(self.cv, rows, self._kind == CLASSIFICATION, self._seed(), over_all)
         assert rows.splits is not None
-        execution = for_search(execution, len(rows.splits), self._race)
+        execution = for_search(execution, len(rows.splits), self._race and not over_all)
         if several_maps(self.feature_map):
             with execution.engine.session():  # rows differ between maps, so that each needs an engine of its own
                 problem = self._choose_map(rows, execution)
@@ -220,10 +232,12 @@ class StrengthSearch(MTRLBase):
         if scorer is not None and classes is not None:
             scorer.check_classes(len(classes))
         of_fold = None if scorer is None or held is None else _FoldScorer(self, scorer, held)
-        self.scoring_ = (self.scoring or default_measure(self.loss)) if scorer is None else SCORE
-        grid = self._grid(problem, folds, Criterion(self.scoring_, self._over(), self.choice, self._race, of_fold))
-        # choosing needs less accuracy than the final fit
-        rough = replace(execution.settings, tol=max(self.tol, 3e-3))
+        shared = problem.shared is not None
+        usual = "loss" if shared and self._has_classes else default_measure(self.loss)
+        self.scoring_ = (self.scoring or usual) if scorer is None else SCORE
+        race = self._race and not shared
+        grid = self._grid(problem, folds, Criterion(self.scoring_, self._over(shared), self.choice, race, of_fold))
+        rough = replace(execution.settings, tol=max(self.tol, self._search_tol))
         try:
             found = search(problem, grid, replace(execution, settings=rough))
         except NoScoreError as error:
@@ -233,10 +247,11 @@ class StrengthSearch(MTRLBase):
         if of_fold is not None and not found.results.scored.all():
             of_fold.warn(np.flatnonzero(~found.results.scored))
         self.cv_results_, self.map_results_ = found.results, [found.results]
-        problem = replace(problem, strengths=found.choice)
+        chosen = replace(found.choice, level=problem.strengths.level)
+        problem = replace(problem, strengths=chosen, shared=found.shared)
         if held is not None and held.is_open:  # it is closed if the final fit starts again
-            for fold, point in enumerate(found.points):
-                held.predict(fold, self._fold_model(problem, point))
+            for fold, (point, part) in enumerate(zip(found.points, found.fold_shared, strict=True)):
+                held.predict(fold, self._fold_model(problem, point, part))
             self._keep_held_out(held, classes)
             held.close()
         return problem
@@ -244,12 +259,18 @@ class StrengthSearch(MTRLBase):
     def _grid(self, problem: Problem, folds: int, criterion: Criterion) -> Grid:
         data, tasks, here = problem.data, problem.tasks, isinstance(problem.data, TaskData)
         assert tasks is not None
-        commons, owns = ((0.0,), (0.0,)) if len(tasks.names) == 1 else (self.commons, self.owns)
+        shared = problem.shared is not None
+        commons, owns = ((0.0,), (0.0,)) if shared else (COMMONS, OWNS)
+        if len(tasks.names) > 1:
+            commons, owns = _given(self.commons, commons), _given(self.owns, owns)
+        else:
+            commons, owns = (0.0,), (0.0,)
         lambdas: Any = self.lambdas
-        if lambdas is None:
-            assert isinstance(data, TaskData), "rows that are not in this process need lambdas"
-            lambdas = default_lambdas(data.X)
-        return Grid(lambdas, commons, owns, folds, criterion, keep_points=here)
+        if lambdas is not None:
+            return Grid(lambdas, commons, owns, folds, criterion, keep_points=here)
+        assert isinstance(data, TaskData), "rows that are not in this process need lambdas"
+        lambdas, more = (lambdas_of_deviations(data.X), MOST_ADDED) if shared else (default_lambdas(data.X), 0)
+        return Grid(lambdas, commons, owns, folds, criterion, keep_points=here, stronger=more, weaker=more)
 
     def _choose_map(self, rows: LabelledRows, execution: Execution) -> Problem:
         """One search for each feature map, on the same splits; the first of the best ones is taken."""
@@ -263,8 +284,8 @@ class StrengthSearch(MTRLBase):
             one._warn_of_scales(problem)
             found = on_engine(problem, execution, partial(one._choose, held=held))
             results.append(one.cv_results_)
-            error = one.cv_results_.mean(one.scoring_, one._over())[one.cv_results_.index_of(found.strengths)]
-            error = -error if one.scoring_ == SCORE else error
+            errors = one.cv_results_.errors(one.scoring_, one._over(found.shared is not None))
+            error = errors[one.cv_results_.index_of(found.strengths)]
             if not results[1:] or error < least:
                 best, chosen, least = one, found, error
         vars(self).update({name: value for name, value in vars(best).items() if name.endswith("_")})
@@ -280,9 +301,9 @@ class StrengthSearch(MTRLBase):
         """The chosen one of several maps."""
         return vars(self).get("feature_map_") if several_maps(self.feature_map) else self.feature_map
 
-    def _over(self) -> str:
-        """What held-out errors are averaged over."""
-        return "tasks" if self._kind == CLASSIFICATION else "rows"
+    def _over(self, shared: bool) -> str:
+        """What held-out errors are averaged over. `shared`: whether there is a shared part."""
+        return "tasks" if self._kind == CLASSIFICATION and not shared else "rows"
 
     def _keep_held_out(self, held: HeldOutRows, classes: np.ndarray | None) -> None:
         self.metrics_ = held.metrics(classes, get_loss(self.loss).name == "poisson")

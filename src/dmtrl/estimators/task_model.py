@@ -40,6 +40,12 @@ class TaskModel(ABC):
     intercept_: np.ndarray
     common_coef_: np.ndarray
     common_intercept_: Any
+    new_task_coef_: np.ndarray
+    new_task_intercept_: Any
+    shared_coef_: np.ndarray | None
+    shared_intercept_: Any
+    level_: float | None
+    levels_: np.ndarray | None
     reg_lambda_: float
     common_strength_: float
     own_strength_: float
@@ -59,7 +65,9 @@ class TaskModel(ABC):
         relationship: Any = "learned",
         common: float | str = "auto",
         own: float = 0.0,
-        task_weight: float | str = 0.5,
+        task_weight: float | str = "auto",
+        shared_model: str | None = None,
+        level: float | str = "auto",
         feature_map: Any = None,
         fit_intercept: bool | str = True,
         tol: float = 1e-3,
@@ -79,6 +87,8 @@ class TaskModel(ABC):
         self.common = common
         self.own = own
         self.task_weight = task_weight
+        self.shared_model = shared_model
+        self.level = level
         self.feature_map = feature_map
         self.fit_intercept = fit_intercept
         self.tol = tol
@@ -154,9 +164,9 @@ class TaskModel(ABC):
 
     @property
     def strengths_(self) -> Strengths:
-        """Lambda and the strengths of the common and own parts of the fit, in one object."""
+        """Lambda and the strengths of the common and own parts and of the levels of the fit, in one object."""
         check_is_fitted(self)
-        return Strengths(self.reg_lambda_, self.common_strength_, self.own_strength_)
+        return Strengths(self.reg_lambda_, self.common_strength_, self.own_strength_, self.level_)
 
     @property
     def covariance_(self) -> TaskCovariance:
@@ -246,9 +256,9 @@ class TaskModel(ABC):
         coef, intercept = self.coef_, self.score_intercepts()
         if codes is None:
             return (rows @ coef.reshape(-1, coef.shape[-1]).T + intercept.ravel()).reshape(-1, *intercept.shape)
-        if (codes < 0).any():  # -1 indexes the common component, appended as the last task
-            coef = np.concatenate([coef, self.common_coef_[None]])
-            shared = np.asarray(self.common_intercept_)[None]
+        if (codes < 0).any():  # -1 indexes what all tasks share, appended as the last task
+            coef = np.concatenate([coef, self.new_task_coef_[None]])
+            shared = np.asarray(self.new_task_intercept_)[None]
             intercept = np.concatenate([intercept, shared]).astype(intercept.dtype)
         if coef.ndim == 2:
             return row_products(rows, coef, codes) + intercept[codes]
@@ -256,7 +266,7 @@ class TaskModel(ABC):
         return np.stack([row_products(rows, coef[:, c], codes) for c in classes], axis=1) + intercept[codes]
 
     def _task_numbers(self, names: np.ndarray) -> np.ndarray:
-        """The index of each named task; -1 for an unknown task if unknown_tasks="common"."""
+        """The index of each named task; -1 for an unknown task if unknown_tasks="shared"."""
         if names is inputs.SINGLE_TASK:
             if len(self.tasks_) == 1:
                 return np.zeros(1, dtype=int)
@@ -273,15 +283,20 @@ class TaskModel(ABC):
         what = f"unknown task {unknown!r}: the model was fitted on {quoted(self.tasks_.tolist())}"
         if self.unknown_tasks == "raise":
             raise ValueError(
-                f"{what}; set unknown_tasks='common' to predict it from the common component, "
+                f"{what}; set unknown_tasks='shared' to predict it from what all tasks share, "
                 "or in cross-validation shuffle the rows so that every training set contains every task"
             )
-        if self.common_strength_ == 0:
+        if not self.predicts_new_tasks:
             raise ValueError(
-                f"{what}, and it has no common component to predict other tasks from; "
-                "that requires common > 0 and at least two tasks"
+                f"{what}, and has nothing that tasks share to predict other tasks from; "
+                "that requires shared_model='linear' or common > 0, and at least two tasks"
             )
         return numbers
+
+    @property
+    def predicts_new_tasks(self) -> bool:
+        """Whether the model has a shared part or a common component, from which it can predict other tasks."""
+        return self.shared_coef_ is not None or self.common_strength_ > 0
 
     def save(self, path: model_file.FilePath) -> None:
         """Write the fitted model to a file.

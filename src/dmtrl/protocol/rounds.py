@@ -162,6 +162,21 @@ class Moments:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UseShared:
+    """Adds the score of weights that all tasks share to the offsets of the rows; None forgets it again.
+
+    It lasts until the next one, also through other folds. `SumMoments` asks about the rows without it.
+    """
+
+    shared: Shared | None = None  # for each output the weights of the features, then the intercept
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedUsed:
+    """The offsets are set."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Save:
     """Asks for a checkpoint file in the folder `to`. In the folder `last` every worker's file is complete."""
 
@@ -199,6 +214,7 @@ ANSWERS: dict[type, type] = {
     Round: Improved,
     Score: Scores,
     SumMoments: Moments,
+    UseShared: SharedUsed,
     Save: Saved,
     Restore: Restored,
 }

@@ -184,15 +184,15 @@ class Published:
 class Finish:
     """The result: weights of the tasks that the site receives, in the coordinates of `Begin`, and the certificate.
 
-    `names`: of these tasks, as JSON; `common_weights`: of the common component; `common`: its strength.
+    `names`: of these tasks, as JSON.
     """
 
     study: str
     names: str
     weights: np.ndarray
-    common_weights: np.ndarray
+    common: np.ndarray
     reg_lambda: float
-    common: float
+    common_strength: float
     primal: float
     dual: float
     converged: bool

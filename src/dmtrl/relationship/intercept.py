@@ -51,7 +51,8 @@ class FreeIntercept:
         an intercept is shrunk more where a task has few rows."""
         if not self.per_row:
             return self
-        return FreeIntercept(self.base, self.weight * task_weight / sizes, self.shared, self.columns, self.centre)
+        rows = np.where(sizes > 0, sizes, 1.0)  # the intercept of a task without rows is zero with any penalty
+        return FreeIntercept(self.base, self.weight * task_weight / rows, self.shared, self.columns, self.centre)
 
     def start(self, m: int) -> TaskCovariance:
         if np.ndim(self.weight) > 0 and len(np.asarray(self.weight)) != m:

@@ -8,6 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,11 +22,13 @@ from dmtrl.progress import live_line
 from dmtrl.solver.checkpoint.paths import RunSession
 from dmtrl.solver.checkpoint.session import FIT
 from dmtrl.solver.coordinator import Coordinator
+from dmtrl.solver.deviations import in_offsets, shared_part, solve_given
 from dmtrl.solver.execution import Execution
 from dmtrl.solver.layout import Layout
 from dmtrl.solver.outcome import Callback, Outcome, StartPoint, Watch
 from dmtrl.solver.problem import Problem
 from dmtrl.solver.settings import Settings
+from dmtrl.solver.shared_fit import SharedFit
 
 logger = logging.getLogger("dmtrl")
 T = TypeVar("T")
@@ -56,14 +59,19 @@ def solve(problem: Problem, execution: Execution | None = None) -> Outcome:
 
 
 def _solve(problem: Problem, execution: Execution) -> Outcome:
-    settings = execution.settings
-    with live_line(execution.verbose, settings.tol) as show:
+    engine, settings = execution.running_engine, execution.settings
+    shared = shared_part(engine, problem)
+    with (
+        live_line(execution.verbose, settings.tol) as show,
+        nullcontext() if shared is None else in_offsets(engine, shared),
+    ):
         callbacks = [*execution.callbacks, *show]
         outcome = solve_on(
-            execution.running_engine,
+            engine,
             problem,
             settings,
             execution.session,
+            shared=shared,
             start=problem.start,
             callbacks=callbacks,
             watch=execution.watch,
@@ -77,16 +85,32 @@ def solve_on(
     settings: Settings,
     session: RunSession,
     *,
+    shared: SharedFit | None = None,
     name: str = FIT,
     start: StartPoint | None = None,
     callbacks: Sequence[Callback] = (),
     watch: Watch | None = None,
     layout: Layout | None = None,
 ) -> Outcome:
-    """One run on an engine whose workers hold the tasks. `name` identifies the run in the session's checkpoints."""
-    coordinator = Coordinator(engine, problem, settings, layout)
+    """One run on an engine whose workers hold the tasks. `name` identifies the run in the session's checkpoints.
+
+    `shared`: the shared part, which must be in the offsets of the workers.
+    """
     with single_threaded_blas(), threads(getattr(engine, "threads", 1)):
-        return coordinator.run(session, name, start, callbacks, watch)
+        if shared is None:
+            return Coordinator(engine, problem, settings, layout).run(session, name, start, callbacks, watch)
+        return solve_given(
+            engine,
+            problem,
+            shared,
+            settings,
+            session,
+            name=name,
+            start=start,
+            callbacks=callbacks,
+            watch=watch,
+            layout=layout,
+        )
 
 
 def on_engine(problem: Problem, execution: Execution, compute: Callable[[Problem, Execution], T]) -> T:

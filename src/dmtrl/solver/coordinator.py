@@ -141,9 +141,9 @@ class Coordinator:
         shape = (layout.m, layout.d + layout.outputs * self._intercept)
         if start is not None and start.W.shape != shape:
             raise ValueError(f"start has weights of shape {start.W.shape}, the data need {shape}")
-        answers = self._prepare(start)
+        answers = self.prepare(start)
         limits = layout.gather(answers, "longest_step")
-        finite = limits[np.isfinite(limits)]
+        finite = limits[np.isfinite(limits) & (layout.weight > 0)]
         longest_step = float(np.median(finite)) if len(finite) else np.inf
         intercept_step = None
         if self._intercept:
@@ -168,9 +168,11 @@ class Coordinator:
         best, accuracy = PrimalPoint(W, common, objective), settings.local_accuracy
         return method, RunState(method.init(point), best, dual, accuracy, longest_step, intercept_step)
 
-    def _prepare(self, start: StartPoint | None) -> dict[int, Prepared]:
+    def prepare(self, start: StartPoint | None) -> dict[int, Prepared]:
+        """Begin a run on the workers."""
         layout, settings = self._layout, self._settings
-        total, steps = layout.per_task(layout.weight)[layout.task], self._steps()[layout.task]
+        sizes = layout.per_task(layout.weight)
+        total, steps = np.where(sizes > 0, sizes, 1.0)[layout.task], self._steps()[layout.task]
         W = None if start is None else layout.per_unit(start.W)
         ridge = self._intercept_ridge()
         equal, weight = bool((self._task_weight == 1.0).all()), self._task_weight[layout.task]

@@ -51,6 +51,11 @@ class CvResults:
             return np.asarray(np.where(scored, self.score, 0.0).sum(axis=2) / (scored.sum() or np.nan))
         return _mean(getattr(self, measure).sum(axis=2), self.weight.sum(axis=2), over)
 
+    def errors(self, measure: str, over: str = "rows") -> np.ndarray:
+        """(pairs, lambdas): the mean error, or the score with the other sign."""
+        mean = self.mean(measure, over)
+        return -mean if measure == SCORE else mean
+
     def standard_error(self, measure: str, over: str = "rows") -> np.ndarray:
         """(pairs, lambdas): of the mean, from the variation between folds; zero for a single fold."""
         if measure == SCORE:
@@ -68,9 +73,7 @@ class CvResults:
         Ties are broken by the loss, then by the strongest lambda. The rule "one_se" takes the strongest lambda whose
         mean is within one standard error of the best, at the same common and own.
         """
-        first, second = self.mean(measure, over), self.mean("loss", over)
-        if measure == SCORE:
-            first = -first
+        first, second = self.errors(measure, over), self.mean("loss", over)
         if not np.isfinite(first[self.complete]).any():
             one, kind = ("no fold", NoScoreError) if measure == SCORE else ("no candidate", ValueError)
             raise kind(f"{one} has a finite {measure.replace('_', ' ')} on the held-out rows")

@@ -1,7 +1,7 @@
 """What a search tries, and what it measures."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -11,6 +11,7 @@ from dmtrl.solver.outcome import Outcome
 from dmtrl.solver.problem import Problem, Strengths
 from dmtrl.solver.race import FIRST_FOLDS, contenders
 
+EXTENSION = 10.0**0.5  # between neighbours that are added to a grid
 Candidate = tuple[int, int]  # the numbers of a pair (common, own) and of a lambda of the grid
 Scorer = Callable[[int, Problem, Outcome], float]  # of a fold, the problem with the candidate's strengths, and the fit
 
@@ -48,7 +49,7 @@ class Grid:
     Parameters
     ----------
     lambdas : sequence of float
-        Values of lambda to try, from strong to weak.
+        Values of lambda to try, from strong to weak. Infinity means no deviations from a shared part.
     commons, owns : sequence of float, default=(0.0,)
         Values of common and own to try.
     folds : int, default=5
@@ -57,6 +58,8 @@ class Grid:
         What is optimised.
     keep_points : bool, default=True
         Whether the weights that each fold has fitted at the choice are wanted.
+    stronger, weaker : int, default=0
+        How many values may be added at either end, by factors of `EXTENSION`, while the best finite lambda is there.
     """
 
     lambdas: Sequence[float] | np.ndarray
@@ -65,6 +68,8 @@ class Grid:
     folds: int = 5
     criterion: Criterion = field(default_factory=Criterion)
     keep_points: bool = True
+    stronger: int = 0
+    weaker: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lambdas", np.sort(np.asarray(self.lambdas, dtype=float))[::-1])
@@ -72,6 +77,31 @@ class Grid:
             object.__setattr__(self, name, np.asarray(getattr(self, name), dtype=float))
         if not (len(self.lambdas) and len(self.commons) and len(self.owns)):
             raise ValueError("a search needs at least one lambda, one common and one own to try")
+
+    @property
+    def most_candidates(self) -> int:
+        """The number of candidates with all that may be added."""
+        return len(self.candidates) + len(self.pairs[0]) * (self.stronger + self.weaker)
+
+    def extended(self, results: CvResults) -> "tuple[Grid, list[Candidate]] | None":
+        """The grid with another lambda at the end where the best finite one is, and its new candidates; None if the
+        best is inside, or if enough were added."""
+        finite = np.flatnonzero(np.isfinite(self.lambdas))
+        if not len(finite) or not self.stronger + self.weaker:
+            return None
+        errors = results.errors(self.criterion.measure, self.criterion.over)[:, finite].min(axis=0)
+        if not np.isfinite(errors).any():
+            return None
+        best = int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))
+        strongest, weakest = float(self.lambdas[finite[0]]), float(self.lambdas[finite[-1]])
+        if best == 0 and self.stronger > 0:
+            new, extended = strongest * EXTENSION, replace(self, stronger=self.stronger - 1)
+        elif best == len(finite) - 1 and self.weaker > 0:
+            new, extended = weakest / EXTENSION, replace(self, weaker=self.weaker - 1)
+        else:
+            return None
+        grid = replace(extended, lambdas=np.append(self.lambdas, new))
+        return grid, [candidate for candidate in grid.candidates if grid.lambdas[candidate[1]] == new]
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:

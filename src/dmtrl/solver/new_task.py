@@ -8,20 +8,26 @@ so the dual bound of the whole problem can still be computed: it bounds what a f
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import sparse
 
 from dmtrl.data.task_data import TaskData
 from dmtrl.engines.local import LocalEngine
+from dmtrl.losses import AnyLoss
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe, Description, Improved, Prepare, Prepared, Round
 from dmtrl.protocol.steps import Steps
-from dmtrl.solver.api import solve_on
+from dmtrl.relationship import FreeIntercept
+from dmtrl.solver.api import solve, solve_on
 from dmtrl.solver.certificate import Certificate, scaled_dual
 from dmtrl.solver.checkpoint.session import CheckpointSession
+from dmtrl.solver.execution import Execution
 from dmtrl.solver.outcome import DualPoint, Outcome
-from dmtrl.solver.problem import Problem
+from dmtrl.solver.problem import Intercept, Problem, Strengths
 from dmtrl.solver.settings import Settings
 from dmtrl.worker.worker import Worker
+
+_STRONG = 1e8  # lambda that leaves no deviation, times the mean squared row norm
 
 
 class _FixedTasks:
@@ -112,3 +118,66 @@ def extend(
     bound = scaled_dual(problem.regulariser().conjugate(B) / problem.strengths.reg_lambda, conjugate, at_zero)
     certificate = Certificate(losses + outcome.certificate.primal, bound)
     return Extension(outcome.W[m], outcome, certificate, DualPoint(B, conjugate, at_zero, bound))
+
+
+def extend_outcome(before: Outcome, new: TaskData, problem: Problem, settings: Settings) -> Extension:
+    """Extend a solved problem; `problem` is that of m + 1 tasks."""
+    relationship = problem.regulariser()
+    if isinstance(relationship, FreeIntercept) and isinstance(relationship.weight, np.ndarray):  # without the new one
+        relationship = FreeIntercept(relationship.base, relationship.weight[:-1], columns=relationship.columns)
+    penalty = relationship.penalty(before.W, before.common)
+    losses = before.certificate.primal - problem.strengths.reg_lambda * penalty
+    return extend(before.W, before.dual, losses, new, problem, settings)
+
+
+def extend_deviations(
+    before: Outcome, new: TaskData, loss: AnyLoss, strengths: Strengths, task_weight: np.ndarray, settings: Settings
+) -> Extension:
+    """Extend a problem with a shared part, which does not change. `task_weight`: of all m + 1 tasks."""
+    shared, k = before.shared, loss.outputs
+    assert shared is not None
+    new = replace(new, offset=shared.scores(new.X))
+    size = float(len(new.y) if new.sample_weight is None else new.sample_weight.sum())
+    per_row = task_weight / np.append(before.task_size, size)
+    intercept = Intercept(shared.level * per_row) if np.isfinite(shared.level) else None
+    if np.isinf(strengths.reg_lambda):
+        return _extend_levels(before, new, loss, task_weight, intercept, settings)
+    problem = Problem(len(per_row), loss, strengths, task_weight=task_weight, intercept=intercept)
+    if intercept is not None:
+        return extend_outcome(before, new, problem, settings)
+    inner = replace(
+        before, W=before.W[:, :-k], common=before.common[:-k], dual=replace(before.dual, B=before.dual.B[:, :-k])
+    )
+    found = extend_outcome(inner, new, problem, settings)
+    outcome = replace(found.outcome, common=np.append(found.outcome.common, np.zeros(k)))
+    dual = replace(found.dual, B=np.hstack([found.dual.B, np.zeros((len(per_row), k))]))
+    return replace(found, w=np.append(found.w, np.zeros(k)), outcome=outcome, dual=dual)
+
+
+def _extend_levels(
+    before: Outcome,
+    new: TaskData,
+    loss: AnyLoss,
+    task_weight: np.ndarray,
+    intercept: Intercept | None,
+    settings: Settings,
+) -> Extension:
+    """A task without deviations has a level alone, which is a fit with a very strong lambda."""
+    k, d = loss.outputs, new.X.shape[1]
+    squares = new.X.multiply(new.X).sum() if sparse.issparse(new.X) else np.vdot(new.X, new.X)
+    strong = _STRONG * max(float(task_weight[-1] * squares) / len(new.y), 1.0)
+    if intercept is not None:
+        assert isinstance(intercept.ridge, np.ndarray)
+        intercept = Intercept(intercept.ridge[-1:])
+    problem = Problem(new, loss, Strengths(strong), "independent", task_weight[-1:], intercept)
+    outcome = solve(problem, Execution(settings=settings, warn=False))
+    w = np.zeros(k * (d + 1))
+    if intercept is not None:
+        w[-k:] = outcome.W[0, -k:]
+    old, found = before.certificate, outcome.certificate
+    certificate = Certificate(old.primal + found.primal, old.dual + found.dual)
+    b = np.append(np.zeros(k * d), outcome.dual.B[0, -k:] if intercept is not None else np.zeros(k))
+    B, bound = np.vstack([before.dual.B, b]), before.dual.bound + outcome.dual.bound
+    conjugate = before.dual.conjugate + outcome.dual.conjugate
+    everything = replace(outcome, common=before.common, task_weight=task_weight)
+    return Extension(w, everything, certificate, DualPoint(B, conjugate, conjugate, bound))

@@ -8,6 +8,7 @@ import numpy as np
 
 from dmtrl.relationship.covariance import TaskCovariance
 from dmtrl.solver.certificate import Certificate
+from dmtrl.solver.shared_fit import SharedFit
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,9 @@ class Outcome:
         Sum of the sample weights of each task, or its number of rows.
     tasks : ndarray of int or None
         Numbers of the tasks in the rows of W. None means all tasks, in order.
+    shared : SharedFit or None
+        What all tasks share, if it was fitted first. W then holds deviations from it, with the deviation of the level
+        of each task in the last columns, and the certificate is of the deviations, given the shared part.
     """
 
     W: np.ndarray
@@ -141,3 +145,4 @@ class Outcome:
     task_weight: np.ndarray
     task_size: np.ndarray
     tasks: np.ndarray | None = None
+    shared: SharedFit | None = None

@@ -14,7 +14,10 @@ from dmtrl.numerics.checks import require
 from dmtrl.relationship import FreeIntercept, Relationship, get_relationship
 from dmtrl.relationship.base import check_kappa, check_tau
 from dmtrl.solver.outcome import Outcome, StartPoint
+from dmtrl.solver.shared_fit import SharedFit
 from dmtrl.solver.task_weights import check_task_weight
+
+LINEAR = "linear"  # a shared part that is fitted first
 
 
 @dataclass(frozen=True)
@@ -31,26 +34,37 @@ class Strengths:
     own : float, default=0.0
         Strength of a part of each task's weights that is not related to other tasks, in units of 1/m like `common`. It
         keeps what the relationship would shrink away; with a large value each task is learned alone.
+    level : float, default=None
+        Strength of the levels of the tasks around the shared part, in rows: a task with n rows has its level shrunk by
+        n / (n + level) for the squared loss. None means estimated with the shared part, infinity no levels. Only used
+        with a shared part. There, an infinite `reg_lambda` means no deviations but the levels.
     """
 
     reg_lambda: float
     common: float = 0.0
     own: float = 0.0
+    level: float | None = None
 
     def __post_init__(self) -> None:
-        require(_is_positive(self.reg_lambda), "reg_lambda", "positive and finite", self.reg_lambda)
-        values = float(self.reg_lambda), check_tau(self.common), check_kappa(self.own)
-        for name, value in zip(("reg_lambda", "common", "own"), values, strict=True):
+        lam, level = self.reg_lambda, self.level
+        require(
+            _is_positive(lam) or lam == np.inf, "reg_lambda", "positive and finite, or infinite with a shared part", lam
+        )
+        require(level is None or _is_positive(level) or level == np.inf, "level", "None, or positive", level)
+        values = float(lam), check_tau(self.common), check_kappa(self.own), None if level is None else float(level)
+        for name, value in zip(("reg_lambda", "common", "own", "level"), values, strict=True):
             object.__setattr__(self, name, value)  # plain floats, which a checkpoint can hold
 
 
 @dataclass(frozen=True)
 class Intercept:
     """Every task has an intercept outside the relationship, which carries only a ridge: one number, or one per task. It
-    is the last column of the weights; the rows have no column for it. `shared`: all tasks have the same one."""
+    is the last column of the weights; the rows have no column for it. `shared`: all tasks have the same one.
+    `per_row`: the ridge is in rows, so that a task with few rows is shrunk more (52)."""
 
     ridge: float | np.ndarray
     shared: bool = False
+    per_row: bool = False
 
     def __post_init__(self) -> None:
         ridge = self.ridge
@@ -103,6 +117,10 @@ class Problem:
         The exponent of the task sizes, or the weights of the tasks themselves.
     intercept : Intercept, default=None
         The intercepts of the tasks. None means no intercept.
+    shared : "linear" or SharedFit, default=None
+        What all tasks share is fitted first, or given, and its score is added to the offsets of the rows. The problem
+        is then about deviations from it, and every task has an intercept, its level, whatever `intercept` says. Where
+        the loss has kinks or there are too many features (`can_fit_shared`), "linear" means None.
     start : StartPoint, default=None
         Weights from which to start.
     numbers : ndarray of int, default=None
@@ -121,6 +139,7 @@ class Problem:
     relationship: Any = "learned"
     task_weight: float | np.ndarray = 0.0
     intercept: Intercept | None = None
+    shared: str | SharedFit | None = None
     start: StartPoint | None = None
     numbers: np.ndarray | None = None
     tasks: Tasks | None = None
@@ -139,6 +158,8 @@ class Problem:
         relationship: Any = "learned",
         task_weight: str | float = "equal",
         intercept_ridge: float | np.ndarray | None = None,
+        shared: str | SharedFit | None = None,
+        level: float | None = None,
         start: Outcome | StartPoint | None = None,
     ) -> "Problem":
         """Describe a problem.
@@ -161,6 +182,10 @@ class Problem:
         intercept_ridge : float or ndarray of shape (m,), default=None
             Give every task an intercept that stays outside the relationship and carries only this ridge, or the ridge
             of its task. It is the last column of the weights; the rows have no column for it. None means no intercept.
+        shared : "linear" or SharedFit, default=None
+            Fit what all tasks share first, or use what is given; the weights are deviations from it.
+        level : float, default=None
+            Strength of the levels around the shared part, as in `Strengths`.
         start : Outcome or StartPoint, default=None
             Weights from which to start.
 
@@ -173,12 +198,19 @@ class Problem:
         return cls(
             data,
             losses_of(loss, data.m),
-            Strengths(reg_lambda, common, own),
+            Strengths(reg_lambda, common, own, level),
             relationship,
             check_task_weight(task_weight),
             None if intercept_ridge is None else Intercept(intercept_ridge),
+            shared,
             None if start is None else _checked_start(start, data.m),
         )
+
+    def __post_init__(self) -> None:
+        known = self.shared is None or isinstance(self.shared, SharedFit) or self.shared == LINEAR
+        require(known, "shared", f"None, {LINEAR!r} or a SharedFit", self.shared)
+        finite = self.shared is not None or np.isfinite(self.strengths.reg_lambda)
+        require(finite, "reg_lambda", "positive and finite without a shared part", self.strengths.reg_lambda)
 
     @property
     def m(self) -> int:
@@ -209,7 +241,7 @@ class Problem:
         ridge = self.intercept.ridge
         require(np.shape(ridge) in ((), (m,)), "intercept_ridge", f"one number, or one for each of {m} tasks", ridge)
         weight = ridge / strengths.reg_lambda if isinstance(ridge, np.ndarray) else float(ridge / strengths.reg_lambda)
-        return FreeIntercept(relationship, weight, self.intercept.shared, self.outputs)
+        return FreeIntercept(relationship, weight, self.intercept.shared, self.outputs, None, self.intercept.per_row)
 
     def check_divisible(self) -> None:
         """Raise ValueError if tasks cannot be left out of the problem."""
@@ -244,6 +276,7 @@ class Problem:
             relationship=relationship,
             task_weight=weight[tasks] if isinstance(weight, np.ndarray) else weight,
             intercept=intercept,
+            shared=self.shared.only(tasks) if isinstance(self.shared, SharedFit) else self.shared,
             start=None if self.start is None else StartPoint(self.start.W[tasks], self.start.common),
             numbers=(np.arange(self.m) if self.numbers is None else self.numbers)[tasks],
         )

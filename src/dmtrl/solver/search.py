@@ -22,11 +22,12 @@ from dmtrl.engines import LocalOptions, thread_count
 from dmtrl.engines.base import Engine
 from dmtrl.numerics.blas import single_threaded_blas
 from dmtrl.progress import bar
-from dmtrl.protocol.rounds import HoldOut, Score
+from dmtrl.protocol.rounds import HoldOut, Score, UseShared
 from dmtrl.solver.api import on_engine, solve_on
 from dmtrl.solver.checkpoint.paths import PathGroup, PathSession
 from dmtrl.solver.checkpoint.session import CheckpointSession, FitKey, PathEnd
 from dmtrl.solver.cv_results import MEASURES, SCORE, CvResults
+from dmtrl.solver.deviations import shared_part, stripped
 from dmtrl.solver.execution import Execution
 from dmtrl.solver.grid import Candidate, Grid
 from dmtrl.solver.layout import Layout
@@ -34,6 +35,7 @@ from dmtrl.solver.outcome import Outcome, RoundRecord, StartPoint
 from dmtrl.solver.path_threads import Turns, in_threads
 from dmtrl.solver.problem import Problem, Strengths
 from dmtrl.solver.race import FIRST_FOLDS
+from dmtrl.solver.shared_fit import SharedFit, fit_shared
 
 KEPT_BYTES = 1 << 27  # of the weights of all candidates and folds
 _PATHS_PER_THREAD = 2  # up to here all paths of a stage share the threads evenly; each needs memory for its weights
@@ -51,11 +53,17 @@ class SearchResult:
         The candidate that was chosen.
     points : list of StartPoint
         The weights that each fold has fitted at the choice; empty unless the grid asks for them.
+    shared : SharedFit or None
+        The shared part of all rows, if the problem has one.
+    fold_shared : list of SharedFit or None
+        The shared part of each fold; one per entry of `points`.
     """
 
     results: CvResults
     choice: Strengths
     points: list[StartPoint]
+    shared: SharedFit | None = None
+    fold_shared: list[SharedFit | None] = field(default_factory=list)
 
 
 def search(problem: Problem, grid: Grid, execution: Execution | None = None) -> SearchResult:
@@ -68,7 +76,8 @@ def search(problem: Problem, grid: Grid, execution: Execution | None = None) -> 
     Parameters
     ----------
     problem : Problem
-        The problem; its strengths and its start are not used.
+        The problem. Of its strengths only `level` is used, and its start is not. A shared part is fitted for each
+        fold, with the strengths of all rows unless the loss is squared.
     grid : Grid
         What is tried, and how candidates are compared.
     execution : Execution, default=None
@@ -95,7 +104,10 @@ def for_search(execution: Execution, folds: int, race: bool) -> Execution:
 
 
 def _search(problem: Problem, grid: Grid, execution: Execution) -> SearchResult:
-    paths, fits, total = _Paths(problem, grid, execution), execution.session.fits, len(grid.candidates) * grid.folds
+    engine = execution.running_engine
+    shared = shared_part(engine, problem)
+    paths, fits, total = _Paths(problem, grid, execution, shared), execution.session.fits, len(grid.candidates)
+    total *= grid.folds
     execution.session.resume_search(_identity(problem, grid, execution))
     # BLAS: also between the runs of the paths, which would set and reset it in turn
     with bar(execution.verbose, "choosing lambda, common and own", total) as step, single_threaded_blas():
@@ -107,14 +119,23 @@ def _search(problem: Problem, grid: Grid, execution: Execution) -> SearchResult:
             fits.keep_points({grid.strengths(candidate) for candidate in remaining})
             paths.run(range(first, grid.folds), remaining)
         results = _results(problem, grid, execution.session)
+        while (more := grid.extended(results)) is not None:
+            grid, candidates = more
+            paths.grid = grid
+            paths.run(range(grid.folds), candidates)
+            results = _results(problem, grid, execution.session)
+        fits.ends.clear()
         if not results.weight.any():
             raise ValueError("every task has only one sample, so nothing can be held out; choose lambda yourself")
         criterion = grid.criterion
         choice = results.best(criterion.measure, criterion.over, criterion.rule)
         fits.keep_points({choice})
         points = paths.points_of(choice) if grid.keep_points else []
-    execution.running_engine.broadcast(HoldOut(fold=-1, folds=grid.folds, seed=execution.settings.seed))
-    return SearchResult(results, choice, points)
+    engine.broadcast(HoldOut(fold=-1, folds=grid.folds, seed=execution.settings.seed))
+    if shared is None:
+        return SearchResult(results, choice, points, None, [None] * len(points))
+    engine.broadcast(UseShared())
+    return SearchResult(results, choice, points, shared, [paths.fold_shared[fold] for fold in range(len(points))])
 
 
 def _identity(problem: Problem, grid: Grid, execution: Execution) -> dict[str, object]:
@@ -129,6 +150,9 @@ def _identity(problem: Problem, grid: Grid, execution: Execution) -> dict[str, o
         "has_scorer": criterion.scorer is not None,
         "race": [criterion.measure, criterion.over] if criterion.race else None,
         "keep_points": grid.keep_points,
+        "may_grow": [grid.stronger, grid.weaker],
+        "shared": problem.shared is not None,
+        "level": problem.strengths.level,
         "tasks": problem.m,
         "task_weight": np.asarray(problem.task_weight).tolist(),
         **asdict(execution.settings),
@@ -159,6 +183,8 @@ class _Paths:
     problem: Problem
     grid: Grid
     execution: Execution
+    shared: SharedFit | None = None  # of all rows
+    fold_shared: dict[int, SharedFit] = field(default_factory=dict)
     show_fit: Callable[..., None] = lambda total=None: None
     done: int = 0
     total: int = 0
@@ -167,19 +193,44 @@ class _Paths:
     def run(self, folds: Sequence[int], candidates: list[Candidate], after: int = 0) -> None:
         """The paths of some folds; `after` more folds may follow."""
         self.total = self.done + len(candidates) * (len(folds) + after)
-        self._in_parallel(folds, lambda group, fold, engine: self._follow(group, fold, engine, candidates))
+        remaining = [fold for fold in folds if not self._pass_over(fold, candidates)]
+        if remaining:
+            self._in_parallel(remaining, lambda group, fold, engine: self._follow(group, fold, engine, candidates))
+
+    def _pass_over(self, fold: int, candidates: list[Candidate]) -> bool:
+        """Whether the checkpoint has all these fits of a fold. A path that it left after the last of them does not
+        continue; one that it left in candidates that were added later does."""
+        fits = self.execution.session.fits
+        mine = [key for key in fits.scores if key.fold == fold]
+        wanted = [FitKey(self.grid.strengths(candidate), fold) for candidate in candidates]
+        if not all(key in fits.scores for key in wanted):
+            return False
+        tried = {self.grid.strengths(candidate) for candidate in self.grid.candidates}
+        if all(key.strengths in tried for key in mine):
+            self.execution.session.pass_over_path(fold)
+        for _ in wanted:
+            interrupt = self._count_fit()
+            if interrupt is not None:
+                raise interrupt
+        return True
 
     def points_of(self, choice: Strengths) -> list[StartPoint]:
         """The weights of each fold at the choice. Those that were not kept are fitted again, from zero."""
         points, folds = self.execution.session.fits.points, range(self.grid.folds)
 
         def fit(group: PathGroup, fold: int, engine: Engine) -> None:
-            problem = replace(self.problem, strengths=choice)
             layout = self._hold_out(engine, fold)
-            outcome = solve_on(engine, problem, self.execution.settings, CheckpointSession(), layout=layout)
+            if FitKey(choice, fold) in points:
+                return
+            problem, shared = replace(self.problem, strengths=choice), self.fold_shared.get(fold)
+            session, settings = CheckpointSession(), self.execution.settings
+            outcome = solve_on(engine, problem, settings, session, shared=shared, layout=layout)
             points[FitKey(choice, fold)] = StartPoint(outcome.W, outcome.common)
 
-        missing = [fold for fold in folds if FitKey(choice, fold) not in points]
+        unshared = self.shared is not None  # after a checkpoint, a fold may be finished without its shared part
+        missing = [
+            fold for fold in folds if FitKey(choice, fold) not in points or (unshared and fold not in self.fold_shared)
+        ]
         if missing:
             self._in_parallel(missing, fit)
         return [points[FitKey(choice, fold)] for fold in folds]
@@ -223,12 +274,28 @@ class _Paths:
                 raise interrupt
             with group.turns.given_away():
                 pass
-        group.leave(fold)
+        group.leave(fold, for_good=self.grid.stronger + self.grid.weaker == 0)
 
     def _hold_out(self, engine: Engine, fold: int) -> Layout:
-        """Tell the workers which rows train."""
+        """Tell the workers which rows train, and what all tasks share there."""
         request = HoldOut(fold=fold, folds=self.grid.folds, seed=self.execution.settings.seed)
-        return Layout.from_descriptions(engine.broadcast(request), self.problem.m)
+        layout = Layout.from_descriptions(engine.broadcast(request), self.problem.m, may_lack_rows=True)
+        if self.shared is not None:
+            if fold not in self.fold_shared:
+                self.fold_shared[fold] = self._shared_of_fold(engine, layout)
+            engine.broadcast(UseShared(shared=self.fold_shared[fold].weights))
+        return layout
+
+    def _shared_of_fold(self, engine: Engine, layout: Layout) -> SharedFit:
+        """One exchange suffices for the squared loss to estimate the strengths again; other losses keep them."""
+        assert self.shared is not None
+        if isinstance(self.problem.shared, SharedFit):
+            return self.shared
+        losses, level, ridge = self.problem.losses, self.problem.strengths.level, None
+        every = losses if isinstance(losses, list) else [losses]
+        if any(loss.name != "squared" for loss in every):
+            level, ridge = self.shared.level, self.shared.ridge
+        return fit_shared(engine, self.problem.m, losses, level=level, ridge=ridge, layout=layout)
 
     def _fit(
         self,
@@ -248,7 +315,8 @@ class _Paths:
             settings,
             path,
             name=f"common={strengths.common:g} own={strengths.own:g} lambda={strengths.reg_lambda:g} fold={fold}",
-            start=None if before is None else before.point,
+            shared=self.fold_shared.get(fold),
+            start=None if before is None or np.isinf(strengths.reg_lambda) else before.point,
             callbacks=[self._round_done] if self._hooks("on_cv_round") else [],
             layout=layout,
         )
@@ -256,7 +324,8 @@ class _Paths:
     @staticmethod
     def _scores(engine: Engine, layout: Layout, outcome: Outcome) -> dict[str, np.ndarray]:
         """The held-out sums of a fit."""
-        W = outcome.W[layout.task]
+        point = StartPoint(outcome.W, outcome.common)
+        W = (point if outcome.shared is None else stripped(point, outcome.shared)).W[layout.task]
         answers = dict(engine.exchange({k: Score(w=layout.scatter(k, W)) for k in range(engine.n_workers)}))
         scores = {name: layout.per_task(layout.gather(answers, name)) for name in ("weight", *MEASURES)}
         return scores | {"rounds": np.array(len(outcome.history))}
@@ -271,7 +340,7 @@ class _Paths:
     def _keeps(self, W: np.ndarray) -> bool:
         """Whether the weights of the fits are kept."""
         grid = self.grid
-        return grid.keep_points and W.nbytes * len(grid.candidates) * grid.folds <= KEPT_BYTES
+        return grid.keep_points and W.nbytes * grid.most_candidates * grid.folds <= KEPT_BYTES
 
     def _hooks(self, name: str) -> list[Callable[..., object]]:
         return [getattr(callback, name) for callback in self.execution.callbacks if hasattr(callback, name)]

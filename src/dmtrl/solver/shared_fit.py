@@ -4,7 +4,8 @@ The squared loss takes one exchange, other smooth losses a few Newton rounds (do
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,30 @@ class SharedFit:
     converged: bool
 
     @property
+    def weights(self) -> np.ndarray:
+        """(k, d + 1): for each output the weights of the features, then the intercept."""
+        return np.column_stack([self.coef, self.intercept])
+
+    @property
+    def row(self) -> np.ndarray:
+        """As weights of a task: the features of each output, then the intercepts."""
+        return np.append(self.coef.ravel(), self.intercept)
+
+    @property
+    def new_row(self) -> np.ndarray:
+        """`row` for new tasks."""
+        return np.append(self.new_coef.ravel(), self.new_intercept)
+
+    def scores(self, X: Any) -> np.ndarray:
+        """The shared score of rows: (n,), or (n, k) with several outputs."""
+        scores = np.asarray(X @ self.coef.T) + self.intercept
+        return scores[:, 0] if len(self.intercept) == 1 else scores
+
+    def only(self, tasks: np.ndarray) -> "SharedFit":
+        """The same for some tasks, by number."""
+        return replace(self, levels=self.levels[tasks])
+
+    @property
     def level_variance(self) -> float:
         """The variance of the levels between tasks."""
         return 0.0 if np.isinf(self.level) else self.noise / self.level
@@ -55,7 +80,12 @@ def can_fit_shared(losses: AnyLoss | Sequence[AnyLoss], features: int) -> bool:
     """Whether `fit_shared` can fit these losses: smooth ones, with at most `MOST_WEIGHTS` shared weights."""
     every = _every(losses)
     smooth = all(isinstance(_base(loss), Softmax | Loss) and loss.differentiable for loss in every)
-    return smooth and (features + 1) * every[0].outputs <= MOST_WEIGHTS
+    return smooth and fits_in_sums(features, every[0].outputs)
+
+
+def fits_in_sums(features: int, outputs: int) -> bool:
+    """Whether a problem of this size is small enough."""
+    return (features + 1) * outputs <= MOST_WEIGHTS
 
 
 def fit_shared(

@@ -19,8 +19,13 @@ def check_task_weight(task_weight: Any) -> float:
 
 
 def task_weights(gamma: float, sizes: np.ndarray) -> np.ndarray:
-    """The weight of each task, with mean one (36). sizes: the sum of the sample weights of each task."""
+    """The weight of each task, with mean one (36). sizes: the sum of the sample weights of each task.
+
+    A task without rows has no loss. Its weight is one, and does not count in the mean.
+    """
+    weights, present = np.ones(len(sizes)), sizes > 0
     if gamma == 0:
-        return np.ones(len(sizes))
-    grown = (sizes / sizes.max()) ** gamma
-    return np.asarray(grown / grown.mean())
+        return weights
+    grown = (sizes[present] / sizes.max()) ** gamma
+    weights[present] = grown / grown.mean()
+    return weights

@@ -1,9 +1,11 @@
 """The rows and losses of a worker, in the formats that the kernels read, and factors of them that serve many rounds."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
@@ -31,12 +33,23 @@ class LocalRows:
         X, self.q = blocks.X, np.empty(len(blocks.y))
         self.blocks, self.chunks_used, self.chunks = blocks, 0, 0
         self._products: span.RowProducts | None = None
+        self._origin = self  # holds what does not depend on offsets, for all copies with other ones
         if sparse.issparse(X):
             kernels.squared_norms(csr_arrays(X), self.q)
             return
         kernels.squared_norms(X, self.q)
         if X.shape[1] >= 4 * row_access.CHUNK:
             self.chunks_used, self.chunks = row_access.chunks_in_use(X, blocks.starts, _CHUNK_SAMPLE)
+
+    def with_offset(self, offset: np.ndarray | None) -> Self:
+        """The same rows with another offset. Nothing but labels is copied."""
+        other = copy(self)
+        other._set_offset(offset)
+        return other
+
+    def _set_offset(self, offset: np.ndarray | None) -> None:
+        self.blocks = replace(self.blocks, offset=offset)
+        self.y, self.offset = _without_offset(self.blocks, self.losses)
 
     def arrays(self, density: float) -> Any:
         """X in the format of the kernels. Dense rows that are mostly zero, as in images, are stored as the chunks that
@@ -47,16 +60,17 @@ class LocalRows:
         if density > _DENSE_FROM:
             return X
         with self._one_copy:  # workers that share these rows may ask at the same time
-            return self._chunked
+            return self._origin._chunked
 
     def products(self, which: np.ndarray, stored: np.ndarray) -> Iterator[tuple[span.RowProducts, np.ndarray]]:
         """The products of the rows of the units `which`, some units at a time. Those of the units `stored` (a mask) are
         computed once."""
         kept, others = which[stored[which]], which[~stored[which]]
         if len(kept):
-            if self._products is None:
-                self._products = row_products(self.blocks, np.flatnonzero(stored))
-            yield self._products, kept
+            origin = self._origin
+            if origin._products is None:
+                origin._products = row_products(self.blocks, np.flatnonzero(stored))
+            yield origin._products, kept
         sizes = np.cumsum(np.diff(self.blocks.starts)[others] ** 2)
         for part in np.split(others, np.flatnonzero(np.diff(sizes // _PRODUCTS_AT_ONCE)) + 1):
             if len(part):
@@ -81,13 +95,13 @@ class LocalRows:
         return np.maximum(np.diff(X.indptr[starts]) / np.maximum(np.diff(starts), 1), 1.0)
 
 
-def _without_offset(blocks: Blocks, losses: Sequence[AnyLoss]) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and what is still to be added to scores; empty if nothing is (docs/math.md section 17)."""
+def _without_offset(blocks: Blocks, losses: Sequence[AnyLoss]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Labels, and what is still to be added to scores, if anything is (docs/math.md section 17)."""
     if blocks.offset is None or blocks.offset.ndim > 1:
-        return blocks.y, np.empty(0)
+        return blocks.y, None
     inside = np.repeat(np.isin([loss.id for loss in losses], _OF_RESIDUALS), np.diff(blocks.starts))
     y = blocks.y - np.where(inside, blocks.offset, 0.0)
-    return y, np.empty(0) if inside.all() else np.where(inside, 0.0, blocks.offset)
+    return y, None if inside.all() else np.where(inside, 0.0, blocks.offset)
 
 
 def sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

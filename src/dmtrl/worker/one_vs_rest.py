@@ -30,7 +30,7 @@ class OneVsRestRows(LocalRows):
         sizes = (n[:, None] * self.possible).ravel()
         starts = np.concatenate([[0], np.cumsum(sizes)])
         self.own = np.arange(starts[-1]) + np.repeat(np.repeat(blocks.starts[:-1], k) - starts[:-1], sizes)
-        classes = np.repeat(np.tile(np.arange(k), len(losses)), sizes)
+        self._class = classes = np.repeat(np.tile(np.arange(k), len(losses)), sizes)
         weight = blocks.sample_weight
         expanded = Blocks(
             X=blocks.X[self.own],
@@ -44,6 +44,10 @@ class OneVsRestRows(LocalRows):
         )
         binary: list[AnyLoss] = [loss.binary for loss in losses for _ in range(k)]
         super().__init__(expanded, binary)
+
+    def _set_offset(self, offset: np.ndarray | None) -> None:
+        self.whole = replace(self.whole, offset=offset)
+        super()._set_offset(None if offset is None else offset[self.own, self._class])
 
 
 class OneVsRestProblem:

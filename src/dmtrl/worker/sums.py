@@ -39,8 +39,7 @@ def sum_moments(blocks: Blocks, losses: Sequence[AnyLoss], weight: np.ndarray, r
     """The sums that `request` asks for. `weight` is zero for rows that do not train."""
     k, d = (losses[0].outputs if losses else 1), blocks.X.shape[1]
     unit = np.repeat(np.arange(blocks.n_units), np.diff(blocks.starts))
-    shared, level = request.shared.reshape(k, d + 1), request.level.reshape(-1, k)
-    scores = _scores(blocks.X, np.ascontiguousarray(shared[:, :d])) + shared[:, d] + level[unit]
+    scores = shared_scores(blocks, request.shared) + request.level.reshape(-1, k)[unit]
     models = _row_models(blocks, losses, scores + _offsets(blocks, k), weight)
     cross = np.empty((blocks.n_units, k, k, d))
     shared_slope, matrix = _shared_sums(blocks, models, request.groups, cross)
@@ -52,6 +51,13 @@ def sum_moments(blocks: Blocks, losses: Sequence[AnyLoss], weight: np.ndarray, r
         shared_slope=shared_slope,
         matrix=matrix,
     )
+
+
+def shared_scores(blocks: Blocks, shared: np.ndarray) -> np.ndarray:
+    """The scores (n, k) of weights (k, d + 1) that all tasks share, the intercepts last."""
+    d = blocks.X.shape[1]
+    shared = shared.reshape(-1, d + 1)
+    return np.asarray(_scores(blocks.X, np.ascontiguousarray(shared[:, :d])) + shared[:, d])
 
 
 def _scores(X: Any, weights: np.ndarray) -> np.ndarray:

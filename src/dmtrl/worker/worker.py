@@ -32,7 +32,9 @@ from dmtrl.protocol.rounds import (
     Saved,
     Score,
     Scores,
+    SharedUsed,
     SumMoments,
+    UseShared,
 )
 from dmtrl.worker.input_check import check_blocks
 from dmtrl.worker.local_problem import LocalProblem
@@ -40,9 +42,9 @@ from dmtrl.worker.local_rows import LocalRows, sum_by_unit
 from dmtrl.worker.one_vs_rest import OneVsRestProblem, OneVsRestRows
 from dmtrl.worker.rounds import DualState, RoundProblem
 from dmtrl.worker.softmax import SoftmaxProblem
-from dmtrl.worker.sums import sum_moments
+from dmtrl.worker.sums import shared_scores, sum_moments
 
-_FILE_KIND = "dmtrl worker 4"
+_FILE_KIND = "dmtrl worker 5"
 _KEPT = ("total_weight", "steps", "task_weight", "intercept_ridge")  # arrays of `Prepare` that a file holds
 
 UnitProblem = RoundProblem | OneVsRestProblem  # Worker calls the same methods of both
@@ -78,7 +80,8 @@ class Worker:
         own = [losses[t] for t in blocks.tasks] if isinstance(losses, Sequence) else [losses] * blocks.n_units
         self._rows: LocalRows = hold_rows(blocks, own)
         check_blocks(blocks, own, self._rows.q)
-        self._blocks, self._losses = blocks, own
+        self._blocks, self._losses = blocks, own  # as given: what `UseShared` changes is in `_rows`
+        self._shared: np.ndarray | None = None  # whose score is part of the offsets
         self._held = np.zeros(len(blocks.y), dtype=bool)  # rows that do not train
         self._tested = np.zeros(len(blocks.y), dtype=bool)  # rows that are scored
         self._order: Prepare | None = None
@@ -88,8 +91,8 @@ class Worker:
         self._number: int | None = None  # of a sibling
 
     def sibling(self, number: int) -> "Worker":
-        """A worker on the same rows, which are not copied, that holds out rows and keeps dual variables of its own.
-        The two may work at the same time. `number` is part of the name of its checkpoint files."""
+        """A worker on the same rows, which are not copied, that holds out rows and keeps dual variables and a shared
+        part of its own. The two may work at the same time. `number` is part of the name of its checkpoint files."""
         other = copy(self)
         other._held, other._tested, other._number = np.zeros_like(self._held), np.zeros_like(self._held), number
         other._order = other._problem = other._state = None
@@ -128,7 +131,7 @@ class Worker:
         are classes, within each class."""
         blocks = self._blocks
         self._held, self._tested = np.zeros_like(self._held), np.zeros_like(self._held)
-        self._problem = None
+        self._problem = self._state = None
         if request.fold >= 0 and blocks.splits is not None:
             role = blocks.splits[request.fold]
             self._held, self._tested = role != TRAIN, role == TEST
@@ -149,6 +152,21 @@ class Worker:
 
     def _sum_moments(self, request: SumMoments) -> Moments:
         return sum_moments(self._blocks, self._losses, self._weight() * ~self._held, request)
+
+    def _use_shared(self, request: UseShared) -> SharedUsed:
+        self._set_shared(request.shared)
+        self._problem = self._state = None
+        return SharedUsed()
+
+    def _set_shared(self, shared: np.ndarray | None) -> None:
+        given = self._blocks.offset
+        self._shared = shared
+        if shared is None:
+            self._rows = self._rows.with_offset(given)
+            return
+        scores = shared_scores(self._blocks, shared)
+        scores = scores[:, 0] if scores.shape[1] == 1 else scores
+        self._rows = self._rows.with_offset(scores if given is None else scores + given)
 
     def _prepare(self, request: Prepare) -> Prepared:
         alpha = self._state.alpha if request.keep and self._state is not None else None
@@ -191,6 +209,8 @@ class Worker:
         where = storage.join(request.to, self._file_name())
         header: dict[str, Any] = {"kind": _FILE_KIND, "rows": self._rows_digest(), "order": None}
         arrays = {"held": self._held, "tested": self._tested}
+        if self._shared is not None:
+            arrays["shared"] = self._shared
         if self._order is not None and self._state is not None:
             order = encode(self._order)
             header["order"] = dict(order.scalars)
@@ -219,6 +239,7 @@ class Worker:
                 f"{where} was saved with other rows, labels, weights, offsets or losses than those given now"
             )
         self._held, self._tested = arrays["held"], arrays["tested"]
+        self._set_shared(arrays.get("shared"))
         self._problem = self._order = self._state = None
         if header["order"] is None:
             return Restored()
@@ -254,6 +275,7 @@ _HANDLERS: dict[type, Callable[[Worker, Any], Any]] = {
     Round: Worker._round,
     Score: Worker._score,
     SumMoments: Worker._sum_moments,
+    UseShared: Worker._use_shared,
     Save: Worker._save,
     Restore: Worker._restore,
 }

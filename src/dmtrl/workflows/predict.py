@@ -53,8 +53,8 @@ def predict(request: PredictRequest, progress: Progress | None = None) -> Predic
     source = open_as_fitted(model, request.data, notes, request.encoding)
     preparation: Preparation = model.preparation_
     _check_columns(source, preparation, request.fill, notes)
-    if request.unknown == "common":
-        model.set_params(unknown_tasks="common")
+    if request.unknown == "shared":
+        model.set_params(unknown_tasks="shared")
     keep = source.names if "*" in request.keep else dict.fromkeys(request.keep)
     kept = [name for name in keep if name != preparation.task]
     require_columns(kept, source.names)
@@ -156,17 +156,17 @@ class _Predictor:
 
     def _check_unknown(self, names: np.ndarray, row: int) -> None:
         self.unknown |= {name for name in names if name is not None}
-        shared = self._model.common_strength_ > 0
-        if self._unknown_option == "skip" or (self._unknown_option == "common" and shared):
+        shared = self._model.predicts_new_tasks
+        if self._unknown_option == "skip" or (self._unknown_option == "shared" and shared):
             return
         task = names[0]
         problem = f"row {self.rows + row + 1} has " + ("no task" if task is None else f"the unknown task {task!r}")
         skip = (Setting("unknown", "skip"), " to leave such rows empty")
         if shared:
-            predict_common = (", or ", Setting("unknown", "common"), " to predict them from what all tasks share")
-            raise InputError(f"{problem}; pass ", *skip, *predict_common)
-        if self._unknown_option == "common":
-            problem += ", and the model has no common component (which takes several tasks)"
+            predict_shared = (", or ", Setting("unknown", "shared"), " to predict them from what all tasks share")
+            raise InputError(f"{problem}; pass ", *skip, *predict_shared)
+        if self._unknown_option == "shared":
+            problem += ", and the model has nothing that tasks share (which takes several tasks)"
         raise InputError(f"{problem}; pass ", *skip)
 
     def notes(self) -> list[str]:

@@ -80,7 +80,7 @@ class FitRequest:
 class PredictRequest:
     """The options of `dmtrl predict`.
 
-    unknown: for a task that was not in the fit, "raise", "common" (predict with the component that all tasks share) or
+    unknown: for a task that was not in the fit, "raise", "shared" (predict with what all tasks share) or
     "skip" (leave the prediction empty). keep: columns to copy to the output, "*" for all. fill: treat a column that
     the data does not have as missing in every row. encoding: of CSV files. out: the file to write, None for CSV on
     standard output. force: overwrite an existing file.

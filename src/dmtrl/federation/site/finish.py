@@ -36,16 +36,12 @@ class Finisher:
             possible, weights = study.task_names(site), own
             names = [name for name, fitted in zip(possible, problem.data.fitted, strict=True) if fitted]
         width = len(begin.x_centre) + 1
-        if not (are_finite(weights, (len(names), width)) and are_finite(request.common_weights, (width,))):
+        if not (are_finite(weights, (len(names), width)) and are_finite(request.common, (width,))):
             raise RefusedBySiteError("the coordinator sent a result whose weights do not fit the study")
         prepared, coordinates = preparation.from_json(begin.preparation), problem.coordinates()
-        strengths, certificate = (
-            Strengths(request.reg_lambda, request.common),
-            Certificate(request.primal, request.dual),
-        )
-        model = models.received(
-            study, prepared, coordinates, names, weights, request.common_weights, strengths, certificate
-        )
+        strengths = Strengths(request.reg_lambda, request.common_strength)
+        certificate = Certificate(request.primal, request.dual)
+        model = models.received(study, prepared, coordinates, names, weights, request.common, strengths, certificate)
         answer = held_out_errors(study, site, problem.data, model, problem.policy.minimum_held_out)
         errors = {name: values.tolist() for name, values in vars(answer).items()}
         if not self._protection.tells_errors:  # the site sees its errors, the coordinator does not

@@ -11,11 +11,12 @@ from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.study.study_file import SITE_NAME
 from dmtrl.federation.study.toml_fields import TomlTable, parse_toml, to_toml
 from dmtrl.protocol.codec import ANSWER_NAMES, name_of
-from dmtrl.protocol.rounds import Moments
+from dmtrl.protocol.rounds import Moments, SharedUsed
 
 FILE = "policy.toml"
-# Everything that can leave a site. The sums for a shared model are not among them: no study fits one.
-MESSAGES = tuple(name for name in dict.fromkeys(ANSWER_NAMES.values()) if name != name_of(Moments))
+_OF_SHARED_PARTS = (name_of(Moments), name_of(SharedUsed))  # no study fits a shared part
+# Everything that can leave a site.
+MESSAGES = tuple(name for name in dict.fromkeys(ANSWER_NAMES.values()) if name not in _OF_SHARED_PARTS)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def model_facts(
         features=int(model.n_features_in_),
         feature_names=_coefficient_names(model, preparation),
         coef=None if mapped else np.asarray(model.coef_, dtype=float).reshape(len(names), -1),
-        common_coef=None if mapped or model.common_strength_ == 0 else np.ravel(model.common_coef_).astype(float),
+        common_coef=None if mapped or not model.predicts_new_tasks else np.ravel(model.common_coef_).astype(float),
         scaled=preparation is not None and preparation.width is None,
         history=list(getattr(model, "history_", [])),
         rows=None if X is None else _count_rows(X, y),

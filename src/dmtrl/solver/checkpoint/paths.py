@@ -42,11 +42,12 @@ class PathGroup:
             path.resumed = resumed
         return path
 
-    def leave(self, fold: int) -> None:
-        """A path is finished."""
+    def leave(self, fold: int, for_good: bool = True) -> None:
+        """A path is finished, or with `for_good` false waits for more candidates, which start where it ended."""
         with self._changed:
             del self._engines[fold]
-            self.session.fits.ends.pop(fold, None)
+            if for_good:
+                self.session.fits.ends.pop(fold, None)
             self._save_if_all_wait()
 
     def stop(self) -> None:

@@ -176,6 +176,14 @@ class CheckpointSession:
             return None
         return Version(resumed.folder, resumed.header["paths"][str(fold)], _under(f"path-{fold}", resumed.arrays))
 
+    def pass_over_path(self, fold: int) -> None:
+        """A path of the checkpoint that was saved after its last fit has nothing to continue."""
+        resumed = self.resumed_path(fold)
+        if resumed is not None and resumed.header["run"] is None:
+            assert self._resumed_paths is not None
+            del self._resumed_paths.header["paths"][str(fold)]
+            self.not_entered.discard(fold)
+
     def resume_run(self, name: str, problem: Mapping[str, Any]) -> Version | None:
         """The version from which the run of this name continues; None: it starts at its beginning."""
         resumed, self._resumed = self._resumed, None
