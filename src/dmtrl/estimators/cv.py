@@ -30,8 +30,8 @@ SEARCH_PARAMETERS = {
         Values of `own` to try. None means 0 and 3, or 0 with a shared part. A single task uses 0.""",
     "cv": """int, splitter or iterable
         Number of folds, drawn within each task and class, or with a shared part over all rows; a scikit-learn splitter
-        such as GroupKFold or TimeSeriesSplit; or an iterable of (train, test) row numbers. The last two split the rows as passed to `fit`,
-        and every split must train on every task unless there is a shared part.""",
+        such as GroupKFold or TimeSeriesSplit; or an iterable of (train, test) row numbers. The last two split the rows
+        as passed to `fit`, and every split must train on every task unless there is a shared part.""",
     "scoring": """str or callable
         What is measured on held-out rows: "loss", "squared_error", "wrong" (the error rate), the name of a scikit-learn
         scorer such as "r2" or "roc_auc", or a callable `scorer(model, X, y)`. None means "squared_error" for squared

@@ -119,8 +119,8 @@ class Problem:
         The intercepts of the tasks. None means no intercept.
     shared : "linear" or SharedFit, default=None
         What all tasks share is fitted first, or given, and its score is added to the offsets of the rows. The problem
-        is then about deviations from it, and every task has an intercept, its level, whatever `intercept` says. Where the
-        loss has kinks or there are too many features (`can_fit_shared`), "linear" means None.
+        is then about deviations from it, and every task has an intercept, its level, whatever `intercept` says. Where
+        the loss has kinks or there are too many features (`can_fit_shared`), "linear" means None.
     start : StartPoint, default=None
         Weights from which to start.
     numbers : ndarray of int, default=None
