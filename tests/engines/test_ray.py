@@ -49,7 +49,7 @@ def cluster() -> Iterator[Any]:
 # The driver of a cluster, in a process of its own, so that its memory can be measured.
 DRIVER = """
 import json, pickle, sys
-from dmtrl import RayOptions, Settings, SourcePlan, solve
+from dmtrl import Execution, Problem, RayOptions, Settings, SourcePlan, solve
 from dmtrl_lab.bench.scale_run import memory
 from dmtrl.engines.ray import cluster
 
@@ -58,10 +58,12 @@ options = RayOptions(address)
 
 with cluster(options):
     small = SourcePlan.from_files(folder + "/small", target="y", task="t")
-    solve(small, loss="squared", reg_lambda=0.1, engine=options, workers=1, settings=Settings(max_rounds=2, tol=0.5))
+    quick = Execution(RayOptions(address, 1), Settings(max_rounds=2, tol=0.5))
+    solve(Problem.of(small, loss="squared", reg_lambda=0.1), quick)
     before = memory()[1]
     plan = SourcePlan.from_files(folder + "/large", target="y", task="t")
-    outcome = solve(plan, loss="squared", reg_lambda=0.1, engine=options, workers=2, settings=Settings(tol=0.1))
+    how = Execution(RayOptions(address, 2), Settings(tol=0.1))
+    outcome = solve(Problem.of(plan, loss="squared", reg_lambda=0.1), how)
     print(json.dumps({
         "memory": memory()[1] - before,
         "messages": [[record.bytes_sent, record.bytes_received] for record in outcome.history],

@@ -29,10 +29,10 @@ from dmtrl import (
 )
 from dmtrl.engines import LocalEngine, recovery
 from dmtrl.engines.base import Engine
-from dmtrl.engines.recovery import RecoveringEngine
+from dmtrl.engines.recovery import Lost, RecoveringEngine
 from dmtrl.exceptions import CheckpointWarning, WorkerLostError
 from dmtrl.losses import get_loss
-from dmtrl.protocol.codec import encode
+from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import Describe, Save
 from dmtrl.relationship import Learned, covariance
@@ -221,6 +221,45 @@ def test_a_first_checkpoint_that_is_incomplete_restores_no_worker(tmp_path: Path
         with pytest.warns(CheckpointWarning, match="could not be written"):
             outcome = _run(engine, data, checkpoint=Checkpoint(tmp_path, every_rounds=3))
         assert engine.losses == 1
+    assert outcome.W.tobytes() == plain.W.tobytes()
+
+
+class KeepsTwoSaves(Fragile):
+    """As a site does, each worker removes its own files but those of a save and of the complete one before it. Then it
+    is lost, once at every save, and its answer with it."""
+
+    losing = False
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.lost: set[tuple[int, str]] = set()
+
+    def _answer(self, k: int, number: int, messages: Sequence[Message]) -> Message:
+        answer, request = super()._answer(k, number, messages), decode(messages[-1])
+        if isinstance(request, Save):
+            for file in Path(request.to).parent.glob(f"version-*/{answer.scalars['file']}"):
+                if str(file.parent) not in (request.to, request.last):
+                    file.unlink()
+            if (k, request.to) not in self.lost:
+                self.lost.add((k, request.to))
+                self.losing = True
+        return answer
+
+    def fetch(self, timeout: float | None) -> tuple[int, Message]:
+        worker, answer = super().fetch(timeout)
+        if self.losing:
+            self.losing = False
+            raise Lost(worker, "after a save")
+        return worker, answer
+
+
+def test_a_worker_lost_at_a_save_needs_none_that_it_has_removed(tmp_path: Path) -> None:
+    data = random_problem("hinge", m=4)
+    plain = solve(Problem.of(data, loss="hinge", reg_lambda=0.1), Execution(LocalOptions(workers=2), settings=STANDARD))
+    carrier = KeepsTwoSaves(data, "hinge", 2, {})
+    with RecoveringEngine(carrier) as engine:
+        outcome = _run(engine, data, checkpoint=Checkpoint(tmp_path, every_rounds=2))
+        assert engine.losses == len(carrier.lost) >= 6
     assert outcome.W.tobytes() == plain.W.tobytes()
 
 

@@ -85,6 +85,23 @@ def test_a_first_save_counts_only_once_the_next_one_confirms_it() -> None:
         assert _kept(log) == ["restore", "round"]
 
 
+def test_a_save_is_confirmed_before_the_next_one_is_posted() -> None:
+    """A worker that writes the next one removes older files, and may be lost before it answers."""
+    with closing(ReplayLog()) as log:
+        _add(log, FRESH, Save(to="first"), SMALL, Save(to="second", last="first"), SMALL, SMALL)
+        assert _restored_from(log) == "first"
+        third = encode(Save(to="third", last="second"))
+        for _ in range(2):  # it is posted again to a replacement
+            log.before(third)
+            assert _kept(log) == ["restore", "round", "round"]
+            assert _restored_from(log) == "second"
+        log.add(third, encode(Saved(error="the disk is full")))
+        _add(log, SMALL)
+        log.before(encode(Save(to="third", last="second")))
+        assert _kept(log) == ["restore", "round", "round", "round"]
+        assert _restored_from(log) == "second"
+
+
 def test_a_long_log_is_on_disk_and_replayed_in_batches() -> None:
     log = ReplayLog(1 << 20)
     for number in range(20):

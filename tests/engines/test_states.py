@@ -8,7 +8,7 @@ import pytest
 from dmtrl import Execution, LocalOptions, Problem, Settings, TaskData, solve
 from dmtrl.engines import recovery
 from dmtrl.engines.base import Engine
-from dmtrl.engines.recovery import Alive, Lost, RecoveringEngine, Refused
+from dmtrl.engines.recovery import Lost, RecoveringEngine, Refused
 from dmtrl.engines.states import TRANSITIONS, Action, Event, State
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.codec import encode
@@ -70,44 +70,6 @@ def test_every_state_event_and_action_occurs() -> None:
     assert {action for _, action in TRANSITIONS.values()} == set(Action)
     with RecoveringEngine(Fragile(DATA, "squared", 2, {})) as engine:
         assert engine._actions.keys() == set(Action)
-
-
-class Hesitant(Fragile):
-    """Worker 1 gives signs of life every 0.9 `TIMEOUT`; after `signs` of them it answers."""
-
-    signs = 0
-    due = 0.9 * TIMEOUT
-
-    def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        if self.signs and {worker for worker, *_ in self._posted} == {1}:
-            assert timeout is not None
-            if clock.now + timeout < self.due:
-                clock.sleep(timeout)
-                raise TimeoutError
-            clock.now = self.due
-            self.due += 0.9 * TIMEOUT
-            self.signs -= 1
-            raise Alive(1)
-        self._silent = {1} if self.signs else set()
-        return super().fetch(timeout)
-
-
-def test_signs_of_life_extend_the_time_to_start(undisturbed: Outcome) -> None:
-    carrier = Hesitant(DATA, "squared", 2, {})
-    carrier.signs = 5
-    with RecoveringEngine(carrier, TIMEOUT) as engine:
-        assert clock.now == pytest.approx(5 * 0.9 * TIMEOUT)
-        assert run(engine).W.tobytes() == undisturbed.W.tobytes()
-        assert engine.losses == 0
-
-
-def test_signs_of_life_do_not_extend_the_time_of_an_answer() -> None:
-    carrier = Hesitant(DATA, "squared", 2, {})
-    with RecoveringEngine(carrier, TIMEOUT, answer_timeout=TIMEOUT) as engine:
-        carrier.signs = 2
-        engine.send(1, DESCRIBE)
-        assert engine.receive()[0] == 1
-        assert engine.losses == 1
 
 
 @pytest.mark.parametrize("advice", ["", "call the other side"])
@@ -205,7 +167,7 @@ def test_reports_about_a_worker_that_was_given_up_are_ignored() -> None:
         engine.send(1, DESCRIBE)
         with pytest.raises(WorkerLostError):
             engine.receive()
-        carrier.late = [Lost(1, "gone"), Refused(1, OSError("late")), Alive(1), Lost(1, "away", maybe_alive=True)]
+        carrier.late = [Lost(1, "gone"), Refused(1, OSError("late")), Lost(1, "away", maybe_alive=True)]
         engine.send(0, DESCRIBE)
         assert engine.receive()[0] == 0
         assert engine.losses == 1

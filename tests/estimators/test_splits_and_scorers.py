@@ -24,13 +24,13 @@ from dmtrl import (
     MTRLClassifierCV,
     MTRLRegressor,
     MTRLRegressorCV,
+    Strengths,
     load,
     per_task_scores,
     task_scorer,
 )
 from dmtrl.data.folds import TEST, draw_splits
 from dmtrl.solver.cv_results import CvResults
-from dmtrl.solver.settings import Settings
 
 
 def _rows(n: int = 60, m: int = 3, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -44,13 +44,11 @@ def _rows(n: int = 60, m: int = 3, d: int = 4, seed: int = 0) -> tuple[np.ndarra
 class Accurate(MTRLRegressorCV):
     """Searches with `tol`, where MTRLRegressorCV needs less accuracy."""
 
-    def _settings(self, seed: int, tol: float | None = None) -> Settings:
-        return super()._settings(seed)
+    _search_tol = 0.0
 
 
 class AccurateClassifier(MTRLClassifierCV):
-    def _settings(self, seed: int, tol: float | None = None) -> Settings:
-        return super()._settings(seed)
+    _search_tol = 0.0
 
 
 GROUPS = np.arange(60) // 3 % 10
@@ -318,12 +316,12 @@ def _path(error: list[list[float]], weight: float = 1.0) -> CvResults:
 
 def test_one_standard_error_takes_the_strongest_lambda_that_is_not_clearly_worse() -> None:
     path = _path([[9.0, 9.0, 9.0], [2.2, 2.3, 2.6], [1.0, 2.0, 3.0], [1.5, 2.4, 2.9]])
-    assert path.best("loss") == (0.01, 0.0, 0.0)
+    assert path.best("loss") == Strengths(0.01)
     assert path.standard_error("loss")[0, 2] == pytest.approx(1 / np.sqrt(3))  # of 1, 2, 3
-    assert path.best("loss", rule="one_se") == (0.1, 0.0, 0.0)  # 2.37 <= 2 + 0.58 < 9
-    assert path.best("score", rule="one_se") == (0.1, 0.0, 0.0)
+    assert path.best("loss", rule="one_se") == Strengths(0.1)  # 2.37 <= 2 + 0.58 < 9
+    assert path.best("score", rule="one_se") == Strengths(0.1)
     one = _path([[2.0], [1.0]])
-    assert one.best("loss", rule="one_se") == one.best("loss") == (0.1, 0.0, 0.0)
+    assert one.best("loss", rule="one_se") == one.best("loss") == Strengths(0.1)
 
 
 def test_one_standard_error_is_stronger_or_equal() -> None:

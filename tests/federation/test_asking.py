@@ -1,5 +1,6 @@
 """Questions to sites that are lost, that refuse, and that do not start."""
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from dmtrl.engines import recovery
-from dmtrl.engines.recovery import Alive, Lost, Refused
+from dmtrl.engines.recovery import Lost, Refused
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.federation.coordinator.asking import Asker, Subset
 from dmtrl.protocol import study as messages
@@ -96,26 +97,26 @@ def test_a_refusal_does_not_wait_for_a_site_that_does_not_start() -> None:
         ask("refuses", "silent", patience=1e9)
 
 
-class Whisper(Sites):
-    """The second site gives five signs of life before it responds, each just in time."""
+class Gone(Sites):
+    """Its carrier knows that the second site is lost for good."""
 
     advice = "call them"
-    signs = 0
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        if not self.events and self.signs < 5:
-            self.signs += 1
-            clock.sleep(0.9 * 0.2)
-            if self.signs == 5:
-                self.behaviour[1] = "answers"
-                self.events.append((1, []))
-            raise Alive(1)
+        if self.behaviour[1] == "silent":
+            self.behaviour[1] = "answers"
+            raise WorkerLostError("south is gone", 1, (), 1)
         return super().fetch(timeout)
 
 
-def test_a_site_that_gives_signs_of_life_is_waited_for() -> None:
-    chosen = Subset(Whisper("answers", "silent"), [0, 1])
+def test_a_site_that_the_carrier_gives_up_is_numbered_among_the_chosen() -> None:
+    chosen = Subset(Gone("answers", "silent"), [1])
     assert chosen.advice == "call them"
-    with Asker(chosen, ["north", "south"], 0.2) as asker:
-        assert len(asker.ask_all(messages.ShareKey(study="s", session="a"))) == 2
-    assert clock.now > 4 * 0.2
+    with Asker(chosen, ["south"], math.inf) as asker, pytest.raises(WorkerLostError, match="south is gone") as gone:
+        asker.ask_all(messages.ShareKey(study="s", session="a"))
+    assert gone.value.worker == 0
+
+
+def test_a_site_that_was_not_chosen_may_be_gone() -> None:
+    with Asker(Subset(Gone("answers", "silent"), [0]), ["north"], math.inf) as asker:
+        assert len(asker.ask_all(messages.ShareKey(study="s", session="a"))) == 1

@@ -109,17 +109,6 @@ def test_long_work_is_waited_for_with_short_requests() -> None:
     assert network.states[WORKING] > 0
 
 
-def test_a_site_that_stays_away_is_lost() -> None:
-    data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
-    network = Network(data.sources(2), loss, {})
-    sites = Sites(network.names, network.send, patience=0.2)
-    with RecoveringEngine(sites, recovery_timeout=0.3) as engine:
-        network.gone.add("1")
-        with pytest.raises(WorkerLostError, match="worker 1"):
-            solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
-        assert sites.present == ["0"]
-
-
 def test_busy_and_working_are_signs_of_life() -> None:
     """A site that still works for a life before is not given up, however short the patience is."""
     data, loss = random_problem("logistic", m=4, rows=8), get_loss("logistic")
@@ -173,6 +162,7 @@ def test_a_site_that_is_gone_is_named_with_advice_for_a_study() -> None:
         ) as lost:
             solve(Problem.of(data, loss="logistic", reg_lambda=0.1), Execution(engine))
     assert lost.value.worker == 1
+    assert sites.present == ["0"]
 
 
 def test_a_stopped_run_ends() -> None:

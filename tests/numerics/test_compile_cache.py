@@ -47,10 +47,11 @@ def test_only_stale_machine_code_is_removed(tmp_path: Path, monkeypatch: pytest.
 _FITS = """
 import sys
 import numpy as np
-from dmtrl import TaskData, solve
+from dmtrl import Problem, TaskData, solve
 X, tasks = np.random.default_rng(0).standard_normal((150, 12)), np.repeat(np.arange(6), 25)
 for loss in sys.argv[1:]:
-    W = solve(TaskData.from_long(X, np.sign(X.sum(axis=1)), tasks), loss=loss, reg_lambda=0.01).W
+    data = TaskData.from_long(X, np.sign(X.sum(axis=1)), tasks)
+    W = solve(Problem.of(data, loss=loss, reg_lambda=0.01)).W
 print(W.tobytes().hex())
 """
 

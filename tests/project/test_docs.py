@@ -54,7 +54,10 @@ DATA = {
 }
 PACKAGES = {"docs/notebooks.md": "onnxruntime"}
 # pages whose blocks start more than processes of dmtrl
-MARKED = [pytest.param(page, marks=pytest.mark.ray if page.name == "scaling.md" else ()) for page in PAGES]
+ON_RAY = {"README.md", "docs/scaling.md", "examples/cluster.md"}
+MARKED = [
+    pytest.param(page, marks=pytest.mark.ray if name in ON_RAY else ()) for page, name in zip(PAGES, NAMES, strict=True)
+]
 
 SET_UP = re.compile(r"(make|git|pip)( .*)?")
 KINDS = {"python", "console", "text"}

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from dmtrl import Execution, LocalOptions, MTRLClassifier, MTRLRegressor, Problem, load
-from dmtrl.cli.main import main
 from dmtrl.data.coordinates import Coordinates
 from dmtrl.data.task_data import TaskData
 from dmtrl.estimators.inputs import LabelledRows
@@ -34,6 +33,7 @@ from dmtrl.report.model_page import model_facts
 from dmtrl.solver.api import solve
 from dmtrl.solver.settings import Settings
 from dmtrl_lab.bench import memory, scale, scale_run
+from dmtrl_lab.cli.main import main
 from support.solving import solve_data
 
 M, ROWS, D = 6000, 4, 5  # more tasks than DENSE_LIMIT

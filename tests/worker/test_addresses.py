@@ -33,7 +33,7 @@ def test_a_box_problem_is_solved_with_the_same_bits_wherever_its_arrays_lie() ->
             start = end
         work = SpanWork(at["M"], np.zeros(N, dtype=np.int64), *at["work"])
         losses, starts = np.array([EPSILON_INSENSITIVE]), np.array([0, N])
-        labels = UnitRows(None, at["y"], at["p"], np.zeros(N), starts, losses, 0.1 * one, True, one, np.empty(0))
+        labels = UnitRows(None, at["y"], at["p"], np.zeros(N), starts, losses, 0.1 * one, True, one, None)
         steps, _ = solved(labels, 1e-9, at["K"], at["r"], at["alpha"], work)
         assert steps > 1
         found.add(at["alpha"].tobytes())

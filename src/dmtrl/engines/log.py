@@ -8,14 +8,15 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
-from dmtrl.protocol.codec import decode, encode
+from dmtrl.protocol.codec import decode, encode, name_of
 from dmtrl.protocol.message import Message
 from dmtrl.protocol.rounds import READ_ONLY, HoldOut, Prepare, Restore, Save, UseShared
 
 IN_MEMORY = 256 << 20  # bytes, for all workers of an engine
 _BATCH = 8 << 20  # bytes that are replayed at a time
+_SAVE = name_of(Save)
 _LENGTH = struct.Struct("<Q")
 
 
@@ -54,20 +55,33 @@ class ReplayLog:
         self._file.write(data)
         self._file.flush()  # a full disk must show now, not at the replay
 
-    def _saved(self, request: Save) -> None:
-        """A save counts once all workers have written theirs, which the next save confirms by naming it as `last`.
-        Until then a replacement starts from `last` and is sent what came after it."""
+    def before(self, message: Message) -> None:
+        """Call before a message is posted, with nothing of the log being replayed.
+
+        A save counts once all workers have written theirs, which the next save confirms by naming it as `last`. From
+        then on a replacement starts from `last`. The log must begin there before that next save is posted: a worker
+        that writes it may remove older ones, and be lost before its answer arrives.
+        """
+        if message.name == _SAVE:
+            with self._given_up_without_room():
+                self._confirm(decode(message))
+
+    def _confirm(self, request: Save) -> None:
         last = request.last
-        if last == request.to:
+        if last == request.to or self._save is None or self._save[0] != last:
+            return
+        start = self._save[1]
+        with self._file as old:
+            self._save, self._file, self.missing = None, self._spool(), ""
+            self._append(encode(Restore(source=last)))
+            old.seek(start)
+            shutil.copyfileobj(old, self._file)
+            self._file.flush()
+
+    def _saved(self, request: Save) -> None:
+        self._confirm(request)
+        if request.last == request.to:
             self._begin(encode(Restore(source=request.to)))
-        elif self._save is not None and self._save[0] == last:
-            start = self._save[1]
-            with self._file as before:
-                self._file, self.missing = self._spool(), ""
-                self._append(encode(Restore(source=last)))
-                before.seek(start)
-                shutil.copyfileobj(before, self._file)
-                self._file.flush()
         self._save = request.to, self._file.seek(0, 2)
 
     def add(self, message: Message, answer: Message) -> None:
@@ -75,8 +89,13 @@ class ReplayLog:
 
         If there is no room, the log is given up until the next run starts, and `missing` says why.
         """
-        try:
+        with self._given_up_without_room():
             self._add(message, answer)
+
+    @contextmanager
+    def _given_up_without_room(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self._begin()
             self.missing = str(error) or repr(error)

@@ -44,14 +44,6 @@ class Refused(Exception):
         self.worker, self.error = worker, error
 
 
-class Alive(Exception):
-    """A worker has not answered yet, but gave a sign of life: while it starts, `recovery_timeout` begins again."""
-
-    def __init__(self, worker: int):
-        super().__init__(f"worker {worker} is alive")
-        self.worker = worker
-
-
 class Carrier(Protocol):
     """Starts workers and carries messages. Only `fetch` waits.
 
@@ -71,7 +63,9 @@ class Carrier(Protocol):
         worker has just answered this number, the answer is repeated from memory and no work is done twice."""
 
     def fetch(self, timeout: float | None) -> tuple[int, Message]:
-        """The next answer. Raises Lost, Refused or Alive, or TimeoutError if nothing arrives in time.
+        """The next answer. Raises Lost or Refused, or TimeoutError if nothing arrives in time. A carrier that sees more
+        of its workers than their answers may itself decide that one is lost for good, and raise WorkerLostError; its
+        engine then gets an infinite `recovery_timeout`.
 
         Answers, losses and errors are about the last post to a worker; those about earlier posts are dropped."""
         ...
@@ -122,8 +116,8 @@ class RestartingEngine(Engine):
     asks; `RecoveringEngine` also restores state. An error that a worker raises instead of answering reaches the caller
     of `receive` as `Refused`.
 
-    A worker that was started must respond, or give a sign of life, within `recovery_timeout` seconds. An answer may
-    take `answer_timeout` seconds before the worker counts as lost (None: no limit).
+    A worker that was started must respond within `recovery_timeout` seconds. An answer may take `answer_timeout`
+    seconds before the worker counts as lost (None: no limit).
     """
 
     def __init__(self, carrier: Carrier, recovery_timeout: float = 120.0, answer_timeout: float | None = None):
@@ -135,7 +129,6 @@ class RestartingEngine(Engine):
             Action.START: self._start,
             Action.START_AGAIN: self._start_again,
             Action.START_LATER: self._start_later,
-            Action.EXTEND: self._extend,
             Action.DESCRIBE: self._describe_rows,
             Action.REPLAY: self._replay,
             Action.SETTLE: self._settle,
@@ -189,9 +182,6 @@ class RestartingEngine(Engine):
             self._run_timers()
             if end is not None and time.monotonic() >= end:
                 raise TimeoutError("no worker answered in time") from None
-        except Alive as sign:
-            if self._expects(sign.worker, Event.ALIVE):
-                self._advance(sign.worker, Event.ALIVE)
         except Lost as lost:
             if self._expects(lost.worker, Event.LOST):
                 self._handle_loss(lost)
@@ -278,9 +268,6 @@ class RestartingEngine(Engine):
         end = trouble.unreadable_since + self._recovery_timeout
         self._timers[k] = min(moment, end), partial(self._advance, k, Event.START)
 
-    def _extend(self, k: int) -> None:
-        self._workers[k].starting_since = time.monotonic()  # which its timer looks at
-
     def _describe_rows(self, k: int) -> None:
         """From here on it may take its time: it may have many rows."""
         self._workers[k].replay = self._workers[k].log.batches()
@@ -328,20 +315,13 @@ class RestartingEngine(Engine):
         self._timers.pop(k, None)
         self._carrier.post(k, worker.post.number, worker.post.messages)
         if worker.state is State.STARTING:
-            self._check_start_later(k)
+            self._timers[k] = worker.starting_since + self._recovery_timeout, partial(self._not_in_time, k)
         elif self._answer_timeout is not None:  # per message; only the last answer comes back
             seconds = self._answer_timeout * len(worker.post.messages)
             silent = Lost(k, f"it did not answer for {seconds:g} seconds")
             self._timers[k] = time.monotonic() + seconds, partial(self._handle_loss, silent)
 
-    def _check_start_later(self, k: int) -> None:
-        end = self._workers[k].starting_since + self._recovery_timeout
-        self._timers[k] = end, partial(self._check_start, k)
-
-    def _check_start(self, k: int) -> None:
-        if time.monotonic() < self._workers[k].starting_since + self._recovery_timeout:
-            self._check_start_later(k)  # there was a sign of life
-            return
+    def _not_in_time(self, k: int) -> None:
         advice = getattr(self._carrier, "advice", "")
         words = f"{self._not_started(k)} within {self._recovery_timeout:g} seconds"
         raise self._give_up(k, f"{words}; {advice}" if advice else words)
@@ -452,6 +432,12 @@ class RecoveringEngine(RestartingEngine):
             raise self._give_up(k, words) from error
         self._count(Lost(k, f"it could not read: {error}"))
         self._advance(k, Event.UNREADABLE)
+
+    def _work(self, k: int) -> None:
+        request = self._workers[k].request
+        assert request is not None
+        self._workers[k].log.before(request)
+        super()._work(k)
 
     def _not_started(self, k: int) -> str:
         return f"could not be {'replaced' if self._workers[k].trouble.losses else 'started'}"

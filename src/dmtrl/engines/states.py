@@ -22,7 +22,6 @@ class Event(Enum):
     """What happens to a worker. The carrier reports `answered` to `refused`, the others come from the engine."""
 
     ANSWERED = "answered"  # any response to what was posted last
-    ALIVE = "alive"  # no answer yet, but a sign of life
     UNREACHABLE = "unreachable"  # it may be alive, and was not asked too often yet
     LOST = "lost"  # its process is gone, it took longer than answer_timeout, or its answer is damaged
     UNREADABLE = "unreadable"  # a replacement raised OSError
@@ -39,7 +38,6 @@ class Action(Enum):
     START = "start it; recovery_timeout begins"
     START_AGAIN = "start it again; recovery_timeout goes on"
     START_LATER = "start another one after a delay"
-    EXTEND = "recovery_timeout begins again"
     DESCRIBE = "ask for a description of its rows"
     REPLAY = "post the next part of the log"
     SETTLE = "take up the request that is waiting, if any"
@@ -60,7 +58,6 @@ TRANSITIONS: Table = {
     (State.ABSENT, Event.REQUESTED): (State.STARTING, Action.START),
     (State.STARTING, Event.ANSWERED): (State.DESCRIBING, Action.DESCRIBE),
     (State.STARTING, Event.CAUGHT_UP): (State.IDLE, Action.SETTLE),  # a worker that keeps no state
-    (State.STARTING, Event.ALIVE): (State.STARTING, Action.EXTEND),
     (State.STARTING, Event.LOST): (State.STARTING, Action.START_AGAIN),
     (State.DESCRIBING, Event.ANSWERED): (State.REPLAYING, Action.REPLAY),
     (State.DESCRIBING, Event.LOST): (State.STARTING, Action.START),

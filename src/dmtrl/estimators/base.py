@@ -432,13 +432,13 @@ class MTRLBase(TaskModel):
         """Set what describes the common, related and own parts of the weights. `W`: the weights with all intercepts;
         `used`: the number of the task of each of its rows."""
         k, fitted = self._outputs, len(W)
-        tau, kappa = self.common_strength_ / fitted, self.own_strength_ / fitted
+        common_variance, own_variance = self.common_strength_ / fitted, self.own_strength_ / fitted
         free = self.fit_intercept is True  # then the intercepts are not part of the relationship
         features, common = (W[:, :-k], outcome.common[:-k]) if free else (W, outcome.common)
         if is_learned(self.relationship):
-            parts = learned_parts(features, common, kappa)
+            parts = learned_parts(features, common, own_variance)
         else:
-            parts = given_parts(outcome.covariance, features, tau, kappa)
+            parts = given_parts(outcome.covariance, features, common_variance, own_variance)
         shared = outcome.shared
         if shared is not None:
             parts = parts._replace(common=parts.common + shared.coef.ravel())

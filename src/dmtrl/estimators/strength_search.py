@@ -85,6 +85,7 @@ class StrengthSearch(MTRLBase):
     __metadata_request__fit: ClassVar = {"tasks": True, "sample_weight": True, "groups": True}
     metrics_: Metrics
     reg_lambda, common, own, warm_start = 0.1, "auto", 0.0, False  # not parameters: the search chooses
+    _search_tol: ClassVar[float] = 3e-3  # choosing needs less accuracy than the final fit
 
     def __init__(
         self,
@@ -236,8 +237,7 @@ class StrengthSearch(MTRLBase):
         self.scoring_ = (self.scoring or usual) if scorer is None else SCORE
         race = self._race and not shared
         grid = self._grid(problem, folds, Criterion(self.scoring_, self._over(shared), self.choice, race, of_fold))
-        # choosing needs less accuracy than the final fit
-        rough = replace(execution.settings, tol=max(self.tol, 3e-3))
+        rough = replace(execution.settings, tol=max(self.tol, self._search_tol))
         try:
             found = search(problem, grid, replace(execution, settings=rough))
         except NoScoreError as error:

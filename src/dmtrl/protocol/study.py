@@ -192,7 +192,7 @@ class Finish:
     weights: np.ndarray
     common: np.ndarray
     reg_lambda: float
-    tau: float
+    common_strength: float
     primal: float
     dual: float
     converged: bool

@@ -95,12 +95,12 @@ class Grid:
         best = int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))
         strongest, weakest = float(self.lambdas[finite[0]]), float(self.lambdas[finite[-1]])
         if best == 0 and self.stronger > 0:
-            new, left = strongest * EXTENSION, {"stronger": self.stronger - 1}
+            new, extended = strongest * EXTENSION, replace(self, stronger=self.stronger - 1)
         elif best == len(finite) - 1 and self.weaker > 0:
-            new, left = weakest / EXTENSION, {"weaker": self.weaker - 1}
+            new, extended = weakest / EXTENSION, replace(self, weaker=self.weaker - 1)
         else:
             return None
-        grid = replace(self, lambdas=np.append(self.lambdas, new), **left)
+        grid = replace(extended, lambdas=np.append(self.lambdas, new))
         return grid, [candidate for candidate in grid.candidates if grid.lambdas[candidate[1]] == new]
 
     @cached_property

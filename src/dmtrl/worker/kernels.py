@@ -45,7 +45,7 @@ class UnitRows(NamedTuple):
     param: np.ndarray  # the loss's parameter: gamma, epsilon, delta or the quantile
     intercept: bool  # whether weights have an intercept after the features, as if X had a last column of ones
     weight: np.ndarray  # of each unit's task in the objective: what p sums to over the task
-    offset: np.ndarray  # what is added to the score of each row (section 17); empty if nothing is
+    offset: np.ndarray | None  # what is added to the score of each row (section 17)
 
 
 class Duals(NamedTuple):
@@ -98,12 +98,21 @@ def product(units, j, u):  # type: ignore[no-untyped-def]
 
 
 @njit(**INNER_FAST)
+def plus_offset(total, offset, j, factor):  # type: ignore[no-untyped-def]
+    """total + factor times the offset of row j, or of (row, class) j, if there are offsets.
+
+    numba drops the branch that the type of `offset` rules out, but only where it is an argument. A test at run time
+    would cost time without offsets, too.
+    """
+    if offset is None:
+        return total
+    return total + factor * offset[j]
+
+
+@njit(**INNER_FAST)
 def score(units, j, u):  # type: ignore[no-untyped-def]
     """z = x_j . u, plus the intercept and the offset of the row: the score at which its loss is taken."""
-    z = product(units, j, u)
-    if units.offset.shape[0] > 0:
-        return z + units.offset[j]
-    return z
+    return plus_offset(product(units, j, u), units.offset, j, 1.0)
 
 
 @njit(**INNER_FAST)
@@ -138,10 +147,8 @@ def evaluate_unit(units, i, alpha, w):  # type: ignore[no-untyped-def]
             value_at = loss_value(loss, param, z, units.y[j])
             c = loss_conjugate(loss, param, alpha[j], units.y[j])
             value += p * value_at
-            conjugate += p * c
+            conjugate = plus_offset(conjugate + p * c, units.offset, j, p * alpha[j])
             bracket += p * (value_at + c + alpha[j] * z)
-            if units.offset.shape[0] > 0:
-                conjugate += p * alpha[j] * units.offset[j]
     return value, conjugate, bracket
 
 
@@ -152,7 +159,7 @@ def conjugate_sum(loss, param, first, last, p, alpha, y, offset):  # type: ignor
     for j in range(first, last):
         if p[j] > 0:
             total += p[j] * loss_conjugate(loss, param, alpha[j], y[j])
-    if offset.shape[0] > 0:
+    if offset is not None:
         for j in range(first, last):
             total += p[j] * alpha[j] * offset[j]
     return total
@@ -185,7 +192,7 @@ def losses_at_zero(units, out):  # type: ignore[no-untyped-def]
         total = 0.0
         for j in range(units.starts[i], units.starts[i + 1]):
             if units.p[j] > 0:
-                z = units.offset[j] if units.offset.shape[0] > 0 else 0.0
+                z = plus_offset(0.0, units.offset, j, 1.0)
                 total += units.p[j] * loss_value(units.loss[i], units.param[i], z, units.y[j])
         out[i] = total
 

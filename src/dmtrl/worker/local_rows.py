@@ -95,13 +95,13 @@ class LocalRows:
         return np.maximum(np.diff(X.indptr[starts]) / np.maximum(np.diff(starts), 1), 1.0)
 
 
-def _without_offset(blocks: Blocks, losses: Sequence[AnyLoss]) -> tuple[np.ndarray, np.ndarray]:
-    """Labels, and what is still to be added to scores; empty if nothing is (docs/math.md section 17)."""
+def _without_offset(blocks: Blocks, losses: Sequence[AnyLoss]) -> tuple[np.ndarray, np.ndarray | None]:
+    """Labels, and what is still to be added to scores, if anything is (docs/math.md section 17)."""
     if blocks.offset is None or blocks.offset.ndim > 1:
-        return blocks.y, np.empty(0)
+        return blocks.y, None
     inside = np.repeat(np.isin([loss.id for loss in losses], _OF_RESIDUALS), np.diff(blocks.starts))
     y = blocks.y - np.where(inside, blocks.offset, 0.0)
-    return y, np.empty(0) if inside.all() else np.where(inside, 0.0, blocks.offset)
+    return y, None if inside.all() else np.where(inside, 0.0, blocks.offset)
 
 
 def sum_by_unit(values: np.ndarray, starts: np.ndarray) -> np.ndarray:

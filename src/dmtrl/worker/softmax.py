@@ -25,10 +25,8 @@ class SoftmaxProblem(RoundProblem):
         super().__init__(rows, held, order, possible.shape[1])
         y, starts = blocks.y.astype(np.int64), blocks.starts.astype(np.int64)
         X = rows.arrays(order.density)
-        offset = np.empty((0, self._k)) if blocks.offset is None else blocks.offset
-        self.units = ClassRows(
-            X, y, self._p, rows.q, starts, possible, bool(order.intercept), self._in_objective, offset
-        )
+        intercept, offset = bool(order.intercept), blocks.offset
+        self.units = ClassRows(X, y, self._p, rows.q, starts, possible, intercept, self._in_objective, offset)
         self._labels = self.units._replace(X=None)
         self._curvature = self._in_objective * Softmax.smoothness
         few = self._k * (blocks.X.shape[1] + self.units.intercept) <= EXACT_LIMIT
@@ -89,7 +87,7 @@ class SoftmaxProblem(RoundProblem):
     def at_zero(self) -> tuple[np.ndarray, np.ndarray]:
         """The loss at zero weights and the conjugate at zero dual variables."""
         starts, zero = self._blocks.starts, np.zeros(self._blocks.n_units)
-        if len(self.units.offset) == 0:
+        if self.units.offset is None:
             return sum_by_unit(self.units.p, starts) * np.log(self.units.possible.sum(axis=1)), zero
         z = np.where(np.repeat(self.units.possible, np.diff(starts), axis=0), self.units.offset, -np.inf)
         loss = np.logaddexp.reduce(z, axis=1) - np.take_along_axis(z, self.units.y[:, None], axis=1)[:, 0]

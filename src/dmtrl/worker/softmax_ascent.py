@@ -12,7 +12,7 @@ from dmtrl.losses import vector
 from dmtrl.losses.vector import softmax_bracket, softmax_chances, softmax_conjugate, softmax_step
 from dmtrl.numerics.compile_cache import INNER, INNER_FAST, KERNEL, KERNEL_FAST, discard_stale, njit
 from dmtrl.worker import kernels, rows, streams
-from dmtrl.worker.kernels import CALM, LONGEST_REST
+from dmtrl.worker.kernels import CALM, LONGEST_REST, plus_offset
 from dmtrl.worker.rows import row_axpy, row_dot
 from dmtrl.worker.streams import below, next_state, shuffle, stream
 
@@ -30,7 +30,7 @@ class ClassRows(NamedTuple):
     possible: np.ndarray  # (units, k)
     intercept: bool
     weight: np.ndarray  # of each unit's task in the objective: what p sums to over the task
-    offset: np.ndarray  # (rows, k): what is added to the scores of each row; no rows if nothing is
+    offset: np.ndarray | None  # (rows, k): what is added to the scores of each row
 
 
 class RowWork(NamedTuple):
@@ -63,9 +63,8 @@ def products(units, j, u, z):  # type: ignore[no-untyped-def]
 def scores(units, j, u, z):  # type: ignore[no-untyped-def]
     """z = the k scores of row j, with its offsets."""
     products(units, j, u, z)
-    if units.offset.shape[0] > 0:
-        for c in range(z.shape[0]):
-            z[c] += units.offset[j, c]
+    for c in range(z.shape[0]):
+        z[c] = plus_offset(z[c], units.offset, (j, c), 1.0)
 
 
 @njit(**INNER_FAST)
@@ -114,9 +113,8 @@ def conjugates(units, alpha, out):  # type: ignore[no-untyped-def]
         for j in range(units.starts[i], units.starts[i + 1]):
             if units.p[j] > 0:
                 out[i] += units.p[j] * softmax_conjugate(alpha[j], units.y[j], units.possible[i])
-                if units.offset.shape[0] > 0:
-                    for c in range(alpha.shape[1]):
-                        out[i] += units.p[j] * alpha[j, c] * units.offset[j, c]
+                for c in range(alpha.shape[1]):
+                    out[i] = plus_offset(out[i], units.offset, (j, c), units.p[j] * alpha[j, c])
 
 
 @njit(**KERNEL)

@@ -11,13 +11,12 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numba import njit
 from scipy import sparse
 
 from dmtrl.data.blocks import Blocks
 from dmtrl.losses import AnyLoss, CustomLoss, Loss, OneVsRest, Softmax, scalar
 from dmtrl.losses.scalar import loss_curvature, loss_slope, loss_value
-from dmtrl.numerics.compile_cache import KERNEL, discard_stale
+from dmtrl.numerics.compile_cache import KERNEL, discard_stale, njit
 from dmtrl.numerics.sums import DoubleSum
 from dmtrl.protocol.rounds import Moments, SumMoments
 

@@ -94,7 +94,7 @@ def _forgets_between_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
         (_unannounced, RefusedBySiteError, "the message 'norms' was not announced"),
         (_two_sentences, AssertionError, "one sentence"),
         (_silent_approval, AssertionError, "a line of the approval"),
-        (_forgets_between_restarts, AssertionError, ""),
+        (_forgets_between_restarts, AssertionError, "restarts changed the result"),
     ],
 )
 def test_a_protection_that_breaks_an_obligation_is_noticed(

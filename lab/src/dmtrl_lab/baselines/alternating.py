@@ -172,4 +172,4 @@ def _units(data: TaskData, task: np.ndarray, loss: Loss) -> kernels.UnitRows:
     ids, params = np.full(data.m, loss.id, dtype=np.int64), np.full(data.m, loss.param)
     starts = blocks.starts.astype(np.int64)
     y, p, equal = np.asarray(data.y, dtype=float), weight / total[task], np.ones(data.m)
-    return kernels.UnitRows(X, y, p, q, starts, ids, params, False, equal, np.empty(0))
+    return kernels.UnitRows(X, y, p, q, starts, ids, params, False, equal, None)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-CHOICES = ("all", "synthetic", "convergence", "school", "mnist", "mds", "heart", "accuracy", "intervals")
+CHOICES = ("all", "synthetic", "convergence", "school", "mnist", "mds", "heart", "accuracy", "grouped", "intervals")
 
 
 @click.command(name="reproduce")
@@ -29,6 +29,6 @@ def command(which: str, quick: bool, out: Path | None) -> None:
     from dmtrl_lab.experiments.reproduce import REPRODUCTION
 
     result = run(REPRODUCTION, which, quick, out or Path("reproduced-quick" if quick else "reproduced"))
-    if which in ("heart", "accuracy", "intervals"):
+    if which in ("heart", "accuracy", "grouped", "intervals"):
         titles = [experiment.title for experiment in REPRODUCTION.experiments(which)]
         print_tables([section for section in result.sections if section.title in titles])

@@ -53,7 +53,7 @@ class _Setting:
             figures[name] = {
                 "error": prediction_error(data.test, predicted, self.model["loss"]),
                 "lambda": model.reg_lambda_,
-                "tau": model.common_strength_,
+                "common": model.common_strength_,
                 "gap": model.certificate_.relative_gap,
                 "seconds": time.perf_counter() - began,
             }

@@ -6,16 +6,21 @@ Pages are made from records alone, so they can be made again without computing.
 import json
 import os
 import platform
+from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dmtrl_lab.experiments.experiment import Record, plain
 
 
 def versions() -> dict[str, str]:
-    names = ("dmtrl", "numpy", "scipy", "numba", "scikit-learn")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    """Return the versions of what computes: Python, dmtrl and its dependencies, and other methods if installed."""
+    found = {"python": platform.python_version()}
+    for name in ("dmtrl", "numpy", "scipy", "numba", "scikit-learn", "gpboost", "lightgbm", "statsmodels"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def machine() -> str:

@@ -7,6 +7,7 @@ from dmtrl_lab.experiments.collection import Collection
 from dmtrl_lab.experiments.convergence import CONVERGENCE
 from dmtrl_lab.experiments.coupling import COUPLING
 from dmtrl_lab.experiments.errors import MDS, MNIST
+from dmtrl_lab.experiments.grouped import GROUPED
 from dmtrl_lab.experiments.heart import HEART
 from dmtrl_lab.experiments.intervals import INTERVALS
 from dmtrl_lab.experiments.relations import RELATIONS
@@ -28,6 +29,7 @@ REPRODUCTION = Collection(
         "mds": [MDS],
         "heart": [HEART],
         "accuracy": [ACCURACY],
+        "grouped": [GROUPED],
         "intervals": [INTERVALS],
         "convergence": [*CONVERGENCE, AGREEMENT, STALL],
     },

@@ -51,7 +51,7 @@ def measure(split: int, quick: bool) -> Figures:
     return {
         **{name: scores(test.y, z, test.task) for name, z in found.items()},
         "lambda": model.reg_lambda_,
-        "tau": model.common_strength_,
+        "common": model.common_strength_,
         "gap": model.certificate_.relative_gap,
         "seconds": seconds,
     }

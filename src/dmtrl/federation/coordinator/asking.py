@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dmtrl.engines.recovery import Alive, Carrier, Lost, Refused, RestartingEngine
+from dmtrl.engines.recovery import Carrier, Lost, Refused, RestartingEngine
 from dmtrl.exceptions import RefusedBySiteError, WorkerLostError
 from dmtrl.protocol.codec import ANSWERS, decode, encode
 from dmtrl.protocol.message import Message
@@ -33,9 +33,6 @@ class Subset:
             left = None if end is None else max(end - time.monotonic(), 0.0)
             try:
                 worker, answer = self._carrier.fetch(left)
-            except Alive as sign:
-                if sign.worker in self._chosen:
-                    raise Alive(self._chosen.index(sign.worker)) from sign
             except Lost as lost:
                 if lost.worker in self._chosen:
                     raise Lost(self._chosen.index(lost.worker), str(lost), lost.maybe_alive) from lost

@@ -227,7 +227,7 @@ class _Run:
                 weights=W[given],
                 common=outcome.common,
                 reg_lambda=model.reg_lambda_,
-                tau=model.common_strength_,
+                common_strength=model.common_strength_,
                 primal=outcome.certificate.primal,
                 dual=outcome.certificate.dual,
                 converged=outcome.converged,

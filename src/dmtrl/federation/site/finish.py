@@ -39,7 +39,8 @@ class Finisher:
         if not (are_finite(weights, (len(names), width)) and are_finite(request.common, (width,))):
             raise RefusedBySiteError("the coordinator sent a result whose weights do not fit the study")
         prepared, coordinates = preparation.from_json(begin.preparation), problem.coordinates()
-        strengths, certificate = Strengths(request.reg_lambda, request.tau), Certificate(request.primal, request.dual)
+        strengths = Strengths(request.reg_lambda, request.common_strength)
+        certificate = Certificate(request.primal, request.dual)
         model = models.received(study, prepared, coordinates, names, weights, request.common, strengths, certificate)
         answer = held_out_errors(study, site, problem.data, model, problem.policy.minimum_held_out)
         errors = {name: values.tolist() for name, values in vars(answer).items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dmtrl.engines.recovery import Alive, Lost, Refused
+from dmtrl.engines.recovery import Lost, Refused
 from dmtrl.exceptions import RefusedBySiteError, StudyStoppedError, WorkerLostError
 from dmtrl.federation.flare.exchange import ALIVE, BUSY, DONE, ERRORS, REFUSED, RESTARTED, WORKING, Reply, Request
 from dmtrl.protocol.message import Message
@@ -39,8 +39,8 @@ class Sites:
     A site that does not reply is asked again until it does, so a suspended site or a short network failure is no loss.
     Every reply is a sign of life, also "working" and "busy". A site that gave none for `patience` seconds counts as
     lost (`Lost`) and is started again. If it then gives none for `recovery` seconds, it is lost for good
-    (`WorkerLostError`). Seconds alone decide nothing: on a busy machine a reply may take longer than one try, so
-    several tries must have failed as well.
+    (`WorkerLostError`); the engine over this carrier needs no timeout of its own. Seconds alone decide nothing: on a
+    busy machine a reply may take longer than one try, so several tries must have failed as well.
 
     names: of the sites, in the order of the workers. send: `send(name, fields)` delivers a request and
     returns the fields of the reply, or None if there was none; it is called from several threads. stopped: whether the
@@ -131,8 +131,6 @@ class Sites:
                 self._closed.wait(_RETRY)
             else:
                 return _outcome(k, site.name, reply)
-            if posted.begin:  # it is alive, however long the last work of its previous life takes
-                self._arrived.put((k, posted, Alive(k)))
         return None
 
     def _silence(self, k: int, site: _Site, tried: float, request: Request) -> Exception | None:

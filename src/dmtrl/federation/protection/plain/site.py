@@ -13,7 +13,7 @@ from dmtrl.protocol import rounds, study
 from dmtrl.worker.worker import Worker
 
 _VERSION = re.compile(r"version-[0-9]{6,}-[0-9a-f]{8}")  # a folder of a checkpoint; see solver/checkpoint/versions.py
-_NOT_IN_STUDIES = (rounds.SumMoments, rounds.UseShared)  # a study has no shared part that is fitted first
+_ROUNDS = (rounds.Describe, rounds.Prepare, rounds.Round, rounds.Score)  # a site answers what is listed, no more
 logger = logging.getLogger("dmtrl")
 
 
@@ -24,7 +24,7 @@ class PlainSite(SiteHalf):
         asked = (study.CountCells, study.MeasureSpread, study.SumFeatures, study.MeasureNorms)
         self.handlers = {
             **{request: side.statistics for request in asked},
-            **{request: self._round for request in rounds.ANSWERS if request not in _NOT_IN_STUDIES},
+            **{request: self._round for request in _ROUNDS},
             rounds.HoldOut: self._hold_out,
             rounds.Save: self._save,
             rounds.Restore: self._restore,
