@@ -19,7 +19,7 @@ from dmtrl.engines.recovery import RecoveringEngine
 from dmtrl.exceptions import WorkerLostError
 from dmtrl.protocol.codec import decode, encode
 from dmtrl.protocol.message import Message
-from dmtrl.protocol.rounds import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score
+from dmtrl.protocol.rounds import Describe, HoldOut, Prepare, Restore, Round, Save, Saved, Score, UseShared
 from support.fragile import Fragile
 from support.problems import random_problem
 from support.solving import solve_data
@@ -53,9 +53,13 @@ def test_a_log_drops_what_a_replacement_does_not_need() -> None:
     assert _kept(log) == ["hold_out", "prepare", "round", "prepare"]
     _add(log, FRESH)
     assert _kept(log) == ["hold_out", "prepare"]
+    _add(log, UseShared(shared=np.ones((1, 2))), UseShared(shared=np.zeros((1, 2))), FRESH)
+    assert _kept(log) == ["hold_out", "use_shared", "prepare"]
+    assert not decode([message for batch in log.batches() for message in batch][1]).shared.any()
+    _add(log, UseShared(), FRESH)
     _add(log, SMALL)
     log.add(encode(Save(to="folder")), encode(Saved(error="the disk is full")))
-    assert _kept(log) == ["hold_out", "prepare", "round"]
+    assert _kept(log) == ["hold_out", "use_shared", "prepare", "round"]
     _add(log, Save(to="folder", last="folder"), SMALL)
     assert _kept(log) == ["restore", "round"]
     assert _restored_from(log) == "folder"

@@ -37,7 +37,9 @@ from dmtrl.protocol.rounds import (
     Shared,
     SharedCurvatures,
     SharedSlopes,
+    SharedUsed,
     SumMoments,
+    UseShared,
     Vectors,
 )
 from dmtrl.worker.worker import Worker
@@ -79,8 +81,9 @@ def example(kind: type, optional: bool) -> Any:
             values[item.name] = rng.normal(size=UNITS)
         elif hint in (Vectors, Vectors | None):
             values[item.name] = rng.normal(size=(UNITS, FEATURES))
-        elif hint in SHAPED:
-            values[item.name] = rng.normal(size=[SIZES[word] for word in get_args(hint)[1].split()])
+        elif hint in SHAPED or hint == Shared | None:
+            kind_of = Shared if hint == Shared | None else hint
+            values[item.name] = rng.normal(size=[SIZES[word] for word in get_args(kind_of)[1].split()])
         else:
             values[item.name] = VALUES[hint]
     return kind(**values)
@@ -93,8 +96,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def test_every_request_has_an_answer() -> None:
-    assert {Describe, HoldOut, Prepare, Round, Score, SumMoments, Save, Restore} == set(ANSWERS)
-    assert {Description, Prepared, Improved, Scores, Moments, Saved, Restored} == set(ANSWERS.values())
+    assert {Describe, HoldOut, Prepare, Round, Score, SumMoments, UseShared, Save, Restore} == set(ANSWERS)
+    assert {Description, Prepared, Improved, Scores, Moments, SharedUsed, Saved, Restored} == set(ANSWERS.values())
     assert not set(ANSWERS) & set(ANSWERS.values()), "no message is both a request and an answer"
     assert not set(study.ANSWERS) & set(study.ANSWERS.values())
     declared = [*ANSWERS, *dict.fromkeys(ANSWERS.values()), *study.ANSWERS, *study.ANSWERS.values()]

@@ -95,12 +95,13 @@ class Grid:
         best = int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))
         strongest, weakest = float(self.lambdas[finite[0]]), float(self.lambdas[finite[-1]])
         if best == 0 and self.stronger > 0:
-            new, extended = strongest * EXTENSION, replace(self, stronger=self.stronger - 1)
+            new = strongest * EXTENSION
+            grid = replace(self, lambdas=np.append(self.lambdas, new), stronger=self.stronger - 1)
         elif best == len(finite) - 1 and self.weaker > 0:
-            new, extended = weakest / EXTENSION, replace(self, weaker=self.weaker - 1)
+            new = weakest / EXTENSION
+            grid = replace(self, lambdas=np.append(self.lambdas, new), weaker=self.weaker - 1)
         else:
             return None
-        grid = replace(extended, lambdas=np.append(self.lambdas, new))
         return grid, [candidate for candidate in grid.candidates if grid.lambdas[candidate[1]] == new]
 
     @cached_property

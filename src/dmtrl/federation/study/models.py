@@ -7,7 +7,7 @@ import numpy as np
 
 from dmtrl.data.coordinates import Coordinates
 from dmtrl.estimators.cv import MTRLClassifierCV, MTRLRegressorCV
-from dmtrl.estimators.grids import lambda_grid
+from dmtrl.estimators.grids import COMMONS, lambda_grid
 from dmtrl.estimators.mtrl import MTRLClassifier, MTRLRegressor
 from dmtrl.federation.study.study_file import Study
 from dmtrl.losses import get_loss
@@ -27,9 +27,7 @@ def unfitted(study: Study, mean_square: float) -> Any:
             reg_lambda=lambdas[0], common=common, **shared
         )
     search: dict[str, Any] = {"lambdas": lambdas or lambda_grid(mean_square).tolist(), "cv": study.fit.folds}
-    search["owns"] = (0.0,)
-    if commons:
-        search["commons"] = commons
+    search |= {"owns": (0.0,), "commons": commons or COMMONS}
     kind = MTRLClassifierCV if study.classification else MTRLRegressorCV
     return kind(scoring=study.fit.scoring, **search, **shared)
 
