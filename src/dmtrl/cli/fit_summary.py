@@ -1,5 +1,6 @@
 """Print what `dmtrl fit` did with the columns, and the summary of the fit."""
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -144,7 +145,8 @@ def _strengths(figures: "ModelFigures") -> str:
     own = f", own parts {figures.own:g}" if figures.own else ""
     chosen = figures.chosen
     how = f"; best of {chosen.candidates} in {chosen.folds} folds" if chosen else "; as given"
-    return f"{figures.reg_lambda:.3g}{common}{own}{how}"
+    strength = f"{figures.reg_lambda:.3g}" if math.isfinite(figures.reg_lambda) else "infinite (no deviations)"
+    return f"{strength}{common}{own}{how}"
 
 
 def _as_lines(notes: Sequence[str]) -> list[Text]:

@@ -1,5 +1,6 @@
 """The outcome of a fit as typed values: for the summary that `dmtrl fit` prints, and as plain values for JSON."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -109,7 +110,8 @@ class ModelFigures:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         values = asdict(replace(self, per_task=()))
-        values["lambda"] = values.pop("reg_lambda")
+        reg_lambda = values.pop("reg_lambda")
+        values["lambda"] = reg_lambda if math.isfinite(reg_lambda) else None  # JSON has no infinity
         return values | {"per_task": [task.as_dict() for task in self.per_task]}
 
 

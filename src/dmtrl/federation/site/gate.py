@@ -13,6 +13,7 @@ from dmtrl.protocol.message import Message
 
 LEDGER = "ledger.jsonl"
 MOST_REFUSALS = 1000  # lines about refusals in the ledger, for each study
+_LONGEST_REASON = 500  # characters of such a line: a refusal may quote what the coordinator sent
 logger = logging.getLogger("dmtrl")
 
 
@@ -63,8 +64,9 @@ class Gate:
 
     def refuse(self, study: str, refusal: RefusedBySiteError) -> None:
         """Write a line about a refusal, as long as there are not too many: a coordinator could fill the disk."""
+        reason, detail = refusal.reason[:_LONGEST_REASON], (refusal.detail or refusal.reason)[:_LONGEST_REASON]
         written = self.ledger.refusals(study)
         if written < MOST_REFUSALS:
-            logger.warning("%s refused: %s", self._policy.site, refusal.detail or refusal.reason)
+            logger.warning("%s refused: %s", self._policy.site, detail)
             last = "; further refusals of this study are not recorded" if written == MOST_REFUSALS - 1 else ""
-            self.ledger.record_refusal(study, refusal.reason + last)
+            self.ledger.record_refusal(study, reason + last)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,7 +135,7 @@ def _accuracy(facts: ModelFacts) -> Section:
         ("features", f"{facts.features:,}"),
         *([("classes", f"{len(facts.classes):,}")] if facts.classes else []),
         ("loss", facts.loss),
-        ("lambda", f"{facts.reg_lambda:.3g}"),
+        ("lambda", f"{facts.reg_lambda:.3g}" if isfinite(facts.reg_lambda) else "infinite: no deviations"),
         ("common component", f"{facts.common:.3g}" if facts.common > 0 else "none"),
         *([("own parts", f"{facts.own:.3g}")] if facts.own > 0 else []),
         *([("coefficients", format_shares(facts.shares))] if facts.shares is not None and len(facts.names) > 1 else []),

@@ -5,6 +5,7 @@ a checkpoint is resumed from it, whoever starts it again: the launcher, the supe
 """
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -50,7 +51,11 @@ class Run:
         """The result of a finished run, without the model."""
         content = json.loads((self.folder / RESULT).read_text())
         lists = {name: tuple(content[name]) for name in ("sites", "lost")}
-        return StudyResult(**{**content, **lists, "tasks": tuple(TaskResult(**task) for task in content["tasks"])})
+        unknown = {"primal": math.inf, "dual": -math.inf, "relative_gap": math.inf}  # JSON has no infinity
+        bounds = {name: bound for name, bound in unknown.items() if content[name] is None}
+        return StudyResult(
+            **{**content, **lists, **bounds, "tasks": tuple(TaskResult(**task) for task in content["tasks"])}
+        )
 
     def note(self, **entry: Any) -> None:
         """Append an entry to the progress record."""

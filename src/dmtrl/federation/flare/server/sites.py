@@ -107,7 +107,11 @@ class Sites:
 
     def _deliver_all(self, k: int) -> None:
         while (request := self._sites[k].outbox.get()) is not None:
-            outcome = self._deliver(k, request)
+            try:
+                outcome = self._deliver(k, request)
+            except Exception as error:  # a thread that ends here would leave the coordinator waiting for good
+                reason = f"sent a reply that cannot be read ({type(error).__name__}: {error})"
+                outcome = Refused(k, RefusedBySiteError(reason, site=self._sites[k].name))
             if outcome is not None:
                 self._arrived.put((k, request, outcome))
 
