@@ -237,7 +237,7 @@ def test_options_of_the_shell_that_need_ray(tmp_path: Path) -> None:
 
 
 def test_invalid_engines_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"engine must be 'local', 'ray' or RayOptions\(...\), got 'spark'"):
+    with pytest.raises(ValueError, match=r"engine must be 'local', 'ray', LocalOptions.* got 'spark'"):
         MTRLRegressor(engine="spark").fit(np.ones((3, 1)), np.arange(3.0))
     for wrong in (None, 3, RayOptions, LocalEngine):
         with pytest.raises(ValueError, match="engine must be"):

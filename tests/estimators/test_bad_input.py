@@ -236,7 +236,7 @@ def test_strengths_to_try_must_be_a_list(name):
         ({"feature_map": RFF(n_components=2.5)}, "n_components must be a whole number of at least 1, got 2.5"),
         ({"feature_map": RFF(gamma=-1.0)}, "gamma must be 'scale' or a positive number, got -1.0"),
         ({"unknown_tasks": "guess"}, "unknown_tasks must be 'raise' or 'shared', got 'guess'"),
-        ({"engine": "steam"}, "engine must be 'local', 'ray' or"),
+        ({"engine": "steam"}, "engine must be 'local', 'ray', LocalOptions"),
         ({"tol": -1}, "tol must be at least 0"),
         ({"max_rounds": 0}, "max_rounds must be an integer of at least 1"),
         ({"n_jobs": 0}, "n_jobs must not be 0"),

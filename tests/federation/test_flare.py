@@ -36,6 +36,7 @@ from dmtrl.protocol.message import MAGIC, Message
 from dmtrl.protocol.rounds import Save
 from support import federation as support
 from support.federation import SITES, STUDY, Relay, StudyRun, all_processes, kill
+from support.waiting import CEILING, wait_for
 
 pytestmark = [pytest.mark.federation, pytest.mark.slow]
 
@@ -280,7 +281,7 @@ def test_a_run_that_is_stopped_and_resumed_and_a_killed_server(
 ) -> None:
     run = begin()
     assert run.reaches(0.2)
-    support.wait_for(lambda: any((run.run.folder / "checkpoint").glob("*")), "a checkpoint")
+    wait_for(lambda: any((run.run.folder / "checkpoint").glob("*")), "a checkpoint")
     with pytest.raises(FederationError, match="is in progress"):
         supervisor.run_study_job(federation.coordinator, NoProgress())
     assert supervisor.stop_run(federation.coordinator)
@@ -305,7 +306,7 @@ def test_a_site_as_a_service(federation: Loopback) -> None:
     va.stop()
     service = subprocess.Popen(unit.split(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        support.wait_for(lambda: va.state() == "connected", "the service to connect")
+        wait_for(lambda: va.state() == "connected", "the service to connect")
         assert "va was stopped" in shell("site", "stop", "--site", va.folder)
     finally:
         service.kill()
@@ -357,7 +358,7 @@ def test_jobs_that_sites_refuse(federation: Loopback, tmp_path: Path, change: st
     lines = len(list(ledger.entries(place)))
     with supervisor.session(federation.coordinator) as opened:
         job = opened.submit_job(str(tmp_path))
-        support.wait_for(lambda: str(opened.get_job_status(job)).startswith("FINISHED"), "the job to end")
+        wait_for(lambda: str(opened.get_job_status(job)).startswith("FINISHED"), "the job to end")
         status, meta = str(opened.get_job_status(job)), opened.get_job_meta(job)
     assert status != "FINISHED:COMPLETED"
     new = list(ledger.entries(place))[lines:]
@@ -371,7 +372,7 @@ def test_jobs_that_sites_refuse(federation: Loopback, tmp_path: Path, change: st
 
 def _handshake(port: int, context: ssl.SSLContext) -> None:
     with (
-        socket.create_connection(("localhost", port), timeout=10) as plain,
+        socket.create_connection(("localhost", port), timeout=CEILING) as plain,
         context.wrap_socket(plain, server_hostname="localhost") as secure,
     ):
         secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
@@ -399,7 +400,7 @@ def test_who_may_connect(federation: Loopback, folder: Path) -> None:
     with pytest.raises((ssl.SSLError, ConnectionError)):
         _handshake(port, foreign)
 
-    with socket.create_connection(("localhost", port), timeout=10) as plain:
+    with socket.create_connection(("localhost", port), timeout=CEILING) as plain:
         plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         assert plain.recv(100)[:1] != b"\0"  # no HTTP/2 settings in clear text: an alert of TLS, or nothing
 

@@ -252,7 +252,7 @@ def test_one_penalty_per_task() -> None:
     data = random_problem("squared", m=4)
     with pytest.raises(ValueError, match="intercept_ridge must be None, or positive and finite"):
         solve(Problem.of(data, loss="squared", reg_lambda=LAM, intercept_ridge=np.array([1.0, -1.0, 1.0, 1.0])))
-    with pytest.raises(ValueError, match="intercept_ridge must be None, or positive and finite"):
+    with pytest.raises(ValueError, match="intercept_ridge must be one number, or one for each of 4 tasks"):
         solve(Problem.of(data, loss="squared", reg_lambda=LAM, intercept_ridge=np.ones(3)))
     with pytest.raises(ValueError, match="got 3 penalties of intercepts for 4 tasks"):
         solve(Problem.of(data, loss="squared", reg_lambda=LAM, relationship=FreeIntercept(Learned(), np.ones(3))))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import psutil
 from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.loopback import Loopback, free_port
 from dmtrl.federation.flare.server.runs import Run, runs
+from support.waiting import CEILING, wait_for
 
 SITES = ("cleveland", "hungarian", "va")
-TIMEOUT = 240.0  # seconds for anything to happen; a hang ends there
+RUN_CEILING = 1800.0  # seconds after which a run counts as hanging; it takes many times longer on a loaded machine
 STUDY = """
 format = 1
 name = "heart"
@@ -161,7 +162,7 @@ class StudyRun:
     def finish(self) -> tuple[int, str]:
         """The exit code and everything that was printed."""
         if self._output is None:
-            self._output, _ = self._process.communicate(timeout=TIMEOUT)
+            self._output, _ = self._process.communicate(timeout=RUN_CEILING)
         return self._process.returncode, self._output
 
     def kill(self) -> None:
@@ -171,18 +172,14 @@ class StudyRun:
             self._output, _ = self._process.communicate()
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    if not processes.wait_until(condition, TIMEOUT, 0.1):
-        raise AssertionError(f"waited {TIMEOUT:g} s for {what}")
-
-
 def kill(*found: psutil.Process | None) -> None:
     """kill -9; there must be something to kill."""
     alive = [process for process in found if process is not None]
     assert alive, "there is no process to kill"
     for process in alive:
         process.kill()
-    psutil.wait_procs(alive, timeout=10)
+    _, left = psutil.wait_procs(alive, timeout=CEILING)
+    assert not left
 
 
 def all_processes(kit: Path) -> list[psutil.Process]:

@@ -181,7 +181,7 @@ def status(folder: Path) -> None:
     click.echo(f"server: {found.address}")
     click.echo(f"approved: {given.study} {given.hash[:16]} on {given.time}" if given else "approved: nothing yet")
     click.echo(f"taking part in a run: {'yes' if found.in_run else 'no'}")
-    click.echo(f"privacy budget: {found.budget}")
+    click.echo(f"privacy budget: {found.budget()}")
 
 
 @command.command()

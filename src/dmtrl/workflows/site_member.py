@@ -47,15 +47,18 @@ class SiteStart:
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """state: of the connection. approval: None if no study was approved. in_run: whether it takes part in a run.
-    budget: what is left of the privacy budget, as a sentence."""
+    """state: of the connection. approval: None if no study was approved. in_run: whether it takes part in a run."""
 
     site: str
     state: str
     address: str
     approval: Approval | None
     in_run: bool
-    budget: str
+    _budget: Budget
+
+    def budget(self) -> str:
+        """What is left of the privacy budget. ValueError if its record was damaged: the rest still holds."""
+        return self._budget.describe()
 
 
 def join(folder: Path, file: Path, data: Path | None = None, echo: Echo = quiet) -> JoinRequest | Joined:
@@ -126,7 +129,7 @@ def status(folder: Path) -> SiteStatus:
         f"{site.invitation.host}:{site.invitation.port}",
         read_approval(folder),
         bool(processes.job_processes(site.kit)),
-        Budget(folder, rules.epsilon, rules.delta).describe(),
+        Budget(folder, rules.epsilon, rules.delta),
     )
 
 

@@ -10,11 +10,13 @@ from typing import Any
 from dmtrl.exceptions import RefusedBySiteError
 from dmtrl.federation.study.study_file import SITE_NAME
 from dmtrl.federation.study.toml_fields import TomlTable, parse_toml, to_toml
-from dmtrl.protocol.codec import ANSWER_NAMES
+from dmtrl.protocol.codec import ANSWER_NAMES, name_of
+from dmtrl.protocol.rounds import Moments, SharedUsed
 
 FILE = "policy.toml"
+_OF_SHARED_PARTS = (name_of(Moments), name_of(SharedUsed))  # no study fits a shared part
 # Everything that can leave a site.
-MESSAGES = tuple(dict.fromkeys(ANSWER_NAMES.values()))
+MESSAGES = tuple(name for name in dict.fromkeys(ANSWER_NAMES.values()) if name not in _OF_SHARED_PARTS)
 
 
 @dataclass(frozen=True)
