@@ -117,7 +117,8 @@ def _check_requests(site: Site) -> None:
         name = name_of(request)
         reason = _refusal(site, Message(name))
         assert reason, f"the site answered {name!r}, for which the protection has no handler"
-        assert reason == half.withheld(name), "the refusal says why the answer is withheld"
+        if name_of(ANSWERS[request]) in MESSAGES:  # else the policy of every site refuses it first
+            assert reason == half.withheld(name), "the refusal says why the answer is withheld"
 
 
 def _refusal(site: Site, request: Message) -> str:
