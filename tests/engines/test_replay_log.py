@@ -66,7 +66,7 @@ def test_a_log_drops_what_a_replacement_does_not_need() -> None:
     _add(log, Restore(source="elsewhere"))
     assert _kept(log) == ["restore"]
     _add(log, FRESH)  # the restored folder may be deleted from here on
-    assert _kept(log) == ["hold_out", "prepare"]
+    assert _kept(log) == ["hold_out", "use_shared", "prepare"]
     log.close()
 
 

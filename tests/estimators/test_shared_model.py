@@ -138,8 +138,9 @@ def test_a_search_may_leave_whole_tasks_out() -> None:
 
 @pytest.mark.parametrize("loss", ["absolute", "quantile", "epsilon_insensitive"])
 def test_losses_with_kinks_have_no_shared_part(loss: str) -> None:
-    model = MTRLRegressor(loss, shared_model="linear").fit(X, AMOUNTS, tasks=TASKS)
-    usual = MTRLRegressor(loss).fit(X, AMOUNTS, tasks=TASKS)
+    large = TASKS % 4 > 1  # with so few rows in a task, a free intercept makes any fit slow
+    rows = X[large], AMOUNTS[large], TASKS[large]
+    model, usual = MTRLRegressor(loss, shared_model="linear").fit(*rows), MTRLRegressor(loss).fit(*rows)
     assert model.shared_coef_ is None
     assert model.levels_ is None
     assert (model.coef_ == usual.coef_).all()

@@ -145,7 +145,8 @@ def test_no_message_has_a_field_for_rows_labels_or_dual_variables() -> None:
     """Arrays have one number or one vector of features per unit, or are sums over units; scalars are Python scalars."""
     hints = {(k, n): h for k in KINDS.values() for n, h in get_type_hints(k, include_extras=True).items()}
     assert not {name for _, name in hints} & {"X", "x", "y", "alpha", "labels", "data", "indices", "indptr"}
-    allowed = [int, float, str, bool, str | None, np.ndarray, Numbers, Vectors, Numbers | None, Vectors | None, *SHAPED]
+    optional = [Numbers | None, Vectors | None, Shared | None]
+    allowed = [int, float, str, bool, str | None, np.ndarray, Numbers, Vectors, *optional, *SHAPED]
     assert all(hint in allowed for hint in hints.values())
     # `rows` counts rows and `weight` sums their weights: one number per unit
     assert hints[Description, "rows"] == hints[Description, "weight"] == Numbers

@@ -14,6 +14,7 @@ from dmtrl.data.folds import TRAIN, draw_splits
 from dmtrl.engines.local import LocalEngine
 from dmtrl.losses import OneVsRest, Softmax, get_loss, logistic
 from dmtrl.protocol.rounds import Describe, HoldOut, Prepare, Restore, Save, Score, UseShared
+from dmtrl.solver.cv_results import CvResults
 from dmtrl.solver.grid import Criterion, Grid
 from dmtrl.solver.search import search
 from dmtrl.solver.shared_fit import MOST_WEIGHTS, fit_shared
@@ -272,15 +273,33 @@ def test_a_search_does_not_depend_on_threads_and_workers() -> None:
         assert (a.W == b.W).all()
 
 
-def test_a_grid_grows_while_its_best_value_is_at_an_end() -> None:
-    data = given_split(grouped())
-    inside = found_by(data, lambdas=[1e3, LAM, 1e-7], more=3)
-    assert len(inside.results.lambdas) == 3
-    weak = found_by(data, lambdas=[1e5, 1e4], more=3)
-    assert weak.results.lambdas == pytest.approx(10.0 ** np.array([5, 4, 3.5, 3, 2.5]))
-    assert weak.choice.reg_lambda == pytest.approx(10**2.5)
-    strong = found_by(data, lambdas=[np.inf, 1e-6, 1e-7], more=2)
-    assert strong.results.lambdas == pytest.approx([np.inf, 1e-5, 10**-5.5, 1e-6, 1e-7])
+def results_of(grid: Grid, errors: Any) -> CvResults:
+    """Held-out sums of one task in which each lambda of the grid has the error given."""
+    shape = (1, len(grid.lambdas), grid.folds)
+    loss = np.broadcast_to(np.asarray(errors, dtype=float)[None, :, None, None], (*shape, 1))
+    one, zero = np.array([0.0]), np.zeros((*shape, 1))
+    sums = {"weight": np.ones((*shape, 1)), "loss": loss, "squared_error": zero, "wrong": zero}
+    return CvResults(grid.lambdas, one, one, **sums, rounds=np.ones(shape, dtype=int), score=np.full(shape, np.nan))
+
+
+@pytest.mark.parametrize(
+    ("errors", "added"),
+    [([0, 3, 1, 2], None), ([0, 1, 2, 3], 10**0.5), ([0, 3, 2, 1], 0.01 / 10**0.5), ([3, 1, 1, 1], 10**0.5)],
+)
+def test_a_grid_grows_while_its_best_finite_value_is_at_an_end(errors: list[int], added: float | None) -> None:
+    grid = Grid([np.inf, 1.0, 0.1, 0.01], stronger=1, weaker=1)
+    more = grid.extended(results_of(grid, errors))
+    if added is None:
+        assert more is None
+        return
+    assert more is not None
+    grown, candidates = more
+    assert len(grown.lambdas) == 5
+    assert [grown.strengths(candidate).reg_lambda for candidate in candidates] == pytest.approx([added])
+    assert grown.stronger + grown.weaker == 1
+    assert grown.most_candidates == grid.most_candidates
+    best = np.argsort(np.abs(np.log(grown.lambdas / added)))  # the added value is best again, at an end that is full
+    assert grown.extended(results_of(grown, np.argsort(best))) is None
 
 
 def test_the_workers_forget_the_shared_part_after_a_run() -> None:
