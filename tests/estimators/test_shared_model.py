@@ -157,6 +157,7 @@ def test_without_shared_part_for_one_task_or_another_intercept() -> None:
     [
         ({"shared_model": "tree"}, "shared_model must be None or 'linear', got 'tree'"),
         ({"level": 0.0}, "level must be 'auto' or a positive number, got 0.0"),
+        ({"level": 3.0}, "pass shared_model='linear' with it"),
         ({"level": "free"}, "level must be 'auto' or a positive number, got 'free'"),
         ({"reg_lambda": np.inf}, "reg_lambda must be positive and finite, got inf"),
     ],
@@ -182,6 +183,12 @@ def test_sparse_rows_weights_wide_labels_and_warm_start() -> None:
     model = MTRLRegressor(shared_model="linear").fit(X, wide)
     assert model.predict(X).shape == wide.shape
     assert model.levels_ is not None
+
+
+def test_levels_without_deviations_are_fitted_again_on_other_labels() -> None:
+    model = MTRLRegressor(reg_lambda=np.inf, shared_model="linear", warm_start=True).fit(X, AMOUNTS, tasks=TASKS)
+    again, fresh = model.fit(X, -3.0 * AMOUNTS, tasks=TASKS), MTRLRegressor(reg_lambda=np.inf, shared_model="linear")
+    np.testing.assert_allclose(again.levels_, fresh.fit(X, -3.0 * AMOUNTS, tasks=TASKS).levels_)
 
 
 def test_a_search_has_the_same_bits_with_threads_and_resumes(tmp_path: Path) -> None:

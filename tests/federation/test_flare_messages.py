@@ -185,6 +185,13 @@ def test_a_refusal_names_the_site_and_the_reason() -> None:
         RecoveringEngine(Sites(["va"], lambda name, fields: vars(site.answer(Request.read(fields)))))
 
 
+@pytest.mark.parametrize("damaged", [{"state": "done", "body": b"junk"}, {"state": "refused", "kind": "KeyError"}])
+def test_a_reply_that_cannot_be_read_ends_the_run_and_names_the_site(damaged: dict[str, Any]) -> None:
+    reply = {"state": "done", "body": b"", "kind": "", "text": "", **damaged}
+    with pytest.raises(RefusedBySiteError, match=r"^va: sent a reply that cannot be read"):
+        RecoveringEngine(Sites(["va"], lambda name, fields: reply), math.inf).receive(60.0)
+
+
 def test_the_text_of_an_error_stays_at_the_site(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def answer(self, message: Message) -> Message:

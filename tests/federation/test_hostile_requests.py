@@ -263,3 +263,10 @@ def test_the_ledger_does_not_grow_with_refusals(tmp_path: Path, monkeypatch: pyt
     texts = [entry.text for entry in entries(site.folder / "ledger.jsonl")]
     assert len(texts) == verify(site.folder / "ledger.jsonl") == 3
     assert texts[-1].endswith("further refusals of this study are not recorded")
+
+
+def test_a_refusal_quotes_little_of_what_the_coordinator_sent(tmp_path: Path) -> None:
+    site = site_of(tmp_path)
+    with pytest.raises(RefusedBySiteError):
+        site.answer(encode(messages.Hello(study=site.study.hash, protocol=PROTOCOL + 1, dmtrl="x" * 1_000_000)))
+    assert site.ledger.path.stat().st_size < 5_000

@@ -334,15 +334,22 @@ def test_a_run_resumes_with_its_shared_part(tmp_path: Path) -> None:
     assert resumed.certificate == whole.certificate
 
 
-@pytest.mark.parametrize("after", [2, 7, 10, 11, 13])
-def test_a_search_that_grows_its_grid_resumes(tmp_path: Path, after: int) -> None:
-    """Nine fits of the grid, then three for each value that is added."""
+@pytest.mark.parametrize(("rounds", "after"), [(0, 2), (0, 7), (0, 10), (0, 11), (0, 13), (1, 0), (4, 0)])
+def test_a_search_that_grows_its_grid_resumes(tmp_path: Path, rounds: int, after: int) -> None:
+    """Nine fits of the grid, then three for each value that is added. It stops after some rounds or fits."""
     data, how = given_split(grouped()), {"lambdas": [np.inf, 1e5, 1e4], "more": 2}
     whole = found_by(data, **how)
     assert len(whole.results.lambdas) == 5
 
     class Stop:
         def __call__(self, record: Any) -> None: ...
+
+        seen = 0
+
+        def on_cv_round(self, record: Any) -> None:
+            self.seen += 1
+            if self.seen == rounds:
+                raise KeyboardInterrupt
 
         def on_cv_fit(self, done: int, total: int) -> None:
             if done == after:

@@ -85,7 +85,8 @@ class MTRLBase(TaskModel):
         tasks : array-like of shape (n,), default=None
             The task label of each row: text, integers or categories. None means a single task.
         sample_weight : array-like of shape (n,), default=None
-            Weights of the rows. With task_weight="equal" only proportions within a task matter.
+            Weights of the rows. With task_weight="equal" only proportions within a task matter. The strength of levels
+            around a shared part takes a weight as a number of rows, so there the mean weight should be about one.
         checkpoint : str, path or Checkpoint, default=None
             Folder or fsspec URL to write checkpoints to. A path means one checkpoint per minute.
         resume : str, path or True, default=None
@@ -201,6 +202,8 @@ class MTRLBase(TaskModel):
         level: Any = self.level
         if not (level == AUTO if isinstance(level, str) else is_number(level) and level > 0):
             raise ValueError(f"level must be 'auto' or a positive number, got {level!r}")
+        if self.shared_model is None and level != AUTO:
+            raise ValueError("level is the strength of levels around a shared part; pass shared_model='linear' with it")
         check_callbacks(self.callbacks)
         common: Any = self.common
         if is_number(common):

@@ -247,8 +247,7 @@ class StrengthSearch(MTRLBase):
         if of_fold is not None and not found.results.scored.all():
             of_fold.warn(np.flatnonzero(~found.results.scored))
         self.cv_results_, self.map_results_ = found.results, [found.results]
-        chosen = replace(found.choice, level=problem.strengths.level)
-        problem = replace(problem, strengths=chosen, shared=found.shared)
+        problem = replace(problem, strengths=found.choice, shared=found.shared)
         if held is not None and held.is_open:  # it is closed if the final fit starts again
             for fold, (point, part) in enumerate(zip(found.points, found.fold_shared, strict=True)):
                 held.predict(fold, self._fold_model(problem, point, part))

@@ -162,8 +162,16 @@ def _start_again(problem: Problem, execution: Execution, lost: WorkerLostError) 
 
 
 def warn_unless_converged(outcome: Outcome, settings: Settings) -> None:
-    """Emit a NotConvergedWarning if a run with a tolerance ended at max_rounds."""
-    if not outcome.converged and settings.tol > 0:
+    """Emit a NotConvergedWarning if a run with a tolerance ended at max_rounds, or its shared part did."""
+    shared = outcome.shared
+    if shared is not None and not shared.converged:
+        warnings.warn(
+            f"the shared part did not converge in {shared.rounds} exchanges, and the certificate is of the deviations "
+            "given this part; scale the features, or set level to a number",
+            NotConvergedWarning,
+            stacklevel=caller_level(),
+        )
+    if not outcome.converged and settings.tol > 0 and outcome.certificate.relative_gap > settings.tol:
         warnings.warn(
             f"stopped after max_rounds={settings.max_rounds} rounds at a relative gap of "
             f"{outcome.certificate.relative_gap:.2g} (tol={settings.tol:g}); "

@@ -90,7 +90,9 @@ def solve_given(
     layout = layout or Layout.from_descriptions(engine.broadcast(Describe()), problem.m)
     inner = given_shared(problem, shared)
     if np.isinf(problem.strengths.reg_lambda):
-        levels = shared.levels if start is None else start.W[:, -layout.outputs :]
+        levels = shared.levels
+        if start is not None and isinstance(problem.shared, SharedFit):  # a model with its levels, to be certified
+            levels = start.W[:, -layout.outputs :]
         Coordinator(engine, inner, settings, layout).prepare(stripped(_no_deviations(layout, levels), shared))
         return levels_only(engine, problem, shared, layout, levels)
     coordinator = Coordinator(engine, inner, settings, layout)

@@ -89,7 +89,8 @@ class Grid:
         finite = np.flatnonzero(np.isfinite(self.lambdas))
         if not len(finite) or not self.stronger + self.weaker:
             return None
-        errors = results.errors(self.criterion.measure, self.criterion.over)[:, finite].min(axis=0)
+        errors = results.errors(self.criterion.measure, self.criterion.over)
+        errors = np.where(results.complete, errors, np.inf)[:, finite].min(axis=0)
         if not np.isfinite(errors).any():
             return None
         best = int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))

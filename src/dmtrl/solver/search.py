@@ -131,11 +131,12 @@ def _search(problem: Problem, grid: Grid, execution: Execution) -> SearchResult:
         choice = results.best(criterion.measure, criterion.over, criterion.rule)
         fits.keep_points({choice})
         points = paths.points_of(choice) if grid.keep_points else []
+        chosen = replace(choice, level=problem.strengths.level)
     engine.broadcast(HoldOut(fold=-1, folds=grid.folds, seed=execution.settings.seed))
     if shared is None:
-        return SearchResult(results, choice, points, None, [None] * len(points))
+        return SearchResult(results, chosen, points, None, [None] * len(points))
     engine.broadcast(UseShared())
-    return SearchResult(results, choice, points, shared, [paths.fold_shared[fold] for fold in range(len(points))])
+    return SearchResult(results, chosen, points, shared, [paths.fold_shared[fold] for fold in range(len(points))])
 
 
 def _identity(problem: Problem, grid: Grid, execution: Execution) -> dict[str, object]:

@@ -168,6 +168,10 @@ class _Fit:
             before = strengths
             if strengths is None or (rounds <= _ESTIMATING_ROUNDS and None in self._given):
                 strengths = estimate(likelihood, *self._given, start=strengths)
+            if np.isinf(strengths.level) and levels.any():  # an earlier strength allowed them: the model without them
+                levels = np.zeros_like(levels)
+                model, rounds = self._ask(shared, levels), rounds + 1
+                continue
             ridges = likelihood.ridges(strengths.ridge)
             aim = model.minimum(strengths.level, ridges)
             target, aims = aim.shared.reshape(shared.shape), aim.levels
@@ -225,8 +229,6 @@ class _Fit:
         """The longest of the steps 1, 1/2, 1/4 ... towards the minimum of the model that lowers the objective, its
         model, and the number of exchanges; zero exchanges if there is no such step."""
         step, used = 1.0, 0
-        if np.isinf(level):  # levels that an earlier strength allowed are dropped at once
-            levels = np.zeros_like(levels)
         while step >= _SHORTEST:
             trial, trial_levels = shared + step * (target - shared), levels + step * (aims - levels)
             model = self._ask(trial, trial_levels)
@@ -242,9 +244,9 @@ class _Fit:
         """The shared weights for tasks that are not among these.
 
         The shared weights describe rows of a task whose level is known. Where the means of a column differ between
-        tasks and go with their levels, a fit without levels predicts new tasks better. It is used if leaving out groups
-        of tasks shows that by more than a standard error (62). Squared loss only: the quadratic model of another loss
-        is made around the levels, and says little about tasks without them.
+        tasks and are correlated with their levels, a fit without levels predicts new tasks better. It is used if
+        leaving out groups of tasks shows that by more than a standard error (62). Squared loss only: the quadratic
+        model of another loss is made around the levels, and says little about tasks without them.
         """
         if np.isinf(strengths.level) or self._groups == 1:
             return shared

@@ -22,6 +22,7 @@ from dmtrl.federation.flare import processes
 from dmtrl.federation.flare.loopback import Loopback, set_up
 from dmtrl.federation.flare.server.runs import Run
 from dmtrl.federation.flare.server.supervisor import run_study_job
+from dmtrl.federation.protection.base import Bounds
 from dmtrl.federation.protection.noise.accounting import cost_of, epsilon_of, total_mu
 from dmtrl.federation.protection.noise.releases import Exact, Releases, step_size
 from dmtrl.federation.simulate import simulate
@@ -153,7 +154,8 @@ def exact_numbers(network: Network, site: str, study: Study) -> list[Exact]:
     """What the site's releases would be without noise."""
     place, step = Site(network.folder(site)), step_size(study.privacy, study.loss)
     label = sum(map(abs, study.target.range or (-0.5, 0.5)))
-    exact = Releases(study.privacy, study.loss, place._blocks(place.begun), label)
+    blocks = place.participation.problem.blocks(Bounds(study.privacy.row_norm, study.target.range))
+    exact = Releases(study.privacy, study.loss, blocks, label)
     return [exact.exact(release.point, step) for release in network.releases(site, study)]
 
 

@@ -35,7 +35,7 @@ class PathGroup:
             self._engines[fold] = engine
             self.session.not_entered.discard(fold)
         path = PathSession(self, fold)
-        resumed = self.session.resumed_path(fold)
+        resumed = self.session.take_resumed_path(fold)
         if resumed is not None and resumed.header["run"] is None:  # it was saved between two fits
             engine.broadcast(Restore(source=resumed.folder))
         elif resumed is not None:

@@ -176,6 +176,14 @@ class CheckpointSession:
             return None
         return Version(resumed.folder, resumed.header["paths"][str(fold)], _under(f"path-{fold}", resumed.arrays))
 
+    def take_resumed_path(self, fold: int) -> Version | None:
+        """The same, once: where a grid grows, a path is entered again and goes on from its own end."""
+        resumed = self.resumed_path(fold)
+        if resumed is not None:
+            assert self._resumed_paths is not None
+            del self._resumed_paths.header["paths"][str(fold)]
+        return resumed
+
     def pass_over_path(self, fold: int) -> None:
         """A path of the checkpoint that was saved after its last fit has nothing to continue."""
         resumed = self.resumed_path(fold)
