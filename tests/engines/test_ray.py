@@ -187,7 +187,7 @@ def test_an_error_in_an_actor_comes_back_with_its_message(cluster: Any, tmp_path
         solve(Problem.of(plan, loss="squared", reg_lambda=1.0), Execution(options))
     (tmp_path / "a.csv").write_text("t,y,x\nn,1,2\nn,2,two\n")
     plan = SourcePlan.from_files(tmp_path / "a.csv", "y", "t")
-    with pytest.raises(ValueError, match=r"column 'x' holds 'two' \(in task 'n'\), which is not a number"):
+    with pytest.raises(ValueError, match=r"column 'x' holds 'two' \(line 3\), which is not a number"):
         solve(Problem.of(plan, loss="squared", reg_lambda=1.0), Execution(options))
     assert clusters.no_actors()
 

@@ -207,8 +207,8 @@ def test_classes():
 
 @pytest.mark.parametrize("name", ["commons", "owns"])
 def test_strengths_to_try_must_be_a_list(name):
-    with refuses(rf"{name} must be a list of numbers, got None"):
-        MTRLRegressorCV(**{name: None}).fit(X, Y, tasks=TASKS)
+    with refuses(rf"{name} must be a list of numbers, got 'many'"):
+        MTRLRegressorCV(**{name: "many"}).fit(X, Y, tasks=TASKS)
 
 
 @pytest.mark.parametrize(

@@ -222,8 +222,8 @@ def test_keys_stay_where_they_were_made(federation: Loopback, folder: Path) -> N
 
 def test_the_settings_of_sites_and_server(federation: Loopback) -> None:
     """One class each, no code with jobs, no shell commands, no logs to the server, no storage in a temporary folder."""
-    allowed = {federation.coordinator.kit: "controller.StudyController"}
-    allowed |= {member.kit: "site_worker.SiteWorker" for member in federation.members.values()}
+    allowed = {federation.coordinator.kit: "server.controller.StudyController"}
+    allowed |= {member.kit: "site.site_worker.SiteWorker" for member in federation.members.values()}
     for kit, name in allowed.items():
         resources = json.loads((kit / "local" / "resources.json").read_text())
         assert resources["class_list_enforcement_mode"] == "enforce"

@@ -54,7 +54,7 @@ def test_a_slow_worker_gives_the_same_answer() -> None:
     """A slow worker changes the time only: synchronous rounds have the same bits."""
     task = load_problem("synthetic 1", quick=True)
     settings = Settings(tol=stragglers.GAP)
-    slowed = stragglers.timed(task, 1e-3, (1.0, 3.0), settings, stretch=0.5)
+    slowed = stragglers.timed(task, 1e-3, (1.0, 3.0), stretch=0.5)
     plain = solve(
         Problem.of(task.train, loss=task.loss, reg_lambda=1e-3), Execution(LocalOptions(workers=2), settings=settings)
     )

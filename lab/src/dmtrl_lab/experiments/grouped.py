@@ -93,7 +93,7 @@ def fit_ours(rows: GroupedRows, parameters: Mapping[str, Any]) -> tuple[np.ndarr
     known = signature(kind).parameters
     options: dict[str, Any] = {"n_jobs": -1, **parameters}
     if known["unknown_tasks"].default == "raise":
-        options["unknown_tasks"] = "common"
+        options["unknown_tasks"] = "shared"
     if "on_single_class" in known:
         options["on_single_class"] = "constant"  # a community may have one class
     with may_stop_early():
